@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench bench-kafka docs site notebook notebooks wheel clean
+.PHONY: help demo test test-spark test-rest chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -83,11 +83,11 @@ audit: $(VENV)/.dev ## Known vulnerabilities and the licences of all that is ins
 	$(BIN)/pip-licenses --from=mixed --partial-match --fail-on "GPL;Affero;Proprietary"
 	$(BIN)/pip-audit --skip-editable
 
-bench: $(VENV)/.dev ## Measure side by side; writes benchmarks/RESULTS.md
+bench: $(VENV)/.dev ## Measure side by side, two hours; writes benchmarks/RESULTS.md; ARGS="--only kafka"
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
 
-bench-kafka: $(VENV)/.dev ## The same beside a Kafka broker, which Maven fetches; left out where there is none
-	$(JAVA) $(BIN)/python -m benchmarks --only kafka $(ARGS)
+plots: $(VENV)/.dev ## Draw the plots of docs/performance.md into build/plots, from the last measurements
+	$(BIN)/python -m benchmarks.plots build/plots
 
 docs: $(VENV)/.dev ## Generate the references of options and metrics
 	$(BIN)/python scripts/reference.py

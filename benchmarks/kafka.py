@@ -9,35 +9,50 @@ import json
 import os
 import shutil
 import signal
-import socket as stdlib_socket
 import statistics
-import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks.latency import latencies_of, our_latencies
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
-from benchmarks.peers import peer
+from benchmarks.peers import free_endpoint, listens
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate
+from benchmarks.section import Section, share
 from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
-from benchmarks.tables import COLUMNS, Between, FromJobToJob, our_tables
-from benchmarks.transactions import written_to_log
+from benchmarks.transactions import COLUMNS, Between, JobToJobRate, our_tables, written_to_log
 
-__all__ = ["KAFKA", "OURS", "kafka_jars", "measure_kafka"]
+__all__ = ["SECTION", "kafka_jars", "measure_kafka"]
 
-KAFKA, OURS = "Kafka", "zmq"
+_KAFKA, _OURS = "Kafka", "zmq"
+_KAFKA_JSON, _KAFKA_AVRO = f"{_KAFKA}, JSON", f"{_KAFKA}, Avro"
+_SINK = "sink, rows/s"
+SECTION = Section(
+    "kafka",
+    "Beside Kafka",
+    "Messages of 100 bytes through the same Spark into the `noop` sink, on the same two cores, which the broker "
+    f"shares. *{_KAFKA}*: a broker of one node with two partitions. It acknowledges, and leaves the disk to the "
+    f"system. Kafka's own `ProducerPerformance` feeds it. *{_OURS}*: the defaults, with each chunk forced to the "
+    "disk. A loop in C feeds it. *live*: as source throughput. *backlog*: messages that were stored before. "
+    "*latency*: from sending to the user's function (`foreachBatch`), at a thousand a second. *sink*: one "
+    "`df.write` in two partitions until all rows are acknowledged (ours: a DEALER's transaction into the log of "
+    "another process). *tables*: rows of three numeric columns from one Spark job to another, with Kafka as JSON or "
+    f"as Avro, with *{_OURS}* as `valueFormat=arrow`.",
+    ratios=((_OURS, _KAFKA), (_OURS, _KAFKA_JSON), (_OURS, _KAFKA_AVRO)),
+    targets=(share(_SINK, _OURS, 1.3, _KAFKA),),
+)
 
 _BUILD = Path(__file__).parent.parent / "build" / "kafka"
 _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
-# The connector's jars, each by itself: of the newest version that Maven Central has of both, up to the installed
-# Spark's. What it needs else, the installed Spark has.
+# The connector's jars, each without its dependencies, which the installed Spark has: the newest version on Maven
+# Central that is not newer than the installed Spark.
 _CONNECTORS = (
     "spark-sql-kafka-0-10_2.13",
     "spark-token-provider-kafka-0-10_2.13",
@@ -75,7 +90,7 @@ transaction.state.log.min.isr=1
 
 
 def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
-    """Live, backlog, latency and sink, ours and Kafka's, interleaved; nothing where Kafka cannot be had."""
+    """Ours and Kafka's, interleaved. Where Kafka cannot be fetched, print why and measure nothing."""
     missing = _set_up()
     if missing is not None:
         print(f"kafka: skipped, {missing}", flush=True)
@@ -90,84 +105,82 @@ def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
         with filled_log(_SIZE, count) as log:
             cases: Mapping[str, Mapping[str, Callable[[], Sample]]] = {
                 "live, messages/s": {
-                    KAFKA: partial(_live, spark, broker, times),
-                    OURS: partial(live_rate, spark, "zmq", {}, times, size=_SIZE),
+                    _KAFKA: partial(_live, spark, broker, times),
+                    _OURS: partial(live_rate, spark, "zmq", {}, times, size=_SIZE),
                 },
                 "backlog, messages/s": {
-                    KAFKA: partial(_backlog, spark, broker, count, times),
-                    OURS: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
+                    _KAFKA: partial(_backlog, spark, broker, count, times),
+                    _OURS: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
                 },
                 "latency, p50 in ms": {
-                    KAFKA: partial(_latency, spark, broker, times),
-                    OURS: partial(_our_latency, spark, times),
+                    _KAFKA: partial(_latency, spark, broker, times),
+                    _OURS: lambda: Sample(statistics.median(our_latencies(spark, _PACE, times))),
                 },
-                "sink, rows/s": {
-                    KAFKA: partial(_sink, rows, broker, count),
-                    OURS: partial(written_to_log, rows, count, "DEALER", "ROUTER"),
+                _SINK: {
+                    _KAFKA: partial(_sink, rows, broker, count),
+                    _OURS: partial(written_to_log, rows, count, "DEALER", "ROUTER"),
                 },
             }
             for case, methods in cases.items():
                 yield from measured("kafka", case, "", methods, times)
             between: dict[str, Callable[[str], Between]] = {
-                f"{KAFKA}, JSON": partial(
+                _KAFKA_JSON: partial(
                     _tables, spark, broker, "to_json(struct(*))", f"from_json(string(value), '{COLUMNS}')"
                 ),
-                f"{KAFKA}, Avro": partial(
+                _KAFKA_AVRO: partial(
                     _tables, spark, broker, "to_avro(struct(*))", f"from_avro(value, '{_AVRO}')"
                 ),
-                OURS: partial(our_tables, spark),
+                _OURS: partial(our_tables, spark),
             }
             tables = {
-                method: FromJobToJob(spark, times, each, {"broker": broker.pid} if method != OURS else None)
+                method: JobToJobRate(spark, times, each, {"broker": broker.pid} if method != _OURS else None)
                 for method, each in between.items()
             }
             yield from measured("kafka", "tables, rows/s", "", tables, times)
         rows.unpersist(blocking=True)
 
 
-# Getting it.
+# Fetching the broker and the connector.
 
 
 def kafka_jars() -> str:
-    """Which broker and connector were fetched, for the results; nothing if none were."""
+    """The fetched jars of the broker and the connector, for the results; empty if there are none."""
     jars = [*_BUILD.glob("broker/kafka_2*.jar"), *_BUILD.glob("connector/spark*.jar")]
     return ", ".join(sorted(jar.stem for jar in jars))
 
 
 def _set_up() -> str | None:
-    """Have the broker's and the connector's jars in ``build/kafka``; why they are not there, if they are not."""
+    """Fetch the jars of the broker and the connector into ``build/kafka``; returns why that was not possible."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
         return "mvn and java are needed"
-    if not (_BUILD / "broker").exists() and not _fetch("broker", _BROKER, needs=True):
-        return "Maven Central has no Kafka for us"
+    if not (_BUILD / "broker").exists() and not _fetch("broker", _BROKER, dependencies=True):
+        return "Maven cannot fetch the Kafka broker"
     if (_BUILD / "connector").exists():
         return None
     installed = version("pyspark")
     found = []
     for name in _CONNECTORS:
         tried = (f"org.apache.spark:{name}:{v}" for v in dict.fromkeys((installed, *_CONNECTOR_VERSIONS)))
-        found.append(next((jar for jar in tried if _fetch("try", [jar], needs=False)), ""))
-    if not all(found) or not _fetch("connector", [*found, *_CLIENTS], needs=False):
-        return f"Maven Central has no Kafka connector for Spark {installed}"
+        found.append(next((jar for jar in tried if _fetch("try", [jar], dependencies=False)), ""))
+    if not all(found) or not _fetch("connector", [*found, *_CLIENTS], dependencies=False):
+        return f"Maven cannot fetch a Kafka connector for Spark {installed}"
     return None
 
 
-def _fetch(directory: str, jars: tuple[str, ...] | list[str], needs: bool) -> bool:
-    """Copy these jars, and what they need, into a directory of ``build/kafka``; whether that went well."""
+def _fetch(directory: str, jars: Sequence[str], dependencies: bool) -> bool:
+    """Copy these jars, with or without their dependencies, into a directory of ``build/kafka``; True if it worked."""
     _BUILD.mkdir(parents=True, exist_ok=True)
     nothing = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    dependencies = ""
+    wanted = ""
     for jar in jars:
         group, artifact, jar_version = jar.split(":")
-        dependencies += f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        dependencies += f"<version>{jar_version}</version>{'' if needs else nothing}</dependency>"
+        wanted += f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        wanted += f"<version>{jar_version}</version>{'' if dependencies else nothing}</dependency>"
     project = (
         "<modelVersion>4.0.0</modelVersion><groupId>b</groupId><artifactId>b</artifactId><version>1</version>"
     )
     pom = _BUILD / "pom.xml"
-    pom.write_text(
-        f"<project>{project}<dependencies>{dependencies}</dependencies></project>", encoding="utf-8"
-    )
+    pom.write_text(f"<project>{project}<dependencies>{wanted}</dependencies></project>", encoding="utf-8")
     command = ["mvn", "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"]
     command += [f"-DoutputDirectory={_BUILD / 'part'}", "-DincludeScope=runtime"]
     shutil.rmtree(_BUILD / "part", ignore_errors=True)
@@ -178,7 +191,7 @@ def _fetch(directory: str, jars: tuple[str, ...] | list[str], needs: bool) -> bo
     return True
 
 
-# Running it.
+# Running the broker.
 
 
 class _Broker:
@@ -224,7 +237,7 @@ class _Broker:
 def _broker() -> Iterator[_Broker]:
     """A broker that is its own controller, with its data in a temporary directory."""
     with temporary_directory() as scratch:
-        endpoint, controller = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
+        endpoint, controller = (free_endpoint().removeprefix("tcp://") for _ in range(2))
         properties = scratch / "server.properties"
         text = _PROPERTIES.format(
             endpoint=endpoint, controller=controller, data=scratch / "data", partitions=_PARTITIONS
@@ -239,8 +252,7 @@ def _broker() -> Iterator[_Broker]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            host, port = endpoint.split(":")
-            wait_for("the broker", lambda: _listens(host, int(port)), _MOST_SECONDS)
+            wait_for("the broker", lambda: listens(endpoint), _MOST_SECONDS)
             yield _Broker(endpoint, process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -257,18 +269,7 @@ def _java(program: str, heap: str) -> list[str]:
     return [java, f"-Xmx{heap}", "-XX:+UseG1GC", "-cp", f"{_BUILD / 'broker'}/*", program]
 
 
-def _free_port() -> int:
-    with stdlib_socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _listens(host: str, port: int) -> bool:
-    with stdlib_socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
-
-
-# Measuring it.
+# Measuring.
 
 
 def _live(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
@@ -320,41 +321,5 @@ def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
         stream = spark.readStream.format("kafka").options(**options).load()
         # The producer's time of sending, in whole milliseconds.
         millis = stream.selectExpr("unix_millis(timestamp) as sent")
-        return _seen(millis, times, lambda row: float(row.sent / 1000))
-
-
-def _our_latency(spark: SparkSession, times: Times) -> Sample:
-    with temporary_directory() as scratch, peer("push", size=_SIZE, rate=_PACE, shape="stamped") as push:
-        push.go()
-        stream = spark.readStream.format("zmq").option("socketType", "PULL")
-        stream = stream.option("connect", push.endpoint).option("walLocation", str(scratch / "log"))
-        since = time.time() - time.monotonic()
-        sample = _seen(stream.load().select("value"), times, lambda row: since + _stamp(row.value))
-        push.stop()
-        return sample
-
-
-def _stamp(value: bytes) -> float:
-    """The sender's monotonic clock, in seconds."""
-    return float(struct.unpack_from("=Q", value)[0] / 1e9)
-
-
-def _seen(stream: DataFrame, times: Times, sent: Callable[[Row], float]) -> Sample:
-    """Milliseconds from sending until the user's function has the row, the median."""
-    latencies: list[float] = []
-    begin = time.monotonic() + times.warm_up
-
-    def look(batch: DataFrame, _: int) -> None:
-        rows = batch.collect()
-        now = time.time()
-        if time.monotonic() >= begin:
-            latencies.extend((now - sent(row)) * 1000 for row in rows)
-
-    with temporary_directory() as checkpoint:
-        query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(look).start()
-        try:
-            time.sleep(times.warm_up + times.seconds)
-            wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
-        finally:
-            query.stop()
-    return Sample(statistics.median(latencies))
+        found = latencies_of(millis, times, lambda values: [value / 1000 for value in values.to_pylist()])
+        return Sample(statistics.median(found))

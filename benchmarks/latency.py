@@ -1,4 +1,4 @@
-"""How long a message takes from its sender to the user's function, by how many there are."""
+"""How long a message takes from its sender to the user's function, by the rate of messages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import peer
+from benchmarks.queries import CHECKPOINTS
+from benchmarks.section import Section
 
-__all__ = ["MEDIAN", "RATES", "TAIL", "latencies_of", "measure_latency"]
+__all__ = ["SECTION", "latencies_of", "measure_latency", "our_latencies"]
 
-RATES = (100, 1_000, 10_000, 100_000)
-MEDIAN, TAIL = "p50", "p99"
+_RATES = (100, 1_000, 10_000, 100_000)
+_MEDIAN, _TAIL = "p50", "p99"
 _SIZE, _MOST_SECONDS = 100, 60.0
-# So many of a micro-batch are looked at. All are brought here: a limit ends Spark's Python workers early, and starting
-# others takes most of a second.
-_LOOKED_AT = 1000
+# Of each micro-batch about this many rows are sampled. All rows are collected all the same: a limit would end Spark's
+# Python workers early, and to start others takes most of a second.
+_SAMPLED = 1000
+SECTION = Section(
+    "latency",
+    "Latency",
+    "Milliseconds from the sender's `zmq_send` until the user's function (`foreachBatch`) has the row: messages of "
+    "100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval. " + CHECKPOINTS,
+)
 
 
 def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Milliseconds, the median and the 99th of a hundred, for every rate."""
-    for rate in RATES:
+    for rate in _RATES:
         found: dict[str, list[float]] = {}
         methods = {
             name: partial(_one, spark, rate, times, found, name, quantile)
-            for name, quantile in ((MEDIAN, 0.5), (TAIL, 0.99))
+            for name, quantile in ((_MEDIAN, 0.5), (_TAIL, 0.99))
         }
         yield from measured("latency", f"{rate:,} messages/s", "ms", methods, times)
 
@@ -37,14 +45,15 @@ def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
 def _one(
     spark: SparkSession, rate: int, times: Times, found: dict[str, list[float]], name: str, quantile: float
 ) -> Sample:
-    """One quantile of a run; both come from the same run."""
-    if name == MEDIAN:
-        found["run"] = sorted(_run(spark, rate, times))
+    """One quantile of a run; the tail is from the run of the median."""
+    if name == _MEDIAN:
+        found["run"] = sorted(our_latencies(spark, rate, times))
     values = found["run"]
     return Sample(values[min(len(values) - 1, int(len(values) * quantile))])
 
 
-def _run(spark: SparkSession, rate: int, times: Times) -> list[float]:
+def our_latencies(spark: SparkSession, rate: int, times: Times) -> list[float]:
+    """Milliseconds of messages at this rate through the source."""
     with temporary_directory() as scratch, peer("push", size=_SIZE, rate=rate, shape="stamped") as push:
         push.go()
         stream = spark.readStream.format("zmq").option("socketType", "PULL")
@@ -55,25 +64,30 @@ def _run(spark: SparkSession, rate: int, times: Times) -> list[float]:
 
 
 def _sent(values: pa.Array) -> list[float]:
-    """When the sender, whose clock is the monotonic one, has sent each, in seconds since the epoch."""
+    """The stamps of the messages (monotonic clock of this machine), in seconds since the epoch."""
     since = time.time() - time.monotonic()
     return [since + struct.unpack_from("=Q", value)[0] / 1e9 for value in values.to_pylist()]
 
 
 def latencies_of(stream: DataFrame, times: Times, sent: Callable[[pa.Array], list[float]]) -> list[float]:
-    """Milliseconds from sending until the user's function has the row, of a column; some of each micro-batch."""
+    """Milliseconds from sending until the user's function has the row, for a sample of each micro-batch.
+
+    Args:
+        stream: Has one column.
+        sent: Values of that column to times of sending, in seconds since the epoch.
+    """
     latencies: list[float] = []
     begin = time.monotonic() + times.warm_up
 
-    def look(batch: DataFrame, _: int) -> None:
+    def sample(batch: DataFrame, _: int) -> None:
         rows = batch.toArrow().column(0).combine_chunks()
         now = time.time()
         if time.monotonic() >= begin and len(rows):
-            some = rows.take(pa.array(range(0, len(rows), max(1, len(rows) // _LOOKED_AT))))
+            some = rows.take(pa.array(range(0, len(rows), max(1, len(rows) // _SAMPLED))))
             latencies.extend((now - when) * 1000 for when in sent(some))
 
     with temporary_directory() as checkpoint:
-        query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(look).start()
+        query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(sample).start()
         try:
             time.sleep(times.warm_up + times.seconds)
             wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)

@@ -30,10 +30,10 @@ class Times:
     """How long to measure.
 
     Attributes:
-        seconds: Of the window that counts.
-        warm_up: Seconds before it, in which the same runs already.
-        rounds: How often everything is repeated, after a first round that is not counted: in it the JVM compiles.
-        case: Only cases whose name holds this are measured; all, if empty.
+        seconds: Length of the window that counts.
+        warm_up: Seconds before the window, in which the same work runs already.
+        rounds: Repetitions, after a first round that is not counted because the JVM compiles in it.
+        case: Only cases whose name contains this are measured; all, if it is empty.
     """
 
     seconds: float
@@ -55,8 +55,8 @@ class Measurement:
     """One quantity, measured once a round.
 
     Attributes:
-        section: As in ``run``.
-        case: What was varied, as in ``100 B`` or ``10000 chunks``.
+        section: Name of its section.
+        case: What was varied, as in ``100 B`` or ``10 kB, read by one task``.
         method: What was measured.
         unit: Of the values.
         values: One a round.

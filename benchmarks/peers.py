@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import selectors
 import shutil
+import socket as stdlib_socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,18 @@ import zmq
 from benchmarks.measure import Sample, Times
 from benchmarks.processes import cpu_seconds, per_message
 
-__all__ = ["ANY_PORT", "Mark", "Peer", "child", "in_process", "peer", "peer_language", "window"]
+__all__ = [
+    "ANY_PORT",
+    "Mark",
+    "Peer",
+    "child",
+    "free_endpoint",
+    "in_process",
+    "listens",
+    "peer",
+    "peer_language",
+    "window",
+]
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
@@ -151,6 +163,20 @@ def _compiled() -> list[str] | None:
         command = [compiler, "-O2", "-Wall", "-Wextra", "-o", str(program), str(source), "-ldl", "-lpthread"]
         subprocess.run(command, check=True)
     return [str(program), str(libraries[0])]
+
+
+def free_endpoint() -> str:
+    """A tcp endpoint on this machine that no process has bound."""
+    with stdlib_socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def listens(endpoint: str) -> bool:
+    """Whether a process has bound this tcp endpoint."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with stdlib_socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 # Python functions in processes of their own.

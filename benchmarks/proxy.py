@@ -1,4 +1,4 @@
-"""Through a proxy: ours, that writes everything down, and libzmq's own, that forgets."""
+"""Through a proxy: ours, which keeps a log, and libzmq's own, which keeps nothing."""
 
 from __future__ import annotations
 
@@ -21,42 +21,67 @@ from benchmarks.measure import (
     temporary_directory,
     wait_for,
 )
-from benchmarks.peers import child, peer, window
-from benchmarks.transactions import free_endpoint
+from benchmarks.peers import child, free_endpoint, peer, window
+from benchmarks.section import Section, at_most, share
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.log import LogStorage, read_index, read_slices, slices
 from zmq_datasource.proxy.handle import Proxy
 
-__all__ = ["CATCHING_UP", "FORWARDING", "LOOP", "OURS", "PACE", "PLAIN", "UNSYNCED", "measure_proxy"]
+__all__ = ["SECTION", "measure_proxy"]
 
-FORWARDING = "zmq.proxy"
-OURS = "proxy"
-UNSYNCED = "proxy, walSync=false"
-PLAIN = "proxy, walSync=false, plain"
-CATCHING_UP = "durable subscriber"
-LOOP = "Python loop over the log"
-PACE = 1000
+_FORWARDING = "zmq.proxy"
+_OURS = "proxy"
+_UNSYNCED = "proxy, walSync=false"
+_PLAIN = "proxy, walSync=false, plain"
+_CATCHING_UP = "durable subscriber"
+_LOOP = "Python loop over the log"
+_PACE = 1000
 
 _SIZES = (100, 10_000)
-# A backlog, by the size of its messages.
+# Messages of a backlog, by their size.
 _BACKLOGS = {100: 400_000, 10_000: 40_000}
-# Large enough that the scheduler of a busy machine is not what is measured, the same everywhere.
+# The same for every socket, and large enough that a pause of the machine's scheduler fills no queue.
 _HWM = 10_000
+SECTION = Section(
+    "proxy",
+    "The proxy",
+    "From a publisher (XPUB) through a proxy to a subscriber, both in C, each in a process of its own: tcp "
+    "loopback, high-water marks of 10,000, no drops. Messages of topic and value a second at full speed, and the "
+    f"time that a message takes at a thousand a second. *{_FORWARDING}*: libzmq's own, XSUB to XPUB, which writes "
+    f"nothing. *{_UNSYNCED}*: ours, which writes each message to the system's cache before it publishes it with its "
+    f"id. *{_OURS}*: forced to the disk before. *{_PLAIN}*: not forced, and the same frames go out, without ids. The "
+    "log has 256 MiB. *Catching up*: how fast one loop in Python gets a backlog that a proxy has written. "
+    f"*{_CATCHING_UP}*: a `DurableSubscriber`. *{_LOOP}*: the same process reads the sealed chunks, without a proxy.",
+    ratios=((_UNSYNCED, _FORWARDING), (_OURS, _FORWARDING), (_PLAIN, _FORWARDING), (_CATCHING_UP, _LOOP)),
+    targets=(
+        share("100 B, messages/s", _UNSYNCED, 0.8, _FORWARDING),
+        share("10 kB, messages/s", _UNSYNCED, 0.9, _FORWARDING),
+        *(
+            at_most(f"{size_name(size)}, {quantile} in µs", _UNSYNCED, limit)
+            for size in _SIZES
+            for quantile, limit in (("p50", 500), ("p99", 3000))
+        ),
+        *(
+            share(f"{size_name(size)}, catching up, messages/s", _CATCHING_UP, 0.5, _LOOP)
+            for size in _BACKLOGS
+        ),
+    ),
+)
 _TRIES = 5
 _MOST_SECONDS = 120.0
 
-# Where publishers connect, where subscribers do, and the proxy's process, or that which started it.
+# The endpoints of publishers and of subscribers, and the proxy's process.
 _Running: TypeAlias = tuple[str, str, int]
 _Method: TypeAlias = Callable[[], AbstractContextManager[_Running]]
 
 
 def measure_proxy(times: Times) -> Iterator[Measurement]:
-    """Messages a second from a publisher to a subscriber, and how long one takes; a process for each."""
+    """Messages a second from a publisher to a subscriber, how long a message takes, and catching up."""
     proxies: Mapping[str, _Method] = {
-        FORWARDING: _forwarding,
-        UNSYNCED: partial(_ours, sync=False),
-        OURS: partial(_ours, sync=True),
-        PLAIN: partial(_ours, sync=False, plain=True),
+        _FORWARDING: _forwarding,
+        _UNSYNCED: partial(_ours, sync=False),
+        _OURS: partial(_ours, sync=True),
+        _PLAIN: partial(_ours, sync=False, plain=True),
     }
     for size in _SIZES:
         rates = {
@@ -71,7 +96,7 @@ def measure_proxy(times: Times) -> Iterator[Measurement]:
         }
         yield from measured("proxy", f"{size_name(size)}, p50 in µs", "", paced, times)
         for method, values in tails.items():
-            # The first round is not counted here either; and with a case left out there is none.
+            # The first round is not counted here either. No values: the case was left out.
             if values:
                 yield Measurement("proxy", f"{size_name(size)}, p99 in µs", method, "", tuple(values[1:]))
     for size, count in _BACKLOGS.items():
@@ -79,7 +104,7 @@ def measure_proxy(times: Times) -> Iterator[Measurement]:
 
 
 def _catching_up(size: int, count: int, times: Times) -> Iterator[Measurement]:
-    """Messages a second that one Python loop gets, of a log that a proxy has filled."""
+    """Messages a second that one Python loop gets from a log that a proxy has filled."""
     pull, durable = free_endpoint(), free_endpoint()
     with (
         temporary_directory() as scratch,
@@ -89,14 +114,14 @@ def _catching_up(size: int, count: int, times: Times) -> Iterator[Measurement]:
         push.go()
         wait_for("a backlog", lambda: proxy.status()["nextId"] >= count, _MOST_SECONDS)
         rates = {
-            CATCHING_UP: lambda: _subscriber_rate(durable, count),
-            LOOP: lambda: _loop_rate(LogStorage(str(scratch))),
+            _CATCHING_UP: lambda: _subscriber_rate(durable, count),
+            _LOOP: lambda: _loop_rate(LogStorage(str(scratch))),
         }
         yield from measured("proxy", f"{size_name(size)}, catching up, messages/s", "", rates, times)
 
 
 def _subscriber_rate(endpoint: str, count: int) -> Sample:
-    """Of a new subscriber, from its first message on."""
+    """Messages a second of a new durable subscriber, from its first message on."""
     with DurableSubscriber(endpoint, f"bench-{time.monotonic_ns()}", auto_ack=False) as subscriber:
         subscriber.receive()
         began = time.perf_counter()
@@ -109,7 +134,7 @@ def _subscriber_rate(endpoint: str, count: int) -> Sample:
 
 
 def _loop_rate(storage: LogStorage) -> Sample:
-    """Of a loop over topic and value of all rows in sealed chunks."""
+    """Messages a second of a loop over topic and value of all rows in sealed chunks."""
     index, rows = read_index(storage), 0
     began = time.perf_counter()
     for batch in read_slices(storage, slices(index.covering(0, index.end), 0, index.end)):
@@ -120,7 +145,7 @@ def _loop_rate(storage: LogStorage) -> Sample:
 
 
 def _tried(run: Callable[[], Sample]) -> Sample:
-    """libzmq's own proxy, with an XPUB that does not drop, stands still for ever now and then: then once more."""
+    """Repeat a run in which no message came: libzmq's own proxy with a blocking XPUB sometimes stands still."""
     for _ in range(_TRIES):
         try:
             return run()
@@ -142,16 +167,16 @@ def _rate(proxy: _Method, size: int, times: Times) -> Sample:
 
 
 def _latency(proxy: _Method, size: int, times: Times, tails: list[float]) -> Sample:
-    """The median at ``PACE`` messages a second; the 99th percentile goes to ``tails``."""
+    """The median at ``_PACE`` messages a second; the 99th percentile goes to ``tails``."""
     with (
         proxy() as (front, back, _),
         peer("sub", connect=back, hwm=_HWM, shape="stamped") as subscriber,
-        peer("pub", connect=front, hwm=_HWM, size=size, shape="stamped", rate=PACE) as publisher,
+        peer("pub", connect=front, hwm=_HWM, size=size, shape="stamped", rate=_PACE) as publisher,
     ):
         subscriber.go()
         publisher.go()
         time.sleep(times.warm_up)
-        subscriber.latency()  # of the warm-up
+        subscriber.latency()  # discards those of the warm-up
         window(subscriber, Times(times.seconds, 0.0, 1), {})
         found = subscriber.latency()
     tails.append(found["p99"])
@@ -187,7 +212,7 @@ def _ours(sync: bool, plain: bool = False) -> Iterator[_Running]:
 
 
 def _forward(pipe: Connection) -> None:
-    """What runs in the child."""
+    """``zmq.proxy`` in a child process; sends its two endpoints through the pipe."""
     context = zmq.Context()
     front, back = context.socket(zmq.XSUB), context.socket(zmq.XPUB)
     front.setsockopt(zmq.RCVHWM, _HWM)

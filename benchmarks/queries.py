@@ -21,9 +21,25 @@ from benchmarks.processes import cpu_seconds, per_message, source_runners
 from benchmarks.tutorial import TutorialDataSource
 from zmq_datasource import register
 
-__all__ = ["Done", "done", "live_rate", "next_batch", "noop_query", "spark_session", "steady_rate"]
+__all__ = [
+    "CHECKPOINTS",
+    "CORES",
+    "Done",
+    "done",
+    "live_rate",
+    "next_batch",
+    "noop_query",
+    "spark_session",
+    "steady_rate",
+]
 
-_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+CORES = 2
+CHECKPOINTS = "Checkpoints are written as docs/tuning.md says for a local disk."
+
+
+_CHECKPOINT_FILES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 _RUNNER_SECONDS = 60.0
 _MOST_SECONDS = 120.0
 # Each look at a query costs the JVM a progress in JSON.
@@ -32,10 +48,10 @@ _POLL_SECONDS = 0.1
 
 @contextmanager
 def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSession]:
-    """A local session of two cores that keeps its files in ``scratch``."""
+    """A local session on ``CORES`` cores that keeps its files in ``scratch``."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{CORES}]")
         .appName("zmq_datasource benchmarks")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -45,7 +61,7 @@ def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSess
         .config("spark.jars", ",".join(jars))
         .config("spark.local.dir", str(scratch))
         # For the peers too; see docs/tuning.md.
-        .config("spark.sql.streaming.checkpointFileManagerClass", _CHECKPOINTS)
+        .config("spark.sql.streaming.checkpointFileManagerClass", _CHECKPOINT_FILES)
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .getOrCreate()
     )
@@ -60,23 +76,17 @@ def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSess
 
 @contextmanager
 def noop_query(
-    spark: SparkSession, source: str, options: Mapping[str, str], checkpoint: Path, every: str | None = None
+    spark: SparkSession, source: str, options: Mapping[str, str], checkpoint: Path
 ) -> Iterator[StreamingQuery]:
-    """A running query from ``format(source)`` into Spark's cheapest sink.
-
-    Args:
-        every: The processing-time trigger; None is a micro-batch as soon as there is data.
-    """
+    """A running query from ``format(source)`` into Spark's cheapest sink."""
     stream = spark.readStream.format(source).options(**options).load()
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    if every is not None:
-        writer = writer.trigger(processingTime=every)
     query = writer.start()
     try:
         yield query
     finally:
         query.stop()
-        # Spark does not wait for it; the next measurement should not share the machine with it.
+        # Spark does not wait for the source runner, and the next measurement must have the machine alone.
         wait_for("the source runner to end", lambda: not source_runners(), _RUNNER_SECONDS)
 
 
@@ -148,15 +158,14 @@ def live_rate(
     options: Mapping[str, str],
     times: Times,
     size: int,
-    shape: str = "plain",
 ) -> Sample:
-    """Rows a second from a PUSH that never pauses, by way of ``format(source)``, to Spark's cheapest sink.
+    """Rows a second from a PUSH that never pauses, through ``format(source)``, into Spark's cheapest sink.
 
     Args:
-        options: Of the source, but for where it connects and where its log is.
-        size: Of the messages, as ``shape``.
+        options: Of the source, without the endpoint and the place of the log.
+        size: Of the messages, in bytes.
     """
-    with temporary_directory() as scratch, peer("push", size=size, shape=shape) as push:
+    with temporary_directory() as scratch, peer("push", size=size) as push:
         options = {"connect": push.endpoint, **options}
         if source != "tutorial":
             options |= {"socketType": "PULL", "walLocation": str(scratch / "log")}

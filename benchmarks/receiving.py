@@ -1,4 +1,4 @@
-"""What a message costs the process that receives it, by thread: a receiver without Spark, that nobody reads from."""
+"""CPU of a receiver without Spark for each message, by thread and by framing. Nothing reads its log."""
 
 from __future__ import annotations
 
@@ -9,17 +9,35 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 
-from benchmarks.framings import FRAMINGS, PLAIN
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory
 from benchmarks.peers import child, peer
+from benchmarks.section import Section, at_most
 from zmq_datasource.receive import receive_until_stopped
 
-__all__ = ["OTHERS", "RECEIVING", "SEALING", "measure_receiving"]
+__all__ = ["SECTION", "measure_receiving"]
 
-RECEIVING, SEALING, OTHERS = "receiving thread", "sealing thread", "libzmq and others"
-_THREADS = {"zmq-receiver": RECEIVING, "zmq-log-sealer": SEALING}
-_CASES = [(100, framing) for framing in FRAMINGS] + [(1_000, PLAIN), (100_000, PLAIN)]
-# The log is not read, so not deleted either.
+_RECEIVING, _SEALING, _OTHERS = "receiving thread", "sealing thread", "libzmq and others"
+_PLAIN = "plain"
+# The options of the source, by the shape of the message.
+_FRAMINGS: Mapping[str, Mapping[str, str]] = {
+    _PLAIN: {},
+    "numbered": {"framing": "custom", "sequenceFrame": "0", "deduplicate": "true"},
+    "vllm": {"framing": "vllm", "deduplicate": "true"},
+    "bitcoin": {"framing": "bitcoin", "deduplicate": "true"},
+    "sequenced": {"framing": "sequenced", "deduplicate": "true"},
+}
+SECTION = Section(
+    "receiving",
+    "What receiving costs",
+    f"Microseconds of CPU a message, by thread, of a receiver without Spark, with `deduplicate`. *{_RECEIVING}*: "
+    f"from the socket to Arrow. *{_SEALING}*: from Arrow to the disk. *{_OTHERS}*: the rest of the process. *plain*: "
+    "one frame without a number. *numbered*: one frame that begins with its number. The other framings have three "
+    "frames; *sequenced* has four, from eight publishers.",
+    targets=(at_most("100 B, plain", _RECEIVING, 0.15), at_most("1 kB, plain", _SEALING, 0.7)),
+)
+_THREADS = {"zmq-receiver": _RECEIVING, "zmq-log-sealer": _SEALING}
+_CASES = [(100, framing) for framing in _FRAMINGS] + [(1_000, _PLAIN), (100_000, _PLAIN)]
+# No chunk is deleted, because nothing reads the log.
 _MOST_LOG_SECONDS = 5.0
 
 
@@ -38,7 +56,7 @@ def _cost(size: int, framing: str, times: Times) -> Sample:
     seconds = min(times.seconds, _MOST_LOG_SECONDS)
     with temporary_directory() as scratch, peer("push", size=size, shape=framing) as push:
         options = {"socketType": "PULL", "connect": push.endpoint, "walLocation": str(scratch / "log")}
-        options |= {"walMaxBytes": "1t", **FRAMINGS[framing]}
+        options |= {"walMaxBytes": "1t", **_FRAMINGS[framing]}
         with child(_receive, options) as (pipe, _):
             pipe.recv()
             push.go()
@@ -47,9 +65,9 @@ def _cost(size: int, framing: str, times: Times) -> Sample:
             time.sleep(seconds)
             after, last = _ask(pipe), push.mark()
             push.stop()  # a receiver that ends takes what is still there
-    # What is in the queues between is the same at both marks.
+    # The queues between hold as many messages at one mark as at the other.
     messages = last.messages - first.messages
-    cost = {thread: (after[thread] - before[thread]) / messages for thread in (*_THREADS.values(), OTHERS)}
+    cost = {thread: (after[thread] - before[thread]) / messages for thread in (*_THREADS.values(), _OTHERS)}
     return Sample(messages / seconds, cost)
 
 
@@ -75,4 +93,4 @@ def _answer(pipe: Connection) -> None:
             if thread.name in _THREADS
         }
         used = os.times()
-        pipe.send(clocks | {OTHERS: used.user + used.system - sum(clocks.values())})
+        pipe.send(clocks | {_OTHERS: used.user + used.system - sum(clocks.values())})

@@ -5,118 +5,127 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.measure import Measurement
-from benchmarks.targets import verdicts
-from benchmarks.titles import RATIOS, TITLES
+from benchmarks.section import Section, verdicts
 
-__all__ = ["write_results"]
+__all__ = ["page", "read_results", "write_results"]
 
 
 def write_results(
-    directory: Path, machine: Mapping[str, str], measured: Sequence[Measurement], whole: bool = True
+    directory: Path,
+    sections: Sequence[Section],
+    machine: Mapping[str, str],
+    measured: Sequence[Measurement],
+    whole: bool = True,
 ) -> None:
-    """Write both files; what was not measured this time stays as it was.
+    """Write both files; a figure that was not measured this time stays as it was, with its date.
 
     Args:
-        whole: Whether all cases of its sections were measured; else the other ones stay, too.
+        sections: All of the page, in its order.
+        whole: Whether all cases of the measured sections were measured. If not, their other cases stay too.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    kept, before = _before(directory)
+    before_machine, before = read_results(directory)
     place = f"{machine['date']}, {machine['CPU']}"
     measured = list(_merged(before, [replace(m, place=place) for m in measured], whole))
-    # What was not at hand this time was when it was measured.
-    machine = {name: value or kept.get(name, "") for name, value in machine.items()}
-    results = {
-        "machine": machine,
-        "measurements": [
-            {
-                "section": m.section,
-                "case": m.case,
-                "method": m.method,
-                "unit": m.unit,
-                "median": m.median,
-                "min": min(m.values),
-                "max": max(m.values),
-                "values": m.values,
-                "cpu": m.cpu,
-                "scale": m.scale,
-                "place": m.place,
-            }
-            for m in measured
-        ],
-    }
-    text = json.dumps(results, indent=2, ensure_ascii=False)
-    (directory / "results.json").write_text(text + "\n", encoding="utf-8")
-    (directory / "RESULTS.md").write_text("\n".join(_lines(machine, measured)) + "\n", encoding="utf-8")
+    # An empty entry says that something was not at hand this time, such as Kafka: keep the entry of the older run.
+    machine = {name: value or before_machine.get(name, "") for name, value in machine.items()}
+    rows = ",\n".join(f"    {json.dumps(asdict(m), ensure_ascii=False)}" for m in measured)
+    head = json.dumps(machine, indent=4, ensure_ascii=False)
+    text = f'{{\n  "machine": {head},\n  "measurements": [\n{rows}\n  ]\n}}\n'
+    (directory / "results.json").write_text(text, encoding="utf-8")
+    (directory / "RESULTS.md").write_text(page(sections, machine, measured), encoding="utf-8")
+
+
+def read_results(directory: Path) -> tuple[Mapping[str, str], list[Measurement]]:
+    """The machine and the measurements in ``results.json``; both are empty if there is no such file."""
+    path = directory / "results.json"
+    if not path.exists():
+        return {}, []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    measured = []
+    for m in found["measurements"]:
+        m["values"] = tuple(m["values"])
+        m["cpu"] = {process: tuple(values) for process, values in m["cpu"].items()}
+        measured.append(Measurement(**m))
+    return found["machine"], measured
 
 
 def _merged(before: Sequence[Measurement], new: Sequence[Measurement], whole: bool) -> Iterator[Measurement]:
-    """All measurements, in the order in which their sections and cases first came."""
+    """All measurements, in the order in which their sections and cases were first measured."""
     sections, cases = {m.section for m in new}, {(m.section, m.case) for m in new}
     kept = [m for m in before if (m.section, m.case) not in cases and not (whole and m.section in sections)]
     order = {case: at for at, case in enumerate(dict.fromkeys((m.section, m.case) for m in (*before, *new)))}
     yield from sorted((*kept, *new), key=lambda m: order[m.section, m.case])
 
 
-def _before(directory: Path) -> tuple[Mapping[str, str], list[Measurement]]:
-    """The machine and the measurements of the file that is there."""
-    path = directory / "results.json"
-    if not path.exists():
-        return {}, []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found["machine"], [
-        Measurement(
-            m["section"],
-            m["case"],
-            m["method"],
-            m["unit"],
-            tuple(m["values"]),
-            {process: tuple(values) for process, values in m.get("cpu", {}).items()},
-            m["scale"],
-            m["place"],
-        )
-        for m in found["measurements"]
-        if m["section"] in TITLES
-    ]
+def page(sections: Sequence[Section], machine: Mapping[str, str], measured: Sequence[Measurement]) -> str:
+    """The text of RESULTS.md."""
+    return "\n".join(_lines(sections, machine, measured)) + "\n"
 
 
-def _lines(machine: Mapping[str, str], measured: Sequence[Measurement]) -> Iterator[str]:
+def _lines(
+    sections: Sequence[Section], machine: Mapping[str, str], measured: Sequence[Measurement]
+) -> Iterator[str]:
     yield "# Benchmark results"
     yield ""
-    yield "Written by `python -m benchmarks`: medians, with least and most in brackets, of rounds in which the"
-    yield "methods take turns; a first round is not counted, and each measurement has a warm-up before its window."
-    yield "At scale 1 a window has 10 s. CPU is user and system time of all threads, in microseconds a message."
+    yield "Written by `python -m benchmarks`. Each figure is a median, with the smallest and the largest value in"
+    yield "brackets. In each round the methods take turns. The first round is not counted, and each measurement has a"
+    yield "warm-up before its window. At scale 1 a window has 10 s. CPU is user and system time of all threads, in"
+    yield "microseconds a message."
     yield ""
     shown = {name: value for name, value in machine.items() if value and name not in ("date", "CPU")}
     yield from _table(("machine", ""), shown.items())
-    yield "Sections that were measured on different processors are not to be compared with each other."
+    yield "Do not compare figures from different processors with each other."
     yield ""
-    for section, (title, explanation) in TITLES.items():
-        mine = [m for m in measured if m.section == section]
+    for section in sections:
+        mine = [m for m in measured if m.section == section.name]
         if mine:
-            yield f"## {title}"
+            yield f"## {section.title}"
             yield ""
-            places = "; ".join(dict.fromkeys(m.place for m in mine))
-            yield f"{explanation} Scale {mine[0].scale:g}, rounds {len(mine[0].values)}; {places}."
+            yield section.text
             yield ""
-            yield from _section(mine, RATIOS.get(section, ()))
+            yield from _when(mine)
+            yield from _figures(mine, section.ratios)
             yield from _verdicts(section, mine)
             yield from _cpu(mine)
 
 
-def _section(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]]) -> Iterator[str]:
-    for unit in dict.fromkeys(m.unit for m in measured):
-        yield from _values([m for m in measured if m.unit == unit], unit)
-    if ratios:
-        by_case = _by_case(measured)
+def _when(measured: Sequence[Measurement]) -> Iterator[str]:
+    """When and on which processor the figures were measured; with the cases, if not all were in one run."""
+    runs: dict[str, list[str]] = {}
+    for m in measured:
+        rounds = len(m.values)
+        run = f"{m.place}: scale {m.scale:g}, {rounds} round{'' if rounds == 1 else 's'}"
+        runs.setdefault(run, []).append(m.case)
+    for run, cases in runs.items():
+        of = "" if len(runs) == 1 else f" ({'; '.join(dict.fromkeys(cases))})"
+        yield f"- Measured on {run}{of}."
+    yield ""
+
+
+def _figures(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]]) -> Iterator[str]:
+    # One table for the cases that have the same unit and the same methods.
+    tables: dict[tuple[str, ...], dict[str, Mapping[str, Measurement]]] = {}
+    by_case = _by_case(measured)
+    for case, row in by_case.items():
+        methods = tuple(f"{method} ({m.unit})" if m.unit else method for method, m in row.items())
+        tables.setdefault(methods, {})[case] = row
+    for methods, rows in tables.items():
+        yield from _table(["", *methods], ([case, *map(_shown, row.values())] for case, row in rows.items()))
+    shown = [
+        (ours, other) for ours, other in ratios if any({ours, other} <= set(row) for row in by_case.values())
+    ]
+    if shown:
         yield from _table(
-            ["ratio", *(f"{ours} / {other}" for ours, other in ratios)],
+            ["ratio", *(f"{ours} / {other}" for ours, other in shown)],
             (
-                [case, *(_ratio(row.get(ours), row.get(other)) for ours, other in ratios)]
+                [case, *(_ratio(row.get(ours), row.get(other)) for ours, other in shown)]
                 for case, row in by_case.items()
+                if any({ours, other} <= set(row) for ours, other in shown)
             ),
         )
 
@@ -128,24 +137,19 @@ def _by_case(measured: Sequence[Measurement]) -> Mapping[str, Mapping[str, Measu
     return found
 
 
-def _values(measured: Sequence[Measurement], unit: str) -> Iterator[str]:
-    methods = list(dict.fromkeys(m.method for m in measured))
-    yield from _table(
-        ["", *(f"{method} ({unit})" if unit else method for method in methods)],
-        (
-            [case, *(_shown(row[method]) if method in row else "" for method in methods)]
-            for case, row in _by_case(measured).items()
-        ),
-    )
-
-
-def _verdicts(section: str, measured: Sequence[Measurement]) -> Iterator[str]:
+def _verdicts(section: Section, measured: Sequence[Measurement]) -> Iterator[str]:
     found = list(verdicts(section, measured))
     if found:
         yield from _table(
-            ("target", "", "which is", "measured", ""),
+            ("figure", "target", "which is", "measured", ""),
             (
-                (v.figure, v.target, _number(v.wanted), _number(v.measured), "met" if v.met else "**missed**")
+                (
+                    f"{v.target.case}, {v.target.method}",
+                    v.target.text,
+                    _number(v.limit),
+                    _number(v.measured),
+                    "met" if v.met else "**missed**",
+                )
                 for v in found
             ),
         )

@@ -13,48 +13,31 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from benchmarks.framings import measure_framings
-from benchmarks.growth import measure_backlog, measure_growth
-from benchmarks.kafka import measure_kafka
-from benchmarks.latency import measure_latency
-from benchmarks.loss import measure_loss
+from benchmarks import kafka, latency, loss, proxy, receiving, scaling, sink, source, transactions
 from benchmarks.machine import describe_machine
 from benchmarks.measure import Measurement, Times, temporary_directory
-from benchmarks.memory import measure_memory
-from benchmarks.metrics import measure_metrics
-from benchmarks.planning import measure_planning
-from benchmarks.proxy import measure_proxy
 from benchmarks.queries import spark_session
-from benchmarks.receiving import measure_receiving
-from benchmarks.report import write_results
-from benchmarks.scaling import measure_scaling
-from benchmarks.sink import measure_sink
-from benchmarks.source import measure_source
-from benchmarks.tables import measure_tables
-from benchmarks.transactions import measure_transactions
+from benchmarks.report import page, read_results, write_results
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
-__all__ = ["main"]
+__all__ = ["SECTIONS", "main"]
 
-# Those that need no Spark of ours first; only ``kafka`` must be asked for.
-_ALONE: dict[str, Callable[[Times], Iterator[Measurement]]] = {
-    "planning": measure_planning,
-    "receiving": measure_receiving,
-    "growth": measure_growth,
-    "scaling": measure_scaling,
-    "proxy": measure_proxy,
+# In the order of RESULTS.md.
+SECTIONS = tuple(
+    module.SECTION for module in (source, receiving, latency, sink, transactions, kafka, proxy, scaling, loss)
+)
+# Those without Spark are measured first. Kafka's has a Spark session of its own, with the connector.
+_WITHOUT_SPARK: dict[str, Callable[[Times], Iterator[Measurement]]] = {
+    "receiving": receiving.measure_receiving,
+    "scaling": scaling.measure_scaling,
+    "proxy": proxy.measure_proxy,
 }
 _WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] = {
-    "source": measure_source,
-    "framings": measure_framings,
-    "sink": measure_sink,
-    "tables": measure_tables,
-    "transactions": measure_transactions,
-    "loss": measure_loss,
-    "latency": measure_latency,
-    "backlog": measure_backlog,
-    "metrics": measure_metrics,
-    "memory": measure_memory,
+    "source": source.measure_source,
+    "sink": sink.measure_sink,
+    "transactions": transactions.measure_transactions,
+    "loss": loss.measure_loss,
+    "latency": latency.measure_latency,
 }
 _SECONDS, _WARM_UP = 10.0, 3.0
 
@@ -62,6 +45,10 @@ _SECONDS, _WARM_UP = 10.0, 3.0
 def main() -> None:
     """Measure, and write ``results.json`` and ``RESULTS.md``."""
     arguments = _arguments()
+    if arguments.page:
+        text = page(SECTIONS, *read_results(arguments.output))
+        (arguments.output / "RESULTS.md").write_text(text, encoding="utf-8")
+        return
     began = time.monotonic()
     machine = describe_machine()
     with temporary_directory() as scratch:
@@ -69,7 +56,7 @@ def main() -> None:
         times = Times(
             _SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds, arguments.case
         )
-        found = _measure(arguments.only or [*_ALONE, *_WITH_SPARK], scratch, times)
+        found = _measure(arguments.only or [section.name for section in SECTIONS], scratch, times)
         for _, section in groupby(found, key=lambda measurement: measurement.section):
             measured = []
             for measurement in section:
@@ -79,23 +66,23 @@ def main() -> None:
                     f"{measurement.method}: {measurement.median:,.2f} {measurement.unit}",
                     flush=True,
                 )
-            # Section by section, so that an error in a later one costs nothing.
-            write_results(arguments.output, machine, measured, whole=not arguments.case)
+            # After each section, so that an error in a later one loses nothing.
+            write_results(arguments.output, SECTIONS, machine, measured, whole=not arguments.case)
 
 
 def _quiet(configuration: Path) -> None:
-    """Have the processes that Spark starts log errors only."""
+    """Let the processes that Spark starts log errors only."""
     levels = {"version": 1, "loggers": {"zmq_datasource": {"level": "ERROR"}}}
     configuration.write_text(json.dumps(levels), encoding="utf-8")
     os.environ[LOGGING_VARIABLE] = str(configuration)
 
 
 def _measure(sections: Sequence[str], scratch: Path, times: Times) -> Iterator[Measurement]:
-    for section, measure in _ALONE.items():
+    for section, measure in _WITHOUT_SPARK.items():
         if section in sections:
             yield from measure(times)
     if "kafka" in sections:
-        yield from measure_kafka(scratch, times)
+        yield from kafka.measure_kafka(scratch, times)
     wanted = [measure for section, measure in _WITH_SPARK.items() if section in sections]
     if wanted:
         with spark_session(scratch) as spark:
@@ -118,14 +105,17 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only",
-        choices=[*_ALONE, *_WITH_SPARK, "kafka"],
+        choices=[section.name for section in SECTIONS],
         action="append",
         help="one section; may be repeated",
     )
     parser.add_argument(
         "--case",
         default="",
-        help="only cases whose name holds this, as in '1 MB'; what else there is stays as it was",
+        help="only cases whose name contains this, as in '1 MB'; the other figures stay as they were",
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing; write RESULTS.md again from results.json"
     )
     parser.add_argument(
         "--output",

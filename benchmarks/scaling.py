@@ -1,4 +1,4 @@
-"""What more receivers, more log partitions and more readers cost. Without Spark."""
+"""The cost of more receivers, more log partitions and more readers. Without Spark."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from benchmarks.measure import (
 )
 from benchmarks.peers import child, in_process, peer
 from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.section import Section
 from zmq_datasource.log import (
     DirectoryStore,
     LogStorage,
@@ -43,39 +44,49 @@ from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-__all__ = ["PARTITIONS", "READERS", "RECEIVERS", "measure_scaling"]
+__all__ = ["SECTION", "measure_scaling"]
 
-RECEIVERS, PARTITIONS, READERS = (1, 2, 4), (1, 10, 100, 1_000), (1, 10, 100)
-READ_SIZES = (100, 10_000)
+_RECEIVERS, _PARTITIONS, _READERS = (1, 2, 4), (1, 10, 100, 1_000), (1, 10, 100)
+_READ_SIZES = (100, 10_000)
 _SIZE = 100
 _READ_BYTES = 256 << 20
 _CALLS = 50
 _MOST_SECONDS = 300.0
+SECTION = Section(
+    "scaling",
+    "More receivers, partitions and readers",
+    "*receivers*: messages of 100 bytes a second from one sender in C into the log of one program (`zmq-datasource "
+    "receive`, PULL, nothing forced to the disk), on two cores for both. *read by one task*: megabytes of `value` a "
+    "second that one task reads of a log, from its files, which the system has in memory, or from the driver's "
+    "process, encrypted, over loopback. *latestOffset*: median time to plan a batch of a query that follows a log "
+    "with this many partitions, in which nothing is new. *what all of them need*: median time to find out which "
+    "chunks this many readers still need, before chunks are deleted.",
+)
 
 
 def measure_scaling(times: Times) -> Iterator[Measurement]:
-    """Messages a second into a log by receivers; then what planning a batch costs by partitions and by readers."""
-    rates = {f"{count} receivers": partial(_rate, count, times) for count in RECEIVERS}
+    """Messages a second by receivers, reading by one task, then the cost of planning by partitions and by readers."""
+    rates = {f"{count} receivers": partial(_rate, count, times) for count in _RECEIVERS}
     yield from measured("scaling", "100 B, messages/s", "messages/s", rates, times)
-    for size in READ_SIZES:
+    for size in _READ_SIZES:
         reads = {way: partial(_read_rate, size, way, times) for way in ("the files", "from the driver")}
         yield from measured("scaling", f"{size_name(size)}, read by one task", "MB/s", reads, times)
     if times.case:
         return
-    for count in PARTITIONS:
+    for count in _PARTITIONS:
         # A process of its own, because the reader takes over the signals of the one it runs in.
         found = in_process(_time_partitions, count, times.rounds, seconds=_MOST_SECONDS)
         yield Measurement("scaling", f"{count:,} log partitions", "latestOffset", "µs", tuple(found))
-    for count in READERS:
+    for count in _READERS:
         found = in_process(_time_readers, count, times.rounds, seconds=_MOST_SECONDS)
         yield Measurement("scaling", f"{count} readers", "what all of them need", "µs", tuple(found))
 
 
 def _rate(receivers: int, times: Times) -> Sample:
-    """Of one program with so many receivers, from one sender in C; its disk is not waited for."""
+    """Messages a second into the log of one program, from one sender in C, without fsync."""
     with temporary_directory() as scratch, peer("push", size=_SIZE) as push:
         log = scratch / "log"
-        log.mkdir()  # looked at before the program has made it
+        log.mkdir()  # listed before the program has made it
         command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
         command += ["--connect", push.endpoint, "--wal-location", str(log), "-o", f"receivers={receivers}"]
         command += ["-o", "walMaxBytes=1t", "-o", "walSync=false"]
@@ -96,7 +107,7 @@ def _rate(receivers: int, times: Times) -> Sample:
 
 
 def _read_rate(size: int, way: str, times: Times) -> Sample:
-    """Of one task that reads a log again and again, from a process that serves it or from its files."""
+    """Megabytes a second of one task that reads a log repeatedly, from the driver's process or from its files."""
     with temporary_directory() as scratch:
         storage = LogStorage(DirectoryStore(scratch / "log", sync=False))
         writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40)
@@ -139,7 +150,7 @@ def _ends(log: Path, receivers: int) -> list[int]:
 
 
 def _time_partitions(partitions: int, rounds: int) -> list[float]:
-    """Of a query that follows a log with so many partitions, in which nothing is new."""
+    """Microseconds of ``latestOffset`` for a query that follows a log with this many partitions, without news."""
     with temporary_directory() as scratch:
         for partition in range(partitions):
             _write(scratch / "log", partition)
@@ -165,7 +176,7 @@ def _write(log: Path, partition: int) -> None:
 
 
 def _time_readers(readers: int, rounds: int) -> list[float]:
-    """Of the look at who still needs what, before chunks are deleted."""
+    """Microseconds to find out what all readers still need, before chunks are deleted."""
     with temporary_directory() as scratch:
         _write(scratch / "log", 0)
         storage = LogStorage(str(scratch / "log"))
@@ -178,7 +189,7 @@ def _time_readers(readers: int, rounds: int) -> list[float]:
 def _median_time(call: Callable[[], object]) -> float:
     spent = []
     for _ in range(_CALLS):
-        time.sleep(0.06)  # what was listed a moment ago is not listed again
+        time.sleep(0.06)  # a listing is reused for a moment: measure a fresh one
         began = time.perf_counter()
         call()
         spent.append(time.perf_counter() - began)

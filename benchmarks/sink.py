@@ -14,11 +14,23 @@ from benchmarks.measure import Measurement, Sample, Times, measured, size_name, 
 from benchmarks.peers import peer, window
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import steady_rate
+from benchmarks.section import Section, share
 
-__all__ = ["BATCH", "KINDS", "LOOP", "NOTHING", "STREAM", "BatchWrites", "measure_sink", "stream_rate"]
+__all__ = ["SECTION", "measure_sink"]
 
-LOOP, NOTHING, BATCH, STREAM = "a loop in C", "df.write into nothing", "df.write", "writeStream"
-KINDS = {"PUSH": "pull", "PUB": "sub"}
+_LOOP, _NOTHING, _BATCH, _STREAM = "a loop in C", "df.write into nothing", "df.write", "writeStream"
+_KINDS = {"PUSH": "pull", "PUB": "sub"}
+SECTION = Section(
+    "sink",
+    "Sink throughput",
+    "Messages a second, each with a topic and a value, into a loop in C. One Spark partition, and a socket that "
+    f"waits when the queue of its peer is full (PUB with NODROP). *{_LOOP}* sends the same without Spark. "
+    f"*{_NOTHING}*: a sink in Python that takes Arrow batches and does nothing. This is what Spark allows. "
+    f"*{_BATCH}*: one write, from the call until the last message is received. *{_STREAM}*: a query with "
+    "micro-batches of 100 MB and more, from the end of one to the end of another.",
+    ratios=((_BATCH, _LOOP), (_BATCH, _NOTHING), (_STREAM, _LOOP)),
+    targets=tuple(share(f"{kind}, 100 B", _BATCH, 0.75, _NOTHING) for kind in _KINDS),
+)
 
 # Rows a second to begin with; how many a run writes follows from the run before.
 _EXPECTED = {100: 500_000, 1_000: 200_000, 100_000: 2_000}
@@ -29,31 +41,24 @@ _MOST_SECONDS = 180.0
 def measure_sink(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Messages a second. There is one Spark partition: one sending task against one loop."""
     spark.dataSource.register(DiscardDataSource)
-    for kind, receiver in KINDS.items():
+    for kind, receiver in _KINDS.items():
         for size, expected in _EXPECTED.items():
             methods: Mapping[str, Callable[[], Sample]] = {
-                LOOP: partial(_loop_rate, kind, size, times),
-                NOTHING: BatchWrites(partial(_discard, spark, size), expected, times, None),
-                BATCH: BatchWrites(partial(_write, spark, kind, size), expected, times, receiver),
-                STREAM: partial(stream_rate, spark, kind, size, times),
+                _LOOP: partial(_loop_rate, kind, size, times),
+                _NOTHING: _BatchWrites(partial(_discard, spark, size), expected, times, None),
+                _BATCH: _BatchWrites(partial(_write, spark, kind, size), expected, times, receiver),
+                _STREAM: partial(_stream_rate, spark, kind, size, times),
             }
             yield from measured("sink", f"{kind}, {size_name(size)}", "messages/s", methods, times)
 
 
-def stream_rate(
-    spark: SparkSession,
-    kind: str,
-    size: int,
-    times: Times,
-    name: str = "zmq",
-    options: Mapping[str, str] | None = None,
-) -> Sample:
-    """Rows a second of a streaming query into the data source ``name``, with micro-batches of 100 MB and more."""
+def _stream_rate(spark: SparkSession, kind: str, size: int, times: Times) -> Sample:
+    """Rows a second of a streaming query with micro-batches of 100 MB and more."""
     stream = spark.readStream.format("rate-micro-batch")
     stream = stream.option("rowsPerBatch", _BATCH_ROWS[size]).option("numPartitions", 1)
-    with temporary_directory() as checkpoint, peer(KINDS[kind], shape="topic") as receiver:
+    with temporary_directory() as checkpoint, peer(_KINDS[kind], shape="topic") as receiver:
         receiver.go()
-        writer = _rows(stream.load(), size).writeStream.format(name).options(**(options or {}))
+        writer = _rows(stream.load(), size).writeStream.format("zmq")
         writer = writer.option("socketType", kind).option("connect", receiver.endpoint)
         query = writer.option("checkpointLocation", str(checkpoint)).start()
         try:
@@ -62,8 +67,8 @@ def stream_rate(
             query.stop()
 
 
-class BatchWrites:
-    """Batch writes that take about as long as is asked for: rows a second from the call until the last is received.
+class _BatchWrites:
+    """Batch writes of about ``times.seconds``: rows a second from the call until the last is received.
 
     Args:
         write: Writes this many rows to this endpoint; when it returns, they have left.
@@ -111,7 +116,7 @@ def _rows(df: DataFrame, size: int) -> DataFrame:
 
 def _loop_rate(kind: str, size: int, times: Times) -> Sample:
     with (
-        peer(KINDS[kind], shape="topic") as receiver,
+        peer(_KINDS[kind], shape="topic") as receiver,
         peer(kind.lower(), connect=receiver.endpoint, shape="topic", size=size) as sender,
     ):
         receiver.go()

@@ -17,16 +17,12 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
 from benchmarks.peers import peer, window
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import live_rate, next_batch, noop_query
-from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.storage import LogStorage
+from benchmarks.queries import CHECKPOINTS, CORES, live_rate, next_batch, noop_query
+from benchmarks.section import Section, share, within_cpu
+from zmq_datasource.log import LogStorage, read_index
 
 __all__ = [
-    "BACKLOG",
-    "DURABLE",
-    "RAW",
-    "TUTORIAL",
-    "UNSYNCED",
+    "SECTION",
     "backlog_rate",
     "batch_of",
     "filled_log",
@@ -35,12 +31,38 @@ __all__ = [
     "measure_source",
 ]
 
-RAW, TUTORIAL, DURABLE, UNSYNCED, BACKLOG = (
+_RAW, _TUTORIAL, _DURABLE, _UNSYNCED, _BACKLOG = (
     "raw pyzmq",
     "tutorial source",
     "zmq",
     "zmq, walSync=false",
     "the log alone",
+)
+SECTION = Section(
+    "source",
+    "Source throughput",
+    "Messages a second of a running query, from the end of one micro-batch to the end of another: PULL over tcp "
+    "loopback into the `noop` sink, high-water marks of 1000, two cores for all processes. The sender is a loop in "
+    f"C that never pauses. *{_RAW}*: a loop of `recv()`, without Spark. *{_TUTORIAL}*: a "
+    "`SimpleDataSourceStreamReader` that drains the socket at each trigger, for at most a second (0.1 s above 100 "
+    f"B); each message is a tuple, and nothing is durable. *{_DURABLE}*: this package with its defaults; each chunk "
+    f"is forced to the disk. *{_BACKLOG}*: a log that was filled before is read, without a socket. This is what the "
+    "JVM and its workers allow. " + CHECKPOINTS,
+    ratios=((_DURABLE, _TUTORIAL), (_DURABLE, _BACKLOG), (_DURABLE, _RAW), (_UNSYNCED, _RAW)),
+    targets=(
+        share("100 B", _DURABLE, 4.5, _TUTORIAL),
+        within_cpu(
+            "100 B",
+            _DURABLE,
+            0.85,
+            [(_DURABLE, "sender"), (_RAW, "receiver"), (_BACKLOG, "JVM"), (_BACKLOG, "Python workers")],
+            "the sender, a loop that only receives, and reading the log",
+            CORES,
+        ),
+        share("1 kB", _DURABLE, 0.65, _BACKLOG),
+        share("100 kB", _DURABLE, 0.75, _BACKLOG),
+        share("1 MB", _DURABLE, 0.75, _BACKLOG),
+    ),
 )
 _SIZES = (100, 1_000, 100_000, 1_000_000)
 _BACKLOG_BYTES, _BACKLOG_BATCHES = 2_000_000_000, 8
@@ -53,11 +75,11 @@ def measure_source(spark: SparkSession, times: Times) -> Iterator[Measurement]:
         count = max(_BACKLOG_BATCHES, round(_BACKLOG_BYTES * min(1.0, times.seconds / 10) / size))
         with filled_log(size, count) as log:
             methods: Mapping[str, Callable[[], Sample]] = {
-                RAW: partial(_raw_rate, size, times),
-                TUTORIAL: partial(live_rate, spark, "tutorial", _tutorial_options(size), times, size=size),
-                DURABLE: partial(live_rate, spark, "zmq", {}, times, size=size),
-                UNSYNCED: partial(live_rate, spark, "zmq", {"walSync": "false"}, times, size=size),
-                BACKLOG: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
+                _RAW: partial(_raw_rate, size, times),
+                _TUTORIAL: partial(live_rate, spark, "tutorial", _tutorial_options(size), times, size=size),
+                _DURABLE: partial(live_rate, spark, "zmq", {}, times, size=size),
+                _UNSYNCED: partial(live_rate, spark, "zmq", {"walSync": "false"}, times, size=size),
+                _BACKLOG: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
             }
             yield from measured("source", size_name(size), "messages/s", methods, times)
 

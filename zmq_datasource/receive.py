@@ -10,7 +10,7 @@ from typing import Any
 from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
-from zmq_datasource.host.signals import StopFlag, finish
+from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
@@ -83,7 +83,7 @@ def receive_until(
             if stopped(_TICK_SECONDS):
                 return
     finally:
-        finish()
+        forget_signal()
         if close_metrics is not None:
             close_metrics()
         side_by_side([receiver.stop for receiver in receivers])

@@ -22,9 +22,9 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.arrow_types import UnfitValueError
 from zmq_datasource.messages.arrow_values import ArrowValues
+from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import read_reply, read_request
-from zmq_datasource.messages.framing.rows import to_rows
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions

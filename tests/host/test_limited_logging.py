@@ -1,4 +1,4 @@
-"""Lines at a bounded rate: none is lost without a count, and none keeps what it is about."""
+"""Log lines at a limited rate: left out lines are counted, and no record keeps a refused message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from zmq_datasource.host.limited_logging import LimitedLog
 
 
-def test_a_flood_is_some_lines_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_becomes_some_lines_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     lines, seconds = 3, 7.0
     log = LimitedLog("zmq_datasource.test", "floods", lambda: now, lines, seconds)
@@ -24,8 +24,8 @@ def test_a_flood_is_some_lines_and_a_count(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages[-1] == "again"
 
 
-def test_a_record_keeps_no_error_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    """By its frames a handler that keeps records would keep every message that was refused."""
+def test_a_record_keeps_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """Through the frames of a traceback a handler that keeps records would keep every refused message."""
     with caplog.at_level(logging.WARNING):
         try:
             int("x")

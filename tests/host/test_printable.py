@@ -1,4 +1,4 @@
-"""Text of a peer for a person: nothing in it steers a terminal, hides or forges a line, or is long."""
+"""Text from a peer, made printable, controls no terminal, hides or forges no line, and is short."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_result_is_printable_and_no_longer_than_asked_for(text: str | bytes, m
 
 
 @given(st.text(), st.integers(1, 50))
-def test_printable_text_is_left_as_it_is_and_bytes_are_its_utf8(text: str, most: int) -> None:
+def test_printable_text_is_unchanged_and_bytes_are_read_as_utf8(text: str, most: int) -> None:
     clean = "".join(character for character in text if character.isprintable())
     whole = printable(clean, max(1, len(clean)))
     assert whole == clean
@@ -42,17 +42,17 @@ def test_printable_text_is_left_as_it_is_and_bytes_are_its_utf8(text: str, most:
         ("", ""),
     ],
 )
-def test_what_steers_a_terminal_is_escaped(text: str | bytes, shown: str) -> None:
+def test_characters_that_control_a_terminal_are_escaped(text: str | bytes, shown: str) -> None:
     assert printable(text, 100) == shown
 
 
-def test_a_text_that_is_cut_says_so() -> None:
+def test_a_text_that_is_cut_ends_with_an_ellipsis() -> None:
     assert printable("x" * 11, 10) == "x" * 9 + "…"
     assert printable("x" * 10, 10) == "x" * 10
     assert printable(b"x" * (64 << 20), 10) == "x" * 9 + "…"
 
 
-def test_a_limited_log_shows_of_each_text_only_so_much(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limited_log_cuts_each_text(caplog: pytest.LogCaptureFixture) -> None:
     log = LimitedLog("zmq_datasource.test", "messages")
     log.warn("%s and %r", "\x1b]0;title\x07" + "x" * 1_000_000, ValueError("\x1b[2J" + "y" * 1_000_000))
     with caplog.at_level(logging.WARNING):

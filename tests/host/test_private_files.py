@@ -1,4 +1,4 @@
-"""What is written can be read by its user alone, whatever the umask is, and whoever may enter the directory."""
+"""Files with messages are readable by their owner only, with any umask and in a directory that others may enter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A directory that everybody may enter, and a umask that takes nothing away."""
+    """A directory that every user may enter, under a umask of 0."""
     before = os.umask(0)
     try:
         place = tmp_path / "place"
@@ -35,13 +35,13 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def files(place: Path) -> set[str]:
-    """The names of the files; none may be open to others."""
+    """The names of the files, after a check that none is readable by others."""
     found = [path for path in place.rglob("*") if path.is_file()]
     assert not [path for path in found if path.stat().st_mode & 0o077]
     return {path.name for path in found}
 
 
-def test_the_log_of_a_query(context: Context, place: Path) -> None:
+def test_the_log_of_a_query_is_private(context: Context, place: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with querying(place / "log", connect=endpoint, framing="sequenced") as query:
         query.step()
@@ -55,7 +55,7 @@ def test_the_log_of_a_query(context: Context, place: Path) -> None:
     assert {".arrow", ".json", ".lock", ".parquet"} <= {Path(name).suffix for name in names}
 
 
-def test_what_is_staged_for_a_transaction(place: Path) -> None:
+def test_a_staged_transaction_is_private(place: Path) -> None:
     endpoint = free_endpoint()
     with receiving(place / "log", endpoint) as ingest:
         attempt = stage(endpoint, "a")
@@ -63,7 +63,7 @@ def test_what_is_staged_for_a_transaction(place: Path) -> None:
         ingest.seal()
 
 
-def test_the_log_of_a_proxy(context: Context, place: Path) -> None:
+def test_the_log_of_a_proxy_is_private(context: Context, place: Path) -> None:
     with (
         ProxyThreads(place / "log", endpoints("pull", "durable")) as proxy,
         DurableSubscriber(proxy.sides["durable"], "me") as me,
@@ -76,7 +76,7 @@ def test_the_log_of_a_proxy(context: Context, place: Path) -> None:
     assert {"subscriber.me.json", "subscriber.me.lock"} <= files(place)
 
 
-def test_the_dead_letters_of_a_sink(place: Path) -> None:
+def test_dead_letters_of_a_sink_are_private(place: Path) -> None:
     name = stage_letters(place, [b"x"])
     assert name in files(place)
     commit_dead_letters(Location(place), "q", 7, [name or ""])

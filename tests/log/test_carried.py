@@ -51,7 +51,7 @@ def test_the_bytes_of_an_intake_never_change() -> None:
     plain.read(raw_of([[b"t", b"v"]]), [Arrival(5, 1, "tcp://feed:1")])
     assert plain.state() == (COUNTERS % (1, 1)).rstrip(b",") + b"}"
     it = intake(framing="vllm")
-    it.look_beside([], "feed 1")
+    it.learn_newer_counters([], "feed 1")
     sent = [[b"\xff", number.to_bytes(8, "big"), b"value %d" % number] for number in (0, 5, 3)]
     it.read(raw_of(sent), [Arrival(5, 3, "tcp://feed:1")])
     assert it.state() == COUNTERS % (3, 21) + GOLDEN_SEQUENCES

@@ -1,4 +1,4 @@
-"""Messages as columns: made, taken apart and joined, wherever a column begins in its buffers."""
+"""Columns of messages: made, taken apart and joined, also from slices."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_raw_messages_are_lists_of_their_frames(sent: list[list[bytes]]) -> None
 
 
 @given(messages, st.data())
-def test_some_raw_messages_are_raw_messages(sent: list[list[bytes]], data: st.DataObject) -> None:
+def test_selected_messages_keep_their_frames(sent: list[list[bytes]], data: st.DataObject) -> None:
     mask = data.draw(st.lists(st.booleans(), min_size=len(sent), max_size=len(sent)))
     expected = [frames for frames, kept in zip(sent, mask, strict=True) if kept]
     raw = raw_of(listed(sent))
@@ -76,7 +76,7 @@ def test_a_frame_is_found_from_either_end(sent: list[list[bytes]], place: int, b
 
 
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=3), st.none() | st.binary(max_size=3)), max_size=20))
-def test_columns_join_to_frames_and_a_null_is_none(rows: list[tuple[bytes | None, bytes | None]]) -> None:
+def test_columns_join_to_frames_and_a_null_adds_none(rows: list[tuple[bytes | None, bytes | None]]) -> None:
     columns = [binary_of([row[at] for row in rows]) for at in (0, 1)]
     for given_columns in (columns, [pa.concat_arrays([binary_of([b"x"]), column])[1:] for column in columns]):
         joined = join_frames(given_columns)
@@ -87,7 +87,7 @@ def test_columns_join_to_frames_and_a_null_is_none(rows: list[tuple[bytes | None
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("endian", ["big", "little"])
 @pytest.mark.parametrize("width", [4, 8])
-def test_numbers_come_from_bytes_and_go_back(width: int, endian: str, signed: bool) -> None:
+def test_numbers_are_decoded_and_encoded(width: int, endian: str, signed: bool) -> None:
     low = -(2 ** (8 * width - 1)) if signed else 0
     given_numbers = [low, low + 1, 0, 1, 2 ** (8 * width - 1) - 1]
     frames = [value.to_bytes(width, endian, signed=signed) for value in given_numbers]  # type: ignore[arg-type]
@@ -97,11 +97,11 @@ def test_numbers_come_from_bytes_and_go_back(width: int, endian: str, signed: bo
         assert numbers_to(numbers, width, endian).to_pylist() == frames
 
 
-def test_a_number_beyond_what_a_column_holds_is_negative() -> None:
+def test_a_number_beyond_the_range_of_a_column_is_negative() -> None:
     assert numbers_from(binary_of([b"\xff" * 8]), 8, "big", signed=False).to_pylist() == [-1]
 
 
-def test_scalars_are_arrows_own() -> None:
+def test_scalars_equal_those_that_arrow_makes() -> None:
     assert number(2**40).equals(pa.scalar(2**40, pa.int64()))
     assert number(-1, pa.int32()).equals(pa.scalar(-1, pa.int32()))
     assert text("\u00e9").equals(pa.scalar("\u00e9", pa.string()))
@@ -127,5 +127,5 @@ assert "pandas" not in sys.modules
 
 
 def test_no_message_makes_arrow_import_pandas() -> None:
-    """It takes 0.2 s in which a fast publisher's queue runs over, and 40 MB in each process."""
+    """The import takes 0.2 s, in which the queue of a fast publisher overflows, and 40 MB in each process."""
     subprocess.run([sys.executable, "-c", _RECEIVING], check=True, timeout=60)

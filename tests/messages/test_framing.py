@@ -1,4 +1,4 @@
-"""Plain framing: every message there is, as it came."""
+"""Plain framing: every message becomes a row, and its frames can be restored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ordinary_messages_are_stored_once() -> None:
     assert batch.column("frames").to_pylist() == [None, None, [b"a", b"b", b"c"], [b"\xff", b"v"]]
 
 
-def test_a_topic_that_holds_the_replacement_character_itself_is_not_bad() -> None:
+def test_a_topic_with_the_replacement_character_is_utf8() -> None:
     batch = decode_plain(raw_of([["\ufffd".encode(), b"v"], [b"\xff", b"v"]]), [(0, 2)])
     assert batch.column("frames").to_pylist() == [None, [b"\xff", b"v"]]
 
@@ -60,7 +60,7 @@ def test_frames_come_back_exactly_whatever_they_are(sent: list[RawMessage]) -> N
     assert [row["id"] for row in got] == list(range(100, 100 + len(sent)))
 
 
-def test_who_has_sent_it_and_when_may_be_given() -> None:
+def test_publisher_and_sequence_can_be_given() -> None:
     batch = decode_plain(
         raw_of([b"v", [b"t", b"w"], [b"t", b"x", b"y"]]),
         [(1_000_000, 2), (2_000_000, 1)],
@@ -73,7 +73,7 @@ def test_who_has_sent_it_and_when_may_be_given() -> None:
     assert batch.column("sequence").to_pylist() == [3, 4, None]
 
 
-def test_the_schema_is_the_declared_one() -> None:
+def test_batches_have_the_declared_schemas() -> None:
     assert decode_plain(raw_of([b"v"]), [(0, 1)]).schema == MESSAGE_SCHEMA
     batch = to_rows(number_rows(decode_plain(raw_of([b"v"]), [(0, 1)]), 0, 0), include_frames=False)
     assert batch.schema == row_schema(False)

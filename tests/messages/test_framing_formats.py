@@ -1,4 +1,4 @@
-"""The framings: golden bytes of each format, what does not fit and why, and any bytes at all."""
+"""The framings: golden messages of each format, messages that do not fit, and random bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def intake(**options: Any) -> Intake:
 
 
 def read(framing: Intake, messages: list[RawMessage]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows, and the reasons of the messages that did not fit."""
+    """Read messages. Returns the rows, and the reasons why the other messages do not fit."""
     batch, findings = framing.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     batch.validate(full=True)
     rows = to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()
@@ -67,7 +67,7 @@ def test_golden_bytes_are_read_as_the_format_says(entry: dict[str, Any]) -> None
     rows, reasons = read(framing, [frames])
     if entry.get("control"):
         assert rows == []
-        # A detector's end of acquisition has the form of half a message.
+        # The message at the end of an acquisition has fewer frames than the others.
         assert bool(reasons) == (entry["framing"] == "detector")
         return
     if entry["sequence"] is not None and entry["sequence"] >= 2**63:
@@ -79,12 +79,12 @@ def test_golden_bytes_are_read_as_the_format_says(entry: dict[str, Any]) -> None
     assert row["sequence"] == entry["sequence"]
     assert row["value"] == bytes.fromhex(entry["value"])
     assert row["frames"] == frames
-    if entry["framing"] != "jupyter":  # who names no publisher is told apart by its endpoint
+    if entry["framing"] != "jupyter":  # messages that name no publisher have their endpoint
         assert row["publisher"] == (entry["publisher"] or "tcp://feed:1")
 
 
-def test_the_endpoint_tells_publishers_apart_that_do_not_name_themselves() -> None:
-    """Two ranks of one vLLM: the same topic, the same numbers."""
+def test_the_endpoint_is_the_publisher_of_messages_that_name_none() -> None:
+    """Two ranks of one vLLM have the same topic and the same numbers."""
     framing = Intake(stream_options(connect="tcp://feed:1,tcp://feed:2", framing="vllm"), SourceCounters())
     message = [b"t", bytes(8), b"v"]
     runs = [Arrival(0, 2, "tcp://feed:1"), Arrival(1, 2, "tcp://feed:2"), Arrival(2, 1, "tcp://feed:1")]
@@ -97,7 +97,7 @@ def test_the_endpoint_tells_publishers_apart_that_do_not_name_themselves() -> No
         assert to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()[-1]["frames"] == message
 
 
-def test_a_publisher_without_a_name_stays_unnamed_where_its_endpoint_does_not_count() -> None:
+def test_publisher_is_null_if_messages_are_not_counted_by_endpoint() -> None:
     for options in ({"framing": "plain"}, {"framing": "vllm", "sequenceBy": "topic"}):
         rows, _ = read(intake(**options), [[b"t", bytes(8), b"v"]])
         assert rows[0]["publisher"] is None
@@ -111,7 +111,7 @@ def test_jupyters_publisher_is_the_session() -> None:
     assert row["publisher"] == header["session"]
 
 
-def test_many_alike_are_read_like_each_alone() -> None:
+def test_many_messages_are_decoded_like_each_alone() -> None:
     for framing in FRAMINGS:
         messages = [frames_of(e) for e in GOLDEN if e["framing"] == framing]
         alone = [row for message in messages for row in read(intake(framing=framing), [message])[0]]
@@ -128,8 +128,8 @@ def test_many_alike_are_read_like_each_alone() -> None:
         ("clone", [b"k", b"12345678", b"v"], "it has 3 frames, 5 expected"),
         ("sequenced", [b"t", b"p", b"", b"v"], "the sequence has 0 bytes, 8 expected"),
         ("sequenced", [b"t", b"p", b"", b"v", b"w"], "it has 5 frames, 4 expected"),
-        ("dafka", [b"", b"v"], "b'' is no letter of a Dafka message"),
-        ("dafka", [b"Mno end", b"v"], "its topic does not end"),
+        ("dafka", [b"", b"v"], "its first byte b'' is not a type of Dafka message"),
+        ("dafka", [b"Mno end", b"v"], "no zero byte ends its topic"),
         ("dafka", [b"Mt\0\2", b"v"], "its version is not 1"),
         ("dafka", [b"Mt\0\1\xffp", b"v"], "a string in it is cut off"),
         ("dafka", [b"Mt\0\1\1p\1t123", b"v"], "the sequence has 3 bytes, 8 expected"),
@@ -138,7 +138,9 @@ def test_many_alike_are_read_like_each_alone() -> None:
         ("jupyter", [b"<IDS|MSG>", b"s", b"{}"], "it has 2 frames after <IDS|MSG>, 5 or more expected"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_reason(framing: str, message: RawMessage, reason: str) -> None:
+def test_a_message_that_does_not_fit_is_listed_with_the_reason(
+    framing: str, message: RawMessage, reason: str
+) -> None:
     rows, reasons = read(intake(framing=framing), [message])
     assert (rows, reasons) == ([], [reason])
 
@@ -168,7 +170,7 @@ def test_a_header_without_the_number_does_not_fit(header: bytes, reason: str) ->
     assert reason in told
 
 
-def test_one_that_does_not_fit_harms_no_other() -> None:
+def test_a_message_that_does_not_fit_affects_no_other() -> None:
     framing = intake(framing="vllm")
     good: list[RawMessage] = [[b"t", bytes([0] * 7 + [n]), b"v%d" % n] for n in range(5)]
     rows, reasons = read(framing, [*good[:3], b"bad", *good[3:]])
@@ -218,7 +220,7 @@ def test_custom_framing_finds_the_fields(
     assert rows[0]["frames"] == (message if isinstance(message, list) else [message])
 
 
-def test_a_value_may_begin_behind_its_number() -> None:
+def test_a_value_can_follow_the_number_in_its_frame() -> None:
     framing = intake(framing="custom", sequenceFrame=0, valueFrame=0, valueOffset=8)
     message = (7).to_bytes(8, "big") + b"value"
     (row,), _ = read(framing, [message])
@@ -272,7 +274,7 @@ OFFSET = {"framing": "custom", "sequenceFrame": 0, "sequenceOffset": 2, "sequenc
         ),
     ],
 )
-def test_a_number_is_read_where_the_options_say(
+def test_a_number_is_read_at_the_place_in_the_options(
     options: dict[str, Any], frame: bytes, told: int | str
 ) -> None:
     rows, reasons = read(intake(**options), [frame])
@@ -286,7 +288,9 @@ def test_a_number_is_read_where_the_options_say(
     ("low", "high", "number", "fits"),
     [(5, 9, 4, False), (5, 9, 5, True), (5, 9, 9, True), (5, 9, 10, False)],
 )
-def test_a_header_has_a_number_that_a_counter_can_have(low: int, high: int, number: int, fits: bool) -> None:
+def test_a_number_in_a_header_is_within_the_counters_range(
+    low: int, high: int, number: int, fits: bool
+) -> None:
     framing = intake(framing="custom", sequenceFrame=0, sequencePath="n", sequenceStart=low, sequenceEnd=high)
     rows, reasons = read(framing, [[b'{"n": %d}' % number, b"v"]])
     assert [row["sequence"] for row in rows] == [number] * fits
@@ -294,7 +298,7 @@ def test_a_header_has_a_number_that_a_counter_can_have(low: int, high: int, numb
 
 
 @pytest.mark.parametrize("framing", ["vllm", "custom"])
-def test_bounds_of_the_sequence_hold_for_whatever_framing(framing: str) -> None:
+def test_the_bounds_of_sequences_hold_for_every_framing(framing: str) -> None:
     options = {"topicFrame": 0, "sequenceFrame": 1} if framing == "custom" else {}
     feed = intake(framing=framing, sequenceStart=5, sequenceEnd=9, **options)
     rows, reasons = read(feed, [[b"t", bytes([*bytes(7), n]), b"v"] for n in (4, 5, 9, 10)])
@@ -302,14 +306,14 @@ def test_bounds_of_the_sequence_hold_for_whatever_framing(framing: str) -> None:
     assert reasons == [f"the sequence {n} is outside 5 to 9" for n in (4, 10)]
 
 
-def test_a_header_may_be_just_as_large_as_is_allowed() -> None:
+def test_a_header_of_the_largest_allowed_size_is_read() -> None:
     text = b'{"n": 1}'
     framing = intake(framing="custom", sequenceFrame=0, sequencePath="n")
     rows, reasons = read(framing, [[text + b" " * (262_144 - len(text)), b"v"]])
     assert (len(rows), reasons) == (1, [])
 
 
-def test_bitcoins_counter_wraps_around_and_all_its_numbers_are_known() -> None:
+def test_every_number_of_bitcoins_counter_fits() -> None:
     rows, reasons = read(
         intake(framing="bitcoin"), [[b"t", b"v", b"\xff\xff\xff\xff"], [b"t", b"v", bytes(4)]]
     )
@@ -329,7 +333,7 @@ def test_bitcoins_counter_wraps_around_and_all_its_numbers_are_known() -> None:
         ({"publisherFrame": 1}, b"v", "it has 1 frame, 2 or more expected"),
     ],
 )
-def test_a_message_has_the_frames_that_the_options_name(
+def test_a_message_needs_the_frames_that_the_options_name(
     options: dict[str, Any], message: RawMessage, reason: str | None
 ) -> None:
     rows, reasons = read(intake(framing="custom", **options), [message])
@@ -357,11 +361,11 @@ def kept(options: dict[str, Any], messages: list[RawMessage]) -> list[list[bytes
         ({"framing": "vllm"}, [[b"t", bytes(8), b"v"], [b"\xff", bytes(8), b"v"]], [False, True]),
         ({"framing": "bitcoin"}, [[b"t", b"v", bytes(4)]], [False]),
         ({"framing": "clone"}, [[b"k", bytes(8), b"", b"", b"v"]], [True]),
-        # The fields of these are the frames of a plain message.
+        # The fields are the frames of a plain message.
         ({"framing": "custom", "topicFrame": 0}, [[b"t", b"v"], [b"t", b"x", b"v"]], [False, True]),
         ({"framing": "custom", "topicFrame": 0}, [[b"t", b"v"], [b"\xff", b"v"]], [False, True]),
         ({"framing": "custom", "valueFrame": 0}, [b"v", [b"v", b"x"]], [False, True]),
-        # And of these they are not.
+        # The fields are not the frames of a plain message.
         ({"framing": "custom", "valueFrame": 0, "valueOffset": 1}, [b"v"], [True]),
         ({"framing": "custom", "topicFrame": 1, "valueFrame": 0}, [[b"v", b"t"]], [True]),
         ({"framing": "custom", "topicFrame": 0, "valueFrame": 0}, [b"t"], [True]),
@@ -393,17 +397,17 @@ def test_frames_are_stored_where_the_fields_do_not_give_them_back(
         ("plain", ["a", "é"], [b"a", "é".encode()]),
         ("vllm", [""], [b""]),
         ("dafka", ["a", "b"], [b"Ma", b"Ha", b"Mb", b"Hb"]),
-        ("dafka", ["a", ""], [b"a", b""]),  # all there is: its messages of other letters, too
+        ("dafka", ["a", ""], [b"a", b""]),  # all topics: messages of other types, too
         ("dafka", [], []),
     ],
 )
-def test_a_topic_is_subscribed_to_as_its_framing_writes_it(
+def test_subscriptions_have_the_bytes_that_the_framing_puts_before_topics(
     framing: str, topics: list[str], prefixes: list[bytes]
 ) -> None:
     assert subscriptions(framing, topics) == prefixes
 
 
-def test_messages_that_are_left_out_leave_the_others_as_they_are() -> None:
+def test_fields_without_some_messages_keep_the_others() -> None:
     framing = make_framing(stream_options(connect="tcp://feed:1", framing="sequenced"))
     assert framing is not None
     good = [[b"t%d" % n, b"p%d" % n, bytes([*bytes(7), n]), b"v%d" % n] for n in range(4)]
@@ -426,7 +430,7 @@ def test_messages_that_are_left_out_leave_the_others_as_they_are() -> None:
 # Messages without content.
 
 
-def test_the_end_of_a_publisher_says_how_many_messages_there_were() -> None:
+def test_the_end_of_a_publisher_announces_its_last_number() -> None:
     framing = make_framing(stream_options(connect="tcp://feed:1", framing="sequenced"))
     assert framing is not None
     fields = framing.decode(raw_of([[b"t", b"p", bytes(8), b"v"], [b"t", b"p", bytes(7) + b"\5"]]))
@@ -439,7 +443,7 @@ def dafka(kind: bytes, number: int = 5, publisher: bytes = b"me", subject: bytes
     return kind + b"topic\0\1" + names + number.to_bytes(8, "big")
 
 
-def test_of_dafka_records_are_rows_heads_are_announcements_and_other_letters_are_others() -> None:
+def test_dafka_records_become_rows_and_heads_announcements() -> None:
     messages: list[RawMessage] = [
         [b"F", b"fetch"],
         [dafka(b"M", 5), b"v5"],
@@ -466,7 +470,7 @@ def test_of_dafka_records_are_rows_heads_are_announcements_and_other_letters_are
     ]
 
 
-def test_a_dafka_message_may_be_cut_anywhere() -> None:
+def test_a_dafka_message_that_is_cut_anywhere_does_not_fit() -> None:
     whole = dafka(b"M")
     fields = DafkaFraming().decode(raw_of([[whole[:length], b"v"] for length in range(len(whole))]))
     assert len(fields) == 0
@@ -474,9 +478,9 @@ def test_a_dafka_message_may_be_cut_anywhere() -> None:
     letter, topic, version, names = 1, 7, 8, 15
     for length, reason in reasons.items():
         if length < letter:
-            assert "is no letter" in reason
+            assert "is not a type" in reason
         elif length < topic:
-            assert reason == "its topic does not end"
+            assert reason == "no zero byte ends its topic"
         elif length < version:
             assert reason == "its version is not 1"
         elif length < names:
@@ -485,7 +489,7 @@ def test_a_dafka_message_may_be_cut_anywhere() -> None:
             assert reason == f"the sequence has {length - names} bytes, 8 expected"
 
 
-def test_a_publisher_that_is_no_text_is_shown_in_hex_and_others_as_they_are() -> None:
+def test_a_publisher_that_is_not_utf8_shows_in_hex() -> None:
     framing = intake(framing="custom", topicFrame=0, publisherFrame=1)
     rows, _ = read(framing, [[b"t", b"\xff", b"v"], [b"t", b"p", b"v"], [b"t", b"\xfe" * 2000, b"v"]])
     assert [row["publisher"] for row in rows] == ["0xff", "p", "0x" + "fe" * 1024]
@@ -493,7 +497,7 @@ def test_a_publisher_that_is_no_text_is_shown_in_hex_and_others_as_they_are() ->
 
 @pytest.mark.parametrize("half", [rb"\ud800", rb"\udc00", rb"\ud800\u0041"])
 def test_a_session_is_text(half: bytes) -> None:
-    """JSON can say halves of characters."""
+    """JSON can escape half of a surrogate pair."""
     message = [b"<IDS|MSG>", b"s", b'{"session": "%s"}' % half, b"{}", b"{}", b"{}"]
     rows, (reason,) = read(intake(framing="jupyter"), [message])
     assert rows == []
@@ -534,21 +538,21 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", SETTINGS, ids=lambda options: "-".join(map(str, options.values())))
 @given(messages=st.lists(st.one_of(anything, nearly_golden(), golden), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_whatever_comes_is_a_row_or_told(options: dict[str, Any], messages: list[RawMessage]) -> None:
-    framing = intake(**options)
-    counters = framing._counters
+def test_every_message_is_a_row_or_is_listed(options: dict[str, Any], messages: list[RawMessage]) -> None:
+    counters = SourceCounters()
+    framing = Intake(stream_options(connect="tcp://feed:1", **options), counters)
     rows, reasons = read(framing, messages)
     assert len(rows) + len(reasons) + counters.control == len(messages)
     assert (counters.received, counters.malformed) == (len(rows), len(reasons))
     sent = [m if isinstance(m, list) else [m] for m in messages]
     at = 0
-    for row in rows:  # in their order, frames and all
+    for row in rows:  # in the order of arrival, with all frames
         at = sent.index(row["frames"], at) + 1
     framing.state()
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
-def test_noise_costs_no_memory_for_ever(framing: str) -> None:
+def test_random_messages_leave_no_memory_allocated(framing: str) -> None:
     bounds = {} if framing == "jupyter" else {"maxPublishers": 50, "maxGaps": 50}
     feed = intake(framing=framing, **bounds)
     noise: list[RawMessage] = [
@@ -585,11 +589,11 @@ NINE = (9).to_bytes(8, "big")
 END = b"\xff" * 8
 
 
-def test_a_request_is_an_empty_frame_and_the_first_sequence() -> None:
+def test_a_replay_request_is_an_empty_frame_and_the_first_sequence() -> None:
     assert request(258) == [b"", b"\x00\x00\x00\x00\x00\x00\x01\x02"]
 
 
-def test_the_other_side_reads_what_is_asked_and_its_replies_are_read() -> None:
+def test_replay_requests_and_replies_are_decoded_by_the_other_side() -> None:
     assert read_request(request(258)) == (258, None)
     assert read_request([b"", NINE + NINE]) == (9, 9)
     for frames in ([], [b""], [NINE], [b"", b"1"], [b"x", NINE], [b"", NINE, b""], [b"", NINE * 3]):
@@ -630,17 +634,17 @@ def test_replies_of_both_versions_are_read(frames: list[bytes], read: Reply) -> 
         ([b"", END, b"v"], f"the sequence {2**64 - 1} is outside 0 to {2**63 - 1}"),
     ],
 )
-def test_what_is_no_reply_is_told(frames: list[bytes], reason: str) -> None:
+def test_frames_that_are_not_a_reply_are_refused_with_the_reason(frames: list[bytes], reason: str) -> None:
     with pytest.raises(UnfitError, match=f"^{re.escape(reason)}$"):
         read_reply(frames)
 
 
-def test_a_reply_may_have_the_largest_number() -> None:
+def test_a_reply_can_have_the_largest_number() -> None:
     assert read_reply([b"", b"\x7f" + b"\xff" * 7, b"v"]) == Reply(2**63 - 1, None, b"v")
 
 
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=6))
-def test_any_reply_is_read_or_refused(frames: list[bytes]) -> None:
+def test_any_frames_are_a_reply_or_are_refused(frames: list[bytes]) -> None:
     try:
         read = read_reply(frames)
     except UnfitError:
@@ -648,7 +652,7 @@ def test_any_reply_is_read_or_refused(frames: list[bytes]) -> None:
     assert read.value == frames[-1]
 
 
-def test_numbers_at_the_ends_of_their_range_harm_nothing() -> None:
+def test_numbers_at_the_ends_of_their_range_are_tracked() -> None:
     framing = intake(framing="clone")
     numbers = [-(2**63), 2**63 - 1, 0, -(2**63)]
     messages: list[RawMessage] = [[b"k", n.to_bytes(8, "big", signed=True), b"", b"", b"v"] for n in numbers]
@@ -658,7 +662,7 @@ def test_numbers_at_the_ends_of_their_range_harm_nothing() -> None:
     assert all(row["messages"] < 2**63 for row in gaps)
 
 
-def test_a_topic_that_is_no_text_and_very_long_is_cut_in_sight_and_whole_in_frames() -> None:
+def test_a_long_topic_that_is_not_utf8_is_cut_but_whole_in_frames() -> None:
     topic = b"\xff" * (3 << 20)
     (row,), _ = read(intake(framing="vllm"), [[topic, bytes(8), b"v"]])
     assert len(row["topic"]) == 1 << 20

@@ -1,4 +1,4 @@
-"""Raw messages: columns of frames, beside what Python's lists say of them."""
+"""Raw messages, compared with lists of frames in Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ frames = st.binary(max_size=3)
 
 @st.composite
 def lists_of_frames(draw: st.DrawFn) -> list[list[bytes]]:
-    """Messages that are alike, or not."""
+    """Messages with the same number of frames, or with different numbers."""
     if draw(st.booleans()):
         count = draw(st.integers(1, 5))
         return draw(st.lists(st.lists(frames, min_size=count, max_size=count), min_size=1, max_size=6))
@@ -23,7 +23,7 @@ def lists_of_frames(draw: st.DrawFn) -> list[list[bytes]]:
 
 
 def both(lists: list[list[bytes]]) -> list[RawMessages]:
-    """From Python's lists and from Arrow's, also from a slice of those."""
+    """Raw messages made from lists of Python, from those of Arrow, and from a slice of these."""
     longer = pa.array([[b"before"], *lists, [b"be", b"hind"]], FRAMES)
     return [
         raw_of(list(lists)),
@@ -33,7 +33,7 @@ def both(lists: list[list[bytes]]) -> list[RawMessages]:
 
 
 @given(lists_of_frames(), st.data())
-def test_they_are_what_lists_are(lists: list[list[bytes]], chosen: st.DataObject) -> None:
+def test_raw_messages_agree_with_lists_of_frames(lists: list[list[bytes]], chosen: st.DataObject) -> None:
     rows = chosen.draw(st.lists(st.integers(0, len(lists) - 1), max_size=5))
     mask = chosen.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
     for raw in both(lists):
@@ -62,6 +62,6 @@ def test_they_are_what_lists_are(lists: list[list[bytes]], chosen: st.DataObject
     ("lists", "kept"),
     [([[b"a"], [b"b"]], False), ([[b"a", b"b"], [b"c"]], False), ([[b"a", b"b", b"c"], [b"d"]], True)],
 )
-def test_what_is_between_is_only_there_where_something_is(lists: list[list[bytes]], kept: bool) -> None:
+def test_the_middle_column_exists_only_if_a_message_needs_it(lists: list[list[bytes]], kept: bool) -> None:
     for raw in both(lists):
         assert (raw.middle is not None) == kept

@@ -1,4 +1,4 @@
-"""The one builder of rows: columns in the schema's order, null where nothing is given."""
+"""Building rows: columns in the order of the schema, and nulls for columns that are not given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_columns_that_are_not_given_are_null() -> None:
     batch.validate(full=True)
 
 
-def test_each_column_finds_its_place() -> None:
+def test_columns_are_in_the_order_of_the_schema() -> None:
     batch = message_rows(
         pa.array([b"a", b"b"], pa.binary()),
         TIMES,
@@ -35,7 +35,7 @@ def test_each_column_finds_its_place() -> None:
     assert batch.column("topic").to_pylist() == ["t", None]
 
 
-def test_no_rows_are_rows_too() -> None:
+def test_a_batch_can_have_no_rows() -> None:
     assert message_rows(pa.array([], pa.binary()), times_of([])).schema == MESSAGE_SCHEMA
 
 
@@ -45,7 +45,7 @@ def test_only_rows_that_need_them_keep_frames() -> None:
     assert only_rows(raw, pa.array([True, False, False])).to_pylist() == [[b"0"], None, None]
 
 
-def test_topics_that_are_no_text_are_told_whatever_holds_them() -> None:
+def test_topics_that_are_not_utf8_are_listed_for_any_column() -> None:
     topics = [b"a", None, b"\xff", "\ufffd".encode()]
     for given in (pa.array(topics, pa.binary()), pa.array([b"z", *topics], pa.binary())[1:]):
         text, bad = text_of(given)
@@ -53,8 +53,8 @@ def test_topics_that_are_no_text_are_told_whatever_holds_them() -> None:
         assert bad == {2}
 
 
-def test_logs_keep_no_frames_where_fields_are_all_that_there_was() -> None:
-    """Logs exist that were written so: a framing that is one of these stays one."""
+def test_framings_whose_fields_are_whole_frames_store_no_frames() -> None:
+    """Existing logs depend on it: the list must not get shorter."""
     whole = {name for name in Framing.allowed if whole_layout(name) is not None}
     assert whole >= {"sequenced", "vllm", "bitcoin"}
     assert not whole & {"clone", "dafka", "jupyter", "custom"}

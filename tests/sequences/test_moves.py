@@ -1,4 +1,4 @@
-"""Counters that move between the partitions of a log, compared with one tracker that has seen all messages."""
+"""Counters that move between the partitions of a log, compared with one tracker that receives all messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.sequences.test_sequences import in_runs, missing, saved_by, see
+from tests.sequences.test_sequences import in_runs, missing, receive, saved_by
 from zmq_datasource.options import Numbering
 from zmq_datasource.sequences import SequenceTracker, state
 
@@ -19,12 +19,12 @@ NUMBERING = Numbering(("publisher",), window=1000)
 def opened(
     states: Mapping[int, bytes], partition: int, division: str, counters: int = 1000
 ) -> SequenceTracker:
-    """The tracker of a partition that a writer has opened, beside what the others have kept."""
+    """The tracker of a partition that a writer has opened, with the saved states of all partitions."""
     mine = restored(states.get(partition), counters)
     mine.division = division
     for number, kept in states.items():
         if number != partition:
-            mine.look_beside(restored(kept))
+            mine.learn_newer_counters(restored(kept))
     return mine
 
 
@@ -36,12 +36,12 @@ def restored(kept: bytes | None, counters: int = 1000) -> SequenceTracker:
 
 
 def kept_by(tracked: SequenceTracker) -> bytes:
-    """What a log has of it."""
+    """The state that the log stores."""
     return msgspec.json.encode(state.save(tracked))
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_sums_are_those_of_one_tracker_however_counters_move(seed: int) -> None:
+def test_sums_are_exact_however_counters_move(seed: int) -> None:
     draw = random.Random(seed)
     names = [b"a", b"b", b"c"]
     one = SequenceTracker(NUMBERING, 1000, 1000)
@@ -69,53 +69,53 @@ def test_the_sums_are_those_of_one_tracker_however_counters_move(seed: int) -> N
             assert sum(getattr(t, figure) for t in totals.values()) == getattr(one.totals, figure)
 
 
-def test_the_partition_that_lost_a_counter_has_its_open_gaps_no_more() -> None:
+def test_a_partition_drops_the_open_gaps_of_a_counter_that_moved_away() -> None:
     first = opened({}, 0, "one")
-    see(first, 0, 5)
+    receive(first, 0, 5)
     states = {0: kept_by(first)}
     second = opened(states, 1, "two")
-    see(second, 6)
+    receive(second, 6)
     assert missing(second) == [(1, 4)]
     states[1] = kept_by(second)
     assert missing(opened(states, 0, "two")) == []
 
 
-def test_a_counter_that_is_not_heard_elsewhere_stays_where_it_is() -> None:
+def test_a_counter_that_no_other_partition_received_stays() -> None:
     first = opened({}, 0, "one")
-    see(first, 0, 5, key=b"a")
-    see(first, 0, 5, key=b"b")
+    receive(first, 0, 5, key=b"a")
+    receive(first, 0, 5, key=b"b")
     states = {0: kept_by(first)}
     second = opened(states, 1, "two")
-    see(second, 6, key=b"b")
+    receive(second, 6, key=b"b")
     states[1] = kept_by(second)
     assert list(second.expected) == [b"b"]
     back = opened(states, 0, "one again")
     assert back.expected == {b"a": 6}
-    back.take_up(b"b")
+    back.move_here(b"b")
     assert back.expected == {b"a": 6, b"b": 7}
 
 
-def test_a_tracker_that_has_forgotten_counters_does_not_take_old_ones_for_them() -> None:
-    """Messages that it had itself received, and forgotten, would look lost."""
+def test_a_tracker_that_has_forgotten_counters_takes_no_older_state_of_them() -> None:
+    """Otherwise messages that this partition has received and forgotten would count as lost."""
     first = opened({}, 0, "one")
-    see(first, 0, key=b"a")
+    receive(first, 0, key=b"a")
     states = {0: kept_by(first)}
     second = opened(states, 1, "two", counters=1)
-    see(second, *range(1, 100), key=b"a")
-    see(second, 0, key=b"b")
+    receive(second, *range(1, 100), key=b"a")
+    receive(second, 0, key=b"b")
     states[1] = kept_by(second)
     again = opened(states, 1, "three", counters=1)
-    see(again, 100, key=b"a")
+    receive(again, 100, key=b"a")
     assert again.totals.lost == 0
 
 
-def test_what_is_remembered_of_other_partitions_is_bounded() -> None:
+def test_the_number_of_counters_known_from_other_partitions_is_bounded() -> None:
     first = opened({}, 0, "one")
     for number in range(100):
-        see(first, 0, key=b"%d" % number)
+        receive(first, 0, key=b"%d" % number)
     second = opened({0: kept_by(first)}, 1, "two", counters=10)
     for number in range(100):
-        second.take_up(b"%d" % number)
+        second.move_here(b"%d" % number)
     assert list(second.expected) == [b"%d" % number for number in range(90, 100)]
 
 
@@ -123,9 +123,7 @@ BY_TOPIC, BY_ENDPOINT = Numbering(("endpoint", "topic")), Numbering(("endpoint",
 
 
 @pytest.mark.parametrize(("before", "then"), [(BY_TOPIC, BY_ENDPOINT), (BY_ENDPOINT, BY_TOPIC)])
-def test_counters_are_known_again_when_a_replay_is_added_or_removed(
-    before: Numbering, then: Numbering
-) -> None:
+def test_counters_continue_when_a_replay_is_added_or_removed(before: Numbering, then: Numbering) -> None:
     """vLLM's messages are counted by endpoint with a replay, and without one also by topic."""
     keys = {BY_TOPIC: (b"e", b"t"), BY_ENDPOINT: b"e"}
     one = SequenceTracker(before, 10, 10)
@@ -140,13 +138,13 @@ def test_counters_are_known_again_when_a_replay_is_added_or_removed(
     assert again.counters[keys[then]].topic == b"t"
 
 
-def test_two_topics_of_one_endpoint_are_not_made_one_counter() -> None:
+def test_two_topics_of_one_endpoint_do_not_become_one_counter() -> None:
     one = SequenceTracker(BY_TOPIC, 10, 10)
     one.track(in_runs([(b"e", b"t"), (b"e", b"u")], [0, 0]), lambda row: 7)
     assert not state.restore_renamed(SequenceTracker(BY_ENDPOINT, 10, 10), saved_by(one))
 
 
-def test_an_endpoint_whose_topic_is_not_known_begins_again() -> None:
+def test_an_endpoint_without_a_known_topic_begins_again() -> None:
     one = SequenceTracker(BY_ENDPOINT, 10, 10)
     one.track(in_runs([b"e"], [0]), lambda row: 7)
     assert not state.restore_renamed(SequenceTracker(BY_TOPIC, 10, 10), saved_by(one))

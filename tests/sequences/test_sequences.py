@@ -1,4 +1,4 @@
-"""The tracker: what numbers tell, compared with a slow model; what it remembers; how much."""
+"""The tracker: its rules by example and against a slow model, its saved state, and the bounds of its memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERINGS = [
 
 
 def in_runs(keys: Sequence[Key], numbers: Sequence[int]) -> list[Run]:
-    """Messages in their order, as the tracker is given them."""
+    """The runs of messages that arrived in this order."""
     if not keys:
         return []
     names = list(dict.fromkeys(keys))
@@ -43,7 +43,7 @@ def tracker(numbering: Numbering = PLAIN, counters: int = 1000, gaps: int = 1000
     return SequenceTracker(numbering, counters, gaps)
 
 
-def see(tracked: SequenceTracker, *numbers: int, key: bytes = KEY, when: int = 7) -> SequenceFindings:
+def receive(tracked: SequenceTracker, *numbers: int, key: bytes = KEY, when: int = 7) -> SequenceFindings:
     return tracked.track(in_runs([key] * len(numbers), numbers), lambda row: when)
 
 
@@ -58,22 +58,22 @@ def table(tracked: SequenceTracker) -> list[tuple[int, int, bool]]:
 # Each rule once, by example.
 
 
-def test_what_was_sent_before_the_first_number_seen_is_not_judged() -> None:
+def test_messages_before_the_first_received_number_are_not_lost() -> None:
     tracked = tracker()
-    assert not see(tracked, 5, 6, 7).gaps
+    assert not receive(tracked, 5, 6, 7).gaps
     assert tracked.totals.lost == 0
 
 
 def test_a_higher_number_leaves_a_gap() -> None:
     tracked = tracker()
-    findings = see(tracked, 0, 1, 5)
+    findings = receive(tracked, 0, 1, 5)
     assert [(gap.first, gap.last, gap.noticed) for gap in findings.gaps] == [(2, 4, 7)]
     assert tracked.totals.lost == 3
 
 
 def test_a_late_message_is_no_longer_lost() -> None:
     tracked = tracker()
-    findings = see(tracked, 0, 5, 3)
+    findings = receive(tracked, 0, 5, 3)
     assert not findings.duplicates
     assert missing(tracked) == [(1, 2), (4, 4)]
     assert (tracked.totals.lost, tracked.totals.late, tracked.totals.healed) == (3, 1, 1)
@@ -82,64 +82,64 @@ def test_a_late_message_is_no_longer_lost() -> None:
 def test_a_gap_filled_from_any_side_becomes_one_healed_row() -> None:
     for order in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [1, 4, 2, 3], [3, 2, 4, 1]):
         tracked = tracker()
-        see(tracked, 0, 5, *order)
+        receive(tracked, 0, 5, *order)
         assert table(tracked) == [(1, 4, True)], order
         assert tracked.totals.lost == 0
 
 
-def test_a_number_seen_is_a_duplicate() -> None:
+def test_a_number_received_before_is_a_duplicate() -> None:
     tracked = tracker()
-    assert see(tracked, 3, 4, 4, 5, 3).duplicates == [2, 4]
+    assert receive(tracked, 3, 4, 4, 5, 3).duplicates == [2, 4]
     assert tracked.totals.duplicates == 2
 
 
 def test_the_first_number_again_is_a_restart_and_no_negative_loss() -> None:
     tracked = tracker()
-    findings = see(tracked, 0, 1, 2, 0, 1, 2)
+    findings = receive(tracked, 0, 1, 2, 0, 1, 2)
     assert findings.restarts == [KEY]
     assert not findings.duplicates
     assert tracked.totals.lost == 0
     assert tracked.counters[KEY].epoch == 1
 
 
-def test_a_restart_whose_beginning_was_missed_is_told_by_the_window() -> None:
+def test_a_number_below_the_window_is_a_restart() -> None:
     tracked = tracker(Numbering(("publisher",), window=10))
-    findings = see(tracked, 100, 3, 4)
+    findings = receive(tracked, 100, 3, 4)
     assert findings.restarts == [KEY]
     assert [(gap.epoch, gap.first, gap.last) for gap in findings.gaps] == [(1, 0, 2)]
 
 
 def test_within_the_window_a_lower_number_is_a_duplicate() -> None:
     tracked = tracker(Numbering(("publisher",), window=10))
-    assert see(tracked, *range(90, 101), 91).duplicates == [11]
+    assert receive(tracked, *range(90, 101), 91).duplicates == [11]
     assert tracked.totals.restarts == 0
 
 
 def test_publishers_with_new_names_never_restart() -> None:
     tracked = tracker(Numbering(("publisher",), restarts=False, window=1))
-    assert see(tracked, *range(50), 0).duplicates == [50]
+    assert receive(tracked, *range(50), 0).duplicates == [50]
 
 
-def test_bitcoins_counter_wraps_and_zero_after_another_number_is_a_restart() -> None:
+def test_a_counter_wraps_from_its_last_number_and_restarts_from_any_other() -> None:
     last = 2**32 - 1
     tracked = tracker(Numbering(("publisher",), end=last))
-    assert not see(tracked, last - 1, last, 0, 1).restarts
+    assert not receive(tracked, last - 1, last, 0, 1).restarts
     assert tracked.totals.lost == 0
     tracked = tracker(Numbering(("publisher",), end=last))
-    findings = see(tracked, last - 5, 0)
+    findings = receive(tracked, last - 5, 0)
     assert findings.restarts == [KEY]
     assert tracked.totals.lost == 0
 
 
-def test_a_gap_over_the_turn_of_a_counter_is_told_in_its_numbers() -> None:
+def test_a_gap_across_the_wrap_of_a_counter_has_its_first_and_last_number() -> None:
     tracked = tracker(Numbering(("publisher",), end=9, restarts=False, window=3))
-    (gap,) = see(tracked, 8, 2).gaps
+    (gap,) = receive(tracked, 8, 2).gaps
     assert (tracked.number(gap.first), tracked.number(gap.last), gap.size) == (9, 1, 3)
 
 
 def test_an_announcement_shows_the_missing_tail() -> None:
     tracked = tracker()
-    see(tracked, 0, 1)
+    receive(tracked, 0, 1)
     (gap,) = tracked.announce(KEY, 4, when=9).gaps
     assert (gap.first, gap.last, gap.noticed) == (2, 4, 9)
     assert not tracked.announce(KEY, 4, when=9).gaps
@@ -147,43 +147,41 @@ def test_an_announcement_shows_the_missing_tail() -> None:
     assert tracked.totals.lost == 3
 
 
-def test_an_announcement_of_a_publisher_never_heard_is_where_judging_begins() -> None:
+def test_tracking_of_a_new_publisher_begins_at_its_announcement() -> None:
     tracked = tracker()
     assert not tracked.announce(KEY, 10, when=0).gaps
-    (gap,) = see(tracked, 12).gaps
+    (gap,) = receive(tracked, 12).gaps
     assert (gap.first, gap.last) == (11, 11)
 
 
-def test_counters_are_judged_apart() -> None:
+def test_counters_are_tracked_independently() -> None:
     tracked = tracker()
     tracked.track(in_runs([b"a", b"b", b"a", b"b"], [0, 10, 1, 12]), lambda row: 0)
     assert missing(tracked, b"a") == []
     assert missing(tracked, b"b") == [(11, 11)]
 
 
-def test_a_publisher_judged_as_a_whole_misses_its_beginning_and_its_end() -> None:
+def test_the_first_and_last_messages_of_a_short_lived_publisher_can_be_missing() -> None:
     tracked = tracker(Numbering(("publisher",), restarts=False, whole=True))
-    assert [(gap.first, gap.last) for gap in see(tracked, 3).gaps] == [(0, 2)]
+    assert [(gap.first, gap.last) for gap in receive(tracked, 3).gaps] == [(0, 2)]
     assert [(gap.first, gap.last) for gap in tracked.announce(KEY, 5, 0, end=True).gaps] == [(4, 5)]
-    assert [(gap.first, gap.last) for gap in tracked.announce(b"never heard", 9, 0, end=True).gaps] == [
-        (0, 9)
-    ]
+    assert [(gap.first, gap.last) for gap in tracked.announce(b"new", 9, 0, end=True).gaps] == [(0, 9)]
     assert tracked.totals.lost == 15
 
 
-def test_publishers_that_have_ended_are_forgotten_without_harm() -> None:
+def test_publishers_that_have_ended_do_not_count_as_forgotten() -> None:
     tracked = tracker(Numbering(("publisher",), restarts=False, whole=True), counters=2)
     for name in range(5):
-        see(tracked, 0, 1, key=b"%d" % name)
+        receive(tracked, 0, 1, key=b"%d" % name)
         tracked.announce(b"%d" % name, 1, 0, end=True)
     assert tracked.totals.forgotten == 0
-    see(tracked, 1, key=b"beginning missed")
+    receive(tracked, 1, key=b"beginning missed")
     assert tracked.totals.lost == 1
     for name in range(2):
-        see(tracked, 0, key=b"not ended %d" % name)
+        receive(tracked, 0, key=b"not ended %d" % name)
     assert tracked.totals.forgotten == 1
-    # It may be one that was forgotten: what it sent before is not lost a second time.
-    see(tracked, 7, key=b"beginning missed")
+    # This may be a forgotten publisher: its earlier messages are not lost a second time.
+    receive(tracked, 7, key=b"beginning missed")
     assert tracked.totals.lost == 1
 
 
@@ -193,42 +191,42 @@ ENDPOINT = Numbering(("endpoint",))
 def test_a_lower_number_on_a_new_connection_is_a_restart_however_near() -> None:
     tracked = tracker(ENDPOINT)
     tracked.connections[KEY] = 1
-    assert see(tracked, *range(300), 299).duplicates == [300]
-    assert see(tracked, 298).duplicates == [0]
+    assert receive(tracked, *range(300), 299).duplicates == [300]
+    assert receive(tracked, 298).duplicates == [0]
     tracked.connections[KEY] = 2
-    findings = see(tracked, 3, 4, 5)
+    findings = receive(tracked, 3, 4, 5)
     assert findings.restarts == [KEY]
     assert not findings.duplicates
     assert missing(tracked) == [(0, 2)]
-    assert see(tracked, 4).duplicates == [0]
+    assert receive(tracked, 4).duplicates == [0]
 
 
-def test_on_a_new_connection_a_restart_does_not_heal_the_gaps_of_the_life_before() -> None:
+def test_a_restart_on_a_new_connection_heals_no_older_gap() -> None:
     tracked = tracker(ENDPOINT)
     tracked.connections[KEY] = 1
-    see(tracked, 0, 100)
+    receive(tracked, 0, 100)
     tracked.connections[KEY] = 2
-    assert see(tracked, 5).restarts == [KEY]
+    assert receive(tracked, 5).restarts == [KEY]
     assert tracked.totals.healed == 0
 
 
-def test_a_connection_made_anew_to_the_same_publisher_changes_nothing() -> None:
+def test_a_new_connection_to_the_same_publisher_is_no_restart() -> None:
     tracked = tracker(ENDPOINT)
     tracked.connections[KEY] = 1
-    see(tracked, 0, 1, 2)
+    receive(tracked, 0, 1, 2)
     tracked.connections[KEY] = 2
     assert missing(tracked) == []
-    see(tracked, 5, 6)
+    receive(tracked, 5, 6)
     assert missing(tracked) == [(3, 4)]
-    assert see(tracked, 6).duplicates == [0]
+    assert receive(tracked, 6).duplicates == [0]
     assert tracked.totals.restarts == 0
 
 
-def test_the_first_number_is_a_restart_also_where_it_is_missing() -> None:
+def test_the_first_number_is_a_restart_even_if_it_is_in_a_gap() -> None:
     tracked = tracker()
-    see(tracked, 2000, 5)
+    receive(tracked, 2000, 5)
     assert missing(tracked) == [(0, 4)]
-    assert see(tracked, *range(300)).restarts == [KEY]
+    assert receive(tracked, *range(300)).restarts == [KEY]
     assert tracked.totals.restarts == 2
     assert tracked.totals.duplicates == 0
 
@@ -238,7 +236,7 @@ def test_the_first_number_is_a_restart_also_where_it_is_missing() -> None:
 
 @st.composite
 def traffic(draw: st.DrawFn) -> tuple[Numbering, list[int]]:
-    """What a publisher with faults sends: loss, repetition, reordering, restarts, wraps; and sheer noise."""
+    """Messages of a publisher with loss, repetition, reordering, restarts and wraps; and random numbers."""
     numbering = draw(st.sampled_from(NUMBERINGS))
     turn = None if numbering.end is None else numbering.end - numbering.start + 1
     at = draw(st.integers(0, 20))
@@ -271,15 +269,15 @@ def traffic(draw: st.DrawFn) -> tuple[Numbering, list[int]]:
 
 @given(traffic(), st.integers(1, 7))
 @settings(max_examples=250, deadline=None)
-def test_it_judges_as_the_model_does(faulty: tuple[Numbering, list[int]], size: int) -> None:
+def test_any_traffic_is_tracked_as_by_the_model(faulty: tuple[Numbering, list[int]], size: int) -> None:
     numbering, numbers = faulty
     tracked, model = tracker(numbering), Model(numbering)
     for begin in range(0, len(numbers), size):
         part = numbers[begin : begin + size]
-        findings = see(tracked, *part)
-        told = [model.see(number) for number in part]
-        assert findings.duplicates == [row for row, what in enumerate(told) if what == "duplicate"]
-        assert len(findings.restarts) == told.count("restart")
+        findings = receive(tracked, *part)
+        expected = [model.see(number) for number in part]
+        assert findings.duplicates == [row for row, what in enumerate(expected) if what == "duplicate"]
+        assert len(findings.restarts) == expected.count("restart")
         assert_alike(tracked, model)
 
 
@@ -314,13 +312,13 @@ def test_lost_is_sent_minus_received(arrives: list[bool], size: int) -> None:
     received = [n for n, came in enumerate(arrives) if came]
     tracked = tracker()
     for begin in range(0, len(received), size):
-        see(tracked, *received[begin : begin + size])
+        receive(tracked, *received[begin : begin + size])
     if received:
         sent = received[-1] - received[0] + 1
         assert tracked.totals.lost == sent - len(received)
 
 
-# What it remembers.
+# The saved state.
 
 
 @given(
@@ -329,7 +327,7 @@ def test_lost_is_sent_minus_received(arrives: list[bool], size: int) -> None:
     st.sampled_from([(1000, 1000), (2, 1000), (1000, 3), (2, 2)]),
 )
 @settings(max_examples=120, deadline=None)
-def test_a_judge_restored_goes_on_like_the_one_that_was_saved(
+def test_a_restored_tracker_continues_like_the_saved_one(
     steps: list[list[tuple[bytes, int]]], crash_at: int, bounds: tuple[int, int]
 ) -> None:
     numbering = Numbering(("publisher",), window=4)
@@ -346,7 +344,7 @@ def test_a_judge_restored_goes_on_like_the_one_that_was_saved(
 
 
 def saved_by(tracked: SequenceTracker) -> state.SavedTracker:
-    """What a tracker remembers, as another process reads it."""
+    """A tracker's state as another process reads it."""
     return msgspec.json.decode(msgspec.json.encode(state.save(tracked)), type=state.SavedTracker)
 
 
@@ -365,35 +363,35 @@ def memory(tracked: SequenceTracker) -> object:
     )
 
 
-# How much it remembers.
+# Bounds of memory.
 
 
 def test_publishers_beyond_the_limit_are_forgotten_the_longest_silent_first() -> None:
     tracked = tracker(counters=2)
-    see(tracked, 0, key=b"a")
-    see(tracked, 0, key=b"b")
-    see(tracked, 1, key=b"a")
-    see(tracked, 0, key=b"c")
+    receive(tracked, 0, key=b"a")
+    receive(tracked, 0, key=b"b")
+    receive(tracked, 1, key=b"a")
+    receive(tracked, 0, key=b"c")
     assert list(tracked.expected) == [b"a", b"c"]
     assert tracked.totals.forgotten == 1
 
 
-def test_endless_gaps_stay_counted_though_the_oldest_are_forgotten() -> None:
+def test_forgotten_gaps_stay_counted_as_lost() -> None:
     tracked = tracker(Numbering(("publisher",), restarts=False), gaps=10)
     for number in range(0, 20_000, 2):
-        see(tracked, number)
+        receive(tracked, number)
     assert tracked.totals.lost == 9_999
     assert len(tracked.gaps) == 10
-    # It cannot know any more whether 1 came: the message is kept.
-    assert not see(tracked, 1).duplicates
+    # The tracker cannot know whether 1 was received before: the message is kept.
+    assert not receive(tracked, 1).duplicates
     assert tracked.totals.lost == 9_999
 
 
 def test_a_gap_that_is_healed_piece_by_piece_stays_within_the_limit() -> None:
     tracked = tracker(gaps=50)
-    see(tracked, 0, 10_001)
+    receive(tracked, 0, 10_001)
     for number in range(2, 10_000, 2):
-        see(tracked, number)
+        receive(tracked, number)
         assert len(tracked.gaps) <= 50
 
 
@@ -421,54 +419,54 @@ def replay(tracked: SequenceTracker, numbers: Sequence[int], onwards: bool = Fal
 
 def test_a_replay_fills_gaps_and_nothing_else() -> None:
     tracked = tracker()
-    see(tracked, 0, 5)
+    receive(tracked, 0, 5)
     assert replay(tracked, range(10)) == [1, 2, 3, 4]
     assert (tracked.totals.lost, tracked.totals.healed, tracked.totals.late) == (0, 4, 0)
     assert replay(tracker(), range(10)) == []
 
 
-def test_a_replay_that_comes_first_goes_ahead_and_the_live_flow_repeats_nothing() -> None:
+def test_messages_that_a_replay_brought_first_are_overlapping_in_the_live_flow() -> None:
     tracked = tracker()
     assert replay(tracked, range(3, 10), onwards=True) == list(range(3, 10))
-    findings = see(tracked, 5, 6, 7, 8, 9, 10, 11)
+    findings = receive(tracked, 5, 6, 7, 8, 9, 10, 11)
     assert findings.overlapping == [0, 1, 2, 3, 4]
     assert not findings.duplicates
-    assert see(tracked, 9).duplicates == [0]
+    assert receive(tracked, 9).duplicates == [0]
     assert tracked.totals.overlapping == 5
 
 
-def test_a_live_flow_that_begins_behind_the_replay_has_no_overlap() -> None:
+def test_a_live_flow_that_begins_after_the_replay_has_no_overlap() -> None:
     tracked = tracker()
     replay(tracked, range(10), onwards=True)
-    assert not see(tracked, 10, 11).overlapping
-    assert see(tracked, 0).restarts == [KEY]
+    assert not receive(tracked, 10, 11).overlapping
+    assert receive(tracked, 0).restarts == [KEY]
 
 
-def test_a_restart_while_the_live_flow_catches_up_is_seen() -> None:
+def test_a_restart_while_the_live_flow_catches_up_is_found() -> None:
     tracked = tracker()
     replay(tracked, range(10), onwards=True)
-    findings = see(tracked, 4, 5, 0, 1)
+    findings = receive(tracked, 4, 5, 0, 1)
     assert findings.overlapping == [0, 1]
     assert findings.restarts == [KEY]
 
 
-def test_a_replay_of_the_publisher_before_a_restart_says_nothing_of_the_one_behind_it() -> None:
+def test_a_replay_from_before_a_restart_does_not_overlap_messages_after_it() -> None:
     tracked = tracker(ENDPOINT)
     tracked.connections[KEY] = 1
-    see(tracked, *range(11), 20)
+    receive(tracked, *range(11), 20)
     replay(tracked, [21], onwards=True)
     tracked.connections[KEY] = 2
-    assert see(tracked, 12, 13, 14).restarts == [KEY]
+    assert receive(tracked, 12, 13, 14).restarts == [KEY]
     replay(tracked, [15, 16, 17], onwards=True)
-    findings = see(tracked, 15, 16, 17, 18)
+    findings = receive(tracked, 15, 16, 17, 18)
     assert (findings.overlapping, findings.duplicates) == ([0, 1, 2], [])
 
 
-def test_after_a_replay_a_new_connection_brings_nothing_again() -> None:
+def test_messages_on_a_new_connection_do_not_overlap_a_replay() -> None:
     tracked = tracker(ENDPOINT)
     replay(tracked, range(1000), onwards=True)
     tracked.connections[KEY] = 1
-    findings = see(tracked, *range(500))
+    findings = receive(tracked, *range(500))
     assert findings.overlapping == []
     assert findings.restarts == [KEY]
 
@@ -481,39 +479,39 @@ def test_what_a_replay_no_longer_has_is_a_gap() -> None:
 
 
 @given(st.integers(0, 10), st.integers(0, 30), st.sets(st.integers(0, 29)), st.randoms(use_true_random=False))
-def test_live_and_replay_together_give_each_message_once(
+def test_history_the_live_flow_and_a_replay_give_each_message_once(
     joined: int, replayed_to: int, lost: set[int], chance: random.Random
 ) -> None:
-    """History first, then the live flow from somewhere before its end, then a replay for the holes."""
+    """History first, then the live flow from somewhere before the end of it, then a replay for the gaps."""
     tracked, got = tracker(), list[int]()
     got += replay(tracked, [n for n in range(replayed_to) if n not in lost], onwards=True)
     live = [n for n in range(min(joined, replayed_to), 31) if n == 30 or chance.random() < 0.7]
-    findings = see(tracked, *live)
+    findings = receive(tracked, *live)
     got += [n for row, n in enumerate(live) if row not in findings.overlapping]
     assert not findings.duplicates
     assert not findings.restarts or 0 in live
     if not findings.restarts:
         got += replay(tracked, range(31))
         assert len(got) == len(set(got))
-        first = tracked.counters[KEY].floor  # what is older is not tracked
+        first = tracked.counters[KEY].floor  # older messages are not tracked
         assert sorted(n for n in got if n >= first) == list(range(first, 31))
         assert tracked.totals.lost == 0
 
 
 @given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
 @settings(deadline=None)
-def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_message_once(
+def test_a_replay_ahead_and_the_live_flow_in_any_order_give_each_message_once(
     steps: list[str],
 ) -> None:
-    """The live flow does not wait: the same message may come by it first, second, or never."""
+    """The live flow does not wait: it may bring a message before the replay, after it, or not at all."""
     tracked, sent, got = tracker(), 1, [0]
     live: list[int] = []
     replies: list[int] = []
-    see(tracked, 0)
+    receive(tracked, 0)
 
-    def hear() -> None:
+    def receive_live() -> None:
         number = live.pop(0)
-        findings = see(tracked, number)
+        findings = receive(tracked, number)
         assert not findings.duplicates, number
         assert not findings.restarts, number
         got.extend([] if findings.overlapping else [number])
@@ -523,50 +521,50 @@ def test_a_replay_of_what_follows_and_the_live_flow_in_any_order_give_each_messa
             live += [sent] if step == "send" else []
             sent += 1
         elif step == "live" and live:
-            hear()
+            receive_live()
         elif step == "ask":
             replies = list(range(tracked.next_number(KEY) or 0, sent))
         elif step == "reply" and replies:
             got += replay(tracked, [replies.pop(0)], onwards=True)
     live.append(sent)
     while live:
-        hear()
+        receive_live()
     got += replay(tracked, range(sent))
     assert sorted(got) == list(range(sent + 1))
     assert (tracked.totals.lost, tracked.totals.duplicates, missing(tracked)) == (0, 0, [])
 
 
-def test_a_restart_behind_a_proxy_is_no_repetition_of_what_a_replay_brought() -> None:
+def test_a_restart_behind_a_proxy_does_not_overlap_a_replay() -> None:
     tracked = tracker()
-    see(tracked, *range(10))
+    receive(tracked, *range(10))
     replay(tracked, range(10, 20), onwards=True)
-    findings = see(tracked, *range(15))
+    findings = receive(tracked, *range(15))
     assert (findings.restarts, findings.overlapping) == ([KEY], [])
 
 
-def test_the_live_flow_repeats_nothing_twice_while_a_replay_goes_on() -> None:
+def test_a_message_overlaps_a_replay_only_once() -> None:
     tracked = tracker()
-    see(tracked, *range(10))
+    receive(tracked, *range(10))
     replay(tracked, range(10, 15), onwards=True)
-    assert see(tracked, 10, 11, 12).overlapping == [0, 1, 2]
+    assert receive(tracked, 10, 11, 12).overlapping == [0, 1, 2]
     replay(tracked, range(15, 20), onwards=True)
-    assert see(tracked, 11).duplicates == [0]
+    assert receive(tracked, 11).duplicates == [0]
 
 
 def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
     tracked, findings = tracker(ENDPOINT), SequenceFindings()
-    see(tracked, 0, 1, 5)
+    receive(tracked, 0, 1, 5)
     replay(tracked, range(6, 20), onwards=True)
     tracked.connections[KEY] = 1
-    tracked.begin_anew(KEY, 7, findings)
+    tracked.restart(KEY, 7, findings)
     assert (findings.restarts, [(gap.first, gap.last) for gap in findings.abandoned]) == ([KEY], [(2, 4)])
     assert replay(tracked, range(8), onwards=True) == list(range(8))
-    assert see(tracked, 6, 7, 8).overlapping == [0, 1]
+    assert receive(tracked, 6, 7, 8).overlapping == [0, 1]
     assert (tracked.totals.lost, tracked.totals.restarts, tracked.counters[KEY].epoch) == (3, 1, 1)
 
 
-def test_counters_of_several_names_are_only_those_that_there_are() -> None:
-    """Of 1,000 publishers and as many topics there could be a million."""
+def test_only_combinations_of_names_that_occur_become_counters() -> None:
+    """1,000 publishers and 1,000 topics could make a million counters."""
     names = [b"%d" % at for at in range(1000)]
     many, one = Keys.of(pa.array(names, pa.binary())), Keys([b"e"])
     joined = Keys.joined([many, one, many])
@@ -583,7 +581,7 @@ def test_counters_of_several_names_are_only_those_that_there_are() -> None:
     ]
 
 
-# What a change of one operator or argument would break.
+# Cases that a change of one operator or argument would break.
 
 
 def noticed(tracked: SequenceTracker) -> list[tuple[int, int, int]]:
@@ -592,16 +590,16 @@ def noticed(tracked: SequenceTracker) -> list[tuple[int, int, int]]:
 
 def test_each_gap_says_when_it_was_noticed() -> None:
     whole = tracker(Numbering(("publisher",), restarts=False, whole=True))
-    see(whole, 2, when=5)
+    receive(whole, 2, when=5)
     assert noticed(whole) == [(0, 1, 5)]
     tracked = tracker(Numbering(("publisher",), window=10))
-    see(tracked, 100)
-    see(tracked, 3, when=6)  # a restart, by the window
+    receive(tracked, 100)
+    receive(tracked, 3, when=6)  # a restart, by the window
     assert noticed(tracked) == [(0, 2, 6)]
     on_a_new_connection = tracker(ENDPOINT)
-    see(on_a_new_connection, 9)
+    receive(on_a_new_connection, 9)
     on_a_new_connection.connections[KEY] = 1
-    see(on_a_new_connection, 2, when=8)
+    receive(on_a_new_connection, 2, when=8)
     assert noticed(on_a_new_connection) == [(0, 1, 8)]
     announced = tracker()
     announced.announce(KEY, 3, 5)
@@ -611,85 +609,85 @@ def test_each_gap_says_when_it_was_noticed() -> None:
     beyond.announce(KEY, 2, 4)
     assert noticed(beyond) == [(0, 2, 4)]
     replayed, findings = tracker(), SequenceFindings()
-    see(replayed, 0)
+    receive(replayed, 0)
     replayed.track_replayed(KEY, 5, 11, True, findings)
     assert noticed(replayed) == [(1, 4, 11)]
 
 
 def test_a_gap_that_is_split_stays_what_it_was() -> None:
     tracked = tracker()
-    see(tracked, 0, 10, when=3)
-    tracked.gaps.settle(tracked.missing(KEY))
-    see(tracked, 5, when=99)
-    assert [(gap.first, gap.last, gap.noticed, gap.healed, gap.settled) for gap in tracked.gaps] == [
+    receive(tracked, 0, 10, when=3)
+    tracked.gaps.mark_final(tracked.missing(KEY))
+    receive(tracked, 5, when=99)
+    assert [(gap.first, gap.last, gap.noticed, gap.healed, gap.final) for gap in tracked.gaps] == [
         (1, 4, 3, None, True),
         (5, 5, 3, 99, False),
         (6, 9, 3, None, True),
     ]
 
 
-def test_what_several_restarts_of_one_call_have_left_is_all_told() -> None:
+def test_each_of_several_restarts_in_one_call_abandons_its_gaps() -> None:
     tracked = tracker()
-    findings = see(tracked, 0, 2, 0, 2, 0)
+    findings = receive(tracked, 0, 2, 0, 2, 0)
     assert [(gap.epoch, gap.first, gap.last) for gap in findings.abandoned] == [(0, 1, 1), (1, 1, 1)]
     assert len(tracked.gaps) == 2  # and a restart with the first number has no gap
 
 
-def test_announcements_judge_as_messages_do() -> None:
+def test_announcements_are_tracked_like_messages() -> None:
     tracked = tracker()
-    see(tracked, 0)
+    receive(tracked, 0)
     tracked.announce(KEY, 1, 0)
     assert missing(tracked) == [(1, 1)]
     assert not tracked.counters[KEY].ended
-    findings = see(tracked, 2)
+    findings = receive(tracked, 2)
     assert (findings.gaps, findings.duplicates) == ([], [])
     tracked.announce(KEY, 2, 0, end=True)
     assert missing(tracked) == [(1, 1)]
     assert tracked.counters[KEY].ended
     wrapping = tracker(Numbering(("publisher",), end=15))
-    see(wrapping, 14)
+    receive(wrapping, 14)
     wrapping.announce(KEY, 2, 0)  # after 15 comes 0
     assert missing(wrapping) == [(15, 18)]
     few = tracker(gaps=1)
-    see(few, 0)
+    receive(few, 0)
     few.announce(KEY, 1, 0)
-    see(few, 2)
+    receive(few, 2)
     assert [(gap.first, gap.last) for gap in few.announce(KEY, 3, 0).abandoned] == [(1, 1)]
 
 
-def test_an_announcement_ends_what_a_replay_has_brought_ahead() -> None:
+def test_after_an_announcement_no_replay_is_ahead() -> None:
     tracked = tracker()
     replay(tracked, range(5), onwards=True)
     tracked.announce(KEY, 6, 0)
-    assert see(tracked, 3).duplicates == [0]  # and not what the replay has brought
+    assert receive(tracked, 3).duplicates == [0]  # and not overlapping
 
 
-def test_a_counter_that_a_replay_began_keeps_its_gaps_over_a_restart_of_ours() -> None:
+def test_a_counter_begun_by_a_replay_keeps_its_gaps_when_restored() -> None:
     tracked = tracker()
-    see(tracked, 0, 3, key=b"other")
+    receive(tracked, 0, 3, key=b"other")
     tracked.begin(KEY, 5)
-    see(tracked, 7)
+    receive(tracked, 7)
     again = tracker()
     state.restore(again, saved_by(tracked))
     assert missing(again) == [(5, 6)]
     assert missing(again, b"other") == [(1, 2)]
 
 
-def test_whether_it_is_the_publisher_last_heard_depends_on_the_connection() -> None:
+def test_a_new_connection_may_be_to_another_publisher() -> None:
     tracked = tracker(ENDPOINT)
-    assert tracked.is_certain(KEY)  # never heard
-    see(tracked, 1)
-    assert tracked.is_certain(KEY)
+    assert tracked.is_same_publisher(KEY)  # not known yet
+    receive(tracked, 1)
+    assert tracked.is_same_publisher(KEY)
     tracked.connections[KEY] = 1
-    assert not tracked.is_certain(KEY)
-    tracked.make_certain(KEY)
-    assert tracked.is_certain(KEY)
+    assert not tracked.is_same_publisher(KEY)
+    tracked.confirm_publisher(KEY)
+    assert tracked.is_same_publisher(KEY)
     tracked.connections[KEY] = 2
-    tracked.begin_anew(KEY, 0, SequenceFindings())
-    assert tracked.is_certain(KEY)
+    tracked.restart(KEY, 0, SequenceFindings())
+    assert tracked.is_same_publisher(KEY)
 
 
-def test_of_counters_by_several_things_the_endpoint_has_the_connection() -> None:
+def test_connections_count_for_counters_that_include_the_endpoint() -> None:
     tracked = tracker(Numbering(("publisher", "endpoint")))
     key = (b"p", b"e")
     tracked.track(in_runs([key] * 2, [8, 9]), lambda _: 0)
@@ -699,8 +697,8 @@ def test_of_counters_by_several_things_the_endpoint_has_the_connection() -> None
 
 def test_topics_and_samples_are_kept() -> None:
     tracked = tracker()
-    see(tracked, 1)
-    see(tracked, 1, key=b"\xff")
+    receive(tracked, 1)
+    receive(tracked, 1, key=b"\xff")
     tracked.counters[KEY].topic = b"kv"
     tracked.counters[b"\xff"].topic = b"\xfe"
     tracked.counters[b"\xff"].sample = Sample.of(1, b"value")
@@ -710,66 +708,66 @@ def test_topics_and_samples_are_kept() -> None:
     assert Sample.of(1, b"value") not in (Sample.of(2, b"value"), Sample.of(1, b"other"))
 
 
-def test_what_is_below_a_forgotten_gap_is_late_and_above_it_seen() -> None:
+def test_messages_below_a_forgotten_gap_are_late_and_above_it_duplicates() -> None:
     tracked = tracker(gaps=1)
-    findings = see(tracked, 0, 2, 4)
+    findings = receive(tracked, 0, 2, 4)
     assert [(gap.first, gap.last) for gap in findings.abandoned] == [(1, 1)]
-    assert (see(tracked, 1).duplicates, tracked.totals.late) == ([], 1)
-    assert see(tracked, 2).duplicates == [0]
+    assert (receive(tracked, 1).duplicates, tracked.totals.late) == ([], 1)
+    assert receive(tracked, 2).duplicates == [0]
 
 
-def test_forgotten_counters_are_counted_one_by_one_and_begin_anew() -> None:
+def test_each_forgotten_counter_is_counted_and_begins_again() -> None:
     tracked = tracker(counters=1)
     replay(tracked, range(3, 6), onwards=True)
-    see(tracked, 1, key=b"other")
-    see(tracked, 5)
+    receive(tracked, 1, key=b"other")
+    receive(tracked, 5)
     assert tracked.totals.forgotten == 2
-    assert see(tracked, 6, 6).duplicates == [1]
-    assert see(tracked, 5).overlapping == []  # that replay is forgotten, too
+    assert receive(tracked, 6, 6).duplicates == [1]
+    assert receive(tracked, 5).overlapping == []  # the replay is forgotten, too
 
 
-def test_what_is_older_than_a_replay_is_late_each_time() -> None:
+def test_messages_older_than_a_replay_are_late() -> None:
     tracked = tracker()
     replay(tracked, range(5, 9), onwards=True)
-    see(tracked, 3, 4)
+    receive(tracked, 3, 4)
     assert tracked.totals.late == 2
 
 
-def test_what_a_live_flow_repeats_while_it_catches_up_is_a_duplicate() -> None:
+def test_a_message_that_the_live_flow_repeats_behind_a_replay_is_a_duplicate() -> None:
     tracked = tracker()
     replay(tracked, range(5, 8), onwards=True)
-    findings = see(tracked, 5, 5)
+    findings = receive(tracked, 5, 5)
     assert (findings.overlapping, findings.duplicates) == ([0], [1])
     assert tracked.next_number(KEY) == 8
-    assert not see(tracked, 8).gaps
+    assert not receive(tracked, 8).gaps
 
 
-def test_of_counters_that_take_turns_each_has_its_places_and_numbers() -> None:
+def test_interleaved_counters_keep_their_places_and_numbers() -> None:
     tracked = tracker()
     assert tracked.track(in_runs([b"a", b"b", b"a", b"b"], [5, 5, 5, 6]), lambda _: 0).duplicates == [2]
     tracked.track(in_runs([b"c", b"c", b"d", b"d"], [5, 6, 7, 8]), lambda _: 0)
     assert (tracked.next_number(b"c"), tracked.next_number(b"d")) == (7, 9)
 
 
-def test_a_replay_goes_over_the_turn_of_a_counter() -> None:
+def test_a_replay_crosses_the_wrap_of_a_counter() -> None:
     tracked = tracker(Numbering(("publisher",), end=15, restarts=False))
     assert replay(tracked, [14, 15, 0, 1], onwards=True) == [14, 15, 0, 1]
     assert (tracked.next_number(KEY), len(tracked.gaps)) == (2, 0)
-    findings = see(tracked, 15, 0, 1, 2, 4)
+    findings = receive(tracked, 15, 0, 1, 2, 4)
     assert (findings.overlapping, findings.duplicates, missing(tracked)) == ([0, 1, 2], [], [(19, 19)])
     assert replay(tracked, [1, 3]) == [3]
 
 
-def test_a_replay_forgets_and_tells_as_the_live_flow_does() -> None:
+def test_a_replay_keeps_the_bound_of_gaps() -> None:
     tracked, findings = SequenceTracker(ENDPOINT, 1000, 1), SequenceFindings()
     tracked.connections[KEY] = 3
     for number in (0, 2, 4):
         tracked.track_replayed(KEY, number, 0, True, findings)
     assert [(gap.first, gap.last) for gap in findings.abandoned] == [(1, 1)]
-    assert tracked.is_certain(KEY)
+    assert tracked.is_same_publisher(KEY)
 
 
-def test_totals_are_told_in_a_line() -> None:
+def test_totals_print_in_one_line() -> None:
     tracked = tracker()
-    see(tracked, 0, 2)
+    receive(tracked, 0, 2)
     assert str(tracked.totals).startswith("lost=1 late=0 ")

@@ -66,7 +66,7 @@ class Asking:
         onwards = self.it.onwards
         replies, anew = self.it.take(self.tracker, self.now)
         if anew:
-            self.tracker.begin_anew(KEY, 0, SequenceFindings())
+            self.tracker.restart(KEY, 0, SequenceFindings())
         for reply in replies:
             assert reply.sequence is not None
             self.tracker.track_replayed(KEY, reply.sequence, 0, onwards, SequenceFindings())
@@ -289,7 +289,7 @@ def test_the_same_message_on_a_new_connection_is_of_the_same_publisher() -> None
     asking = reconnected()
     asking.reply(4, 5, None)
     assert asking.take() == ([4, 5], False)
-    assert asking.tracker.is_certain(KEY)
+    assert asking.tracker.is_same_publisher(KEY)
     assert asking.tracker.totals.restarts == 0
 
 
@@ -321,7 +321,7 @@ def test_gaps_of_before_wait_until_it_is_known_who_is_there() -> None:
     assert asking.asked() == [4], "what follows the last known message, not the gap"
     asking.reply(4, 8, None)
     asking.take()
-    assert asking.tracker.is_certain(KEY)
+    assert asking.tracker.is_same_publisher(KEY)
     asking.step()
     asking.now = 0.2
     asking.step()

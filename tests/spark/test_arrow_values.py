@@ -116,7 +116,9 @@ def test_what_does_not_fit_is_what_mode_says(
     assert corrupt == [(1, None), (2, None), (None, b"no Arrow"), (None, text), (3, None)]
     assert read("x INT NOT NULL", mode="dropMalformed") == [(1,), (2,), (3,)]
     logged = package_log()
-    assert "reading the value of message 1 of log partition 0 as Arrow: it is no Arrow IPC stream" in logged
+    assert (
+        "reading the value of message 1 of log partition 0 as Arrow: it is not an Arrow IPC stream" in logged
+    )
     assert (
         "message 2 of log partition 0 as Arrow: column 'x' is string, and the schema says int32; it is left out"
         in logged

@@ -101,7 +101,7 @@ assert run(sys.argv[1], call, timeout="10min")
 
 
 def run(program: str, directory: Path) -> str:
-    """Run a program that must end by itself; what it said."""
+    """Run a program that must end by itself; return its output."""
     return subprocess.run(
         [sys.executable, "-c", _RUNNER + program, str(directory)],
         cwd=REPOSITORY,
@@ -112,22 +112,22 @@ def run(program: str, directory: Path) -> str:
     ).stdout
 
 
-def test_a_signal_between_the_taking_of_a_lock_and_its_block_hangs_nobody(tmp_path: Path) -> None:
+def test_a_signal_between_a_lock_and_its_block_leaves_no_lock_taken(tmp_path: Path) -> None:
     moments = run(_MOMENTS, tmp_path).split()
     assert len(moments) > 10
     for moment in moments:
         assert log_rows(tmp_path / moment)["value"].to_pylist() == [b"0", b"1", b"2"]
 
 
-def test_a_signal_ends_a_long_wait_for_messages_and_what_came_is_kept(tmp_path: Path) -> None:
+def test_a_signal_ends_a_long_wait_and_keeps_what_was_received(tmp_path: Path) -> None:
     run(_GATHERING, tmp_path)
     assert log_rows(tmp_path)["value"].to_pylist() == [b"0", b"1", b"2"]
 
 
-def test_a_receiver_that_waits_for_its_log_ends_when_it_is_told(tmp_path: Path) -> None:
+def test_a_signal_ends_a_receiver_that_waits_for_the_lock_of_its_log(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
-    held = storage.lock(0)  # by somebody who does not say what is received
+    held = storage.lock(0)
     told = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
     told.start()
     began = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_receiver_that_waits_for_its_log_ends_when_it_is_told(tmp_path: Path) 
     held.release()
 
 
-def test_a_flag_may_be_set_by_a_signal_while_the_same_thread_sets_it_or_waits_for_it() -> None:
+def test_a_signal_may_set_a_flag_while_the_same_thread_sets_it_or_waits_for_it() -> None:
     flag, waiting = StopFlag(), threading.Event()
 
     def send() -> None:

@@ -1,4 +1,4 @@
-"""The rules of ``zmq_datasource.sequences`` once more, slow and obvious: every number seen is kept in a set."""
+"""A slow and simple model of the rules of ``zmq_datasource.sequences``: it keeps every received number in a set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmq_datasource.options import Numbering
 
 @dataclass
 class Epoch:
-    """One life of a publisher: what it sent from ``floor`` on, as positions that never wrap."""
+    """An epoch of a counter: its messages from ``floor`` on, as positions that never wrap."""
 
     floor: int
     seen: set[int] = field(default_factory=set)

@@ -31,8 +31,8 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Access
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
-from zmq_datasource.sink import sending_socket
 from zmq_datasource.sink.sender import Sender
+from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
@@ -95,7 +95,7 @@ def keys(tmp_path: Path) -> Keys:
 @pytest.fixture(autouse=True)
 def _looks_often_and_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(sending_socket, "_SHAKING_SECONDS", 20.0)
+    monkeypatch.setattr(SendingSocket, "handshake_seconds", 20.0)
 
 
 def given(options: dict[str, str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from zmq_datasource.acknowledged.protocol import INTERNAL, MOST_FRAME_BYTES, MOS
 from zmq_datasource.acknowledged.sender_session import AttemptLostError, RefusedByReceiverError
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
-from zmq_datasource.host.forks import ThisProcess
+from zmq_datasource.host.machine import ThisProcess
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.parser import parse, texts_of
 

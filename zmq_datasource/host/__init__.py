@@ -1,3 +1,1 @@
-"""What the machine and its surroundings give: file systems by their URI, object storage, open files, addresses,
-signals, and log lines at a bounded rate.
-"""
+"""What the machine provides: directories by URI, addresses, processes, signals, and log lines at a limited rate."""

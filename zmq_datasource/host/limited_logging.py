@@ -1,4 +1,4 @@
-"""Log lines at a bounded rate, and the number of those that were left out."""
+"""Log lines at a limited rate; the lines that are left out are counted."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from zmq_datasource.host.printable import printable
 
 __all__ = ["LimitedLog"]
 
-# Characters of each text in a line: it may be of a peer.
+# Characters of each text in a line, because a peer may have sent it.
 _MOST_SHOWN = 1000
 
 
 class LimitedLog:
-    """Lines of one kind, of which there may be a great many.
+    """Writes at most ``lines`` log lines of one kind in ``seconds``, and then one line with the number left out.
 
     Args:
-        name: Of the logger.
-        what: The kind, for the line that tells how many were left out.
-        clock: Seconds, monotonic.
-        lines, seconds: So many lines in so many seconds; the others are reported by their number.
+        name: The logger's name.
+        what: The kind, in the plural, for the line with the number.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -41,15 +40,15 @@ class LimitedLog:
         self._left_out = 0
 
     def warn(self, message: str, *args: object) -> None:
-        """Log a warning, or count it."""
+        """Log a warning, or count it if the limit is reached."""
         self._write(logging.WARNING, message, args)
 
     def fault(self, message: str, *args: object, error: BaseException) -> None:
-        """Log an error with its traceback, or count it."""
+        """Log an error with its traceback, or count it if the limit is reached."""
         self._write(logging.ERROR, message, args, error)
 
     def info(self, message: str, *args: object) -> None:
-        """Log what is going on, or count it."""
+        """Log an information, or count it if the limit is reached."""
         self._write(logging.INFO, message, args)
 
     def _write(
@@ -58,7 +57,7 @@ class LimitedLog:
         self.flush()
         if self._lines < self._most_lines:
             self._lines += 1
-            # A handler that keeps records must not keep, by an error's traceback, the messages that it is about.
+            # As text: an error has a traceback, by which a handler that keeps records would keep the refused messages.
             args = tuple(
                 printable(str(arg), _MOST_SHOWN) if isinstance(arg, (str, BaseException)) else arg
                 for arg in args
@@ -68,7 +67,7 @@ class LimitedLog:
             self._left_out += 1
 
     def flush(self) -> None:
-        """Tell what was left out, once its time is over."""
+        """Log how many lines were left out, if ``seconds`` have passed. Called now and then."""
         now = self._clock()
         if now < self._until:
             return

@@ -1,4 +1,4 @@
-"""Directories on any file system that pyarrow knows: what ``Location`` names."""
+"""Directories on any file system that pyarrow supports, named by an option of type ``Location``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.host.private_files import make_private
+from zmq_datasource.host.machine import make_private
 from zmq_datasource.options.types import Location
 
 __all__ = ["check_location", "directory_of", "make_directory", "make_file", "without_secrets"]
@@ -17,12 +17,12 @@ _SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 
 
 def directory_of(location: Location) -> tuple[Any, str]:
-    """The file system, and the path on it.
+    """The file system of a location, and the path on it.
 
     Raises:
-        OSError, ValueError: pyarrow cannot mean anything by it; its words may hold a secret.
+        OSError, ValueError: pyarrow does not understand the location; the error's text may contain a secret.
     """
-    # Imported here because it costs a tenth of a second, which only who uses a location should pay.
+    # Imported here because it takes 0.1 s, which a program without a location need not spend.
     from pyarrow import fs  # noqa: PLC0415
 
     if "://" in location.plain:
@@ -32,9 +32,9 @@ def directory_of(location: Location) -> tuple[Any, str]:
 
 
 def make_directory(system: Any, root: str, below: str = "") -> None:
-    """Make a location's directory, and one below it.
+    """Create a location's directory, and the directory ``below`` it.
 
-    On this machine a location that does not exist yet is made for its user alone: whole messages may be kept there.
+    On a local file system a new directory is readable by its owner only, because it may receive whole messages.
 
     Raises:
         OSError: The file system refused.
@@ -48,7 +48,9 @@ def make_directory(system: Any, root: str, below: str = "") -> None:
 
 
 def make_file(system: Any, path: str) -> None:
-    """On this machine, make an empty file for its user alone, which is written next; elsewhere the storage decides.
+    """Create an empty file that only its owner may read, if the file system is local; elsewhere do nothing.
+
+    Called before a file is written.
 
     Raises:
         OSError: The file system refused.
@@ -58,13 +60,14 @@ def make_file(system: Any, path: str) -> None:
 
 
 def check_location(option: str, location: Location | None, *, reach: bool = True) -> None:
-    """Refuse a location that pyarrow cannot mean anything by.
+    """Refuse a location that pyarrow does not understand. Called when a DataFrame or a receiver is created.
 
     Args:
-        reach: Whether to ask the file system, too, which may take its time and be away for a while.
+        option: The option's name, for the error.
+        reach: Whether to connect to the file system too, which may be slow or not available at present.
 
     Raises:
-        OptionError: It is of an unknown scheme, or malformed.
+        OptionError: The location has an unknown scheme, or is malformed.
     """
     if location is None:
         return
@@ -73,16 +76,16 @@ def check_location(option: str, location: Location | None, *, reach: bool = True
         if not location.plain or (not separator and location.plain.startswith("file:")):
             raise ValueError("a URI of the local file system begins with file://")
         if not separator and not location.plain.startswith("/"):
-            # pyarrow would make a directory of that name wherever the process happens to run.
+            # pyarrow would create a directory of this name in the process's working directory.
             if location.plain.startswith("dbfs:"):
                 raise ValueError(f"on Databricks write the path /dbfs{location.plain.removeprefix('dbfs:')}")
             raise ValueError("it must be an absolute path, or a URI: each process has a directory of its own")
         if separator and scheme not in _SCHEMES:
-            raise ValueError(f"no file system is called {scheme}")
+            raise ValueError(f"there is no file system of the scheme {scheme}")
         if reach or scheme == "file":
             directory_of(location)
     except (OSError, ValueError) as e:
-        # The cause's own words may hold a secret.
+        # From None, because the cause's text may contain a secret.
         raise OptionError(
             f"option {option}={location!r}: {without_secrets(e, location)}; name a directory by its path, or by a URI "
             "of a file system that pyarrow knows (file, s3, gs, hdfs)"
@@ -90,5 +93,5 @@ def check_location(option: str, location: Location | None, *, reach: bool = True
 
 
 def without_secrets(error: Exception, location: Location) -> str:
-    """The words of a file system's error, fit for a log."""
+    """The text of a file system's error without the secrets of its location, for a log."""
     return str(error).replace(location.plain, str(location))

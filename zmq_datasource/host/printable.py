@@ -1,4 +1,4 @@
-"""Text of a peer for a person: a log line, an error, a terminal. Pure."""
+"""Makes text that a peer has sent safe to show in a log line, an error or a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ __all__ = ["printable"]
 
 
 def printable(text: str | bytes, most: int) -> str:
-    """A text with its unprintable characters escaped, and cut to ``most`` characters.
+    """Escape the unprintable characters of a text, and cut it to ``most`` characters.
 
-    Unprintable are the characters that steer a terminal or hide text: control characters, line ends, marks of the
-    writing direction. Bytes that are no UTF-8 are escaped too, as in ``\\xff``.
+    Unprintable characters control a terminal or hide text: control characters, line ends, marks of the
+    writing direction. Bytes that are not UTF-8 are escaped too, as in ``\\xff``.
 
     Args:
-        text: Of any size; no more than ``most`` characters of it are looked at.
-        most: Characters of the result, at least 1. A text that is cut ends with ``…``.
+        text: Of any size; only its first ``most`` characters are read.
+        most: Limit of the result's characters, at least 1. A text that is cut ends with ``…``.
     """
     if isinstance(text, bytes):
         # A character has up to 4 bytes. If the cut goes through one, it is cut off again below.

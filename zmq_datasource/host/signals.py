@@ -1,9 +1,8 @@
-"""SIGTERM and SIGINT: noted at once, and obeyed where nothing is half done.
+"""SIGTERM and SIGINT: recorded at once, and obeyed where no lock can stay taken.
 
-A signal handler runs between any two bytecodes of the main thread. One that raises there may do so between the taking
-of a lock and the block that gives it back, and one that sets a ``threading.Event`` takes a lock that the very same
-thread may hold: either way the process hangs for ever. So a handler here only sets a flag, and whoever waits looks at
-it again and again.
+Python runs a signal handler between any two bytecodes of the main thread. If the handler raises an exception there, a
+lock that was just acquired is never released. If it sets a ``threading.Event``, it waits for a lock that the
+same thread may hold. So the handlers here only set a flag, and loops that wait check this flag.
 """
 
 from __future__ import annotations
@@ -20,37 +19,36 @@ from typing import ParamSpec, TypeVar
 __all__ = [
     "StopFlag",
     "check_signals",
-    "checks_signals",
-    "finish",
+    "defers_signals",
+    "exit_on_signals",
+    "forget_signal",
     "ignore_signals",
     "is_signalled",
-    "obey_signals",
 ]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _TICK_SECONDS = 0.05
-_PACKAGE = __name__.partition(".")[0]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopFlag:
-    """Whether a program was told to stop: a ``threading.Event`` that a signal handler may set."""
+    """A flag like ``threading.Event`` that a signal handler may set, because it has no lock."""
 
     def __init__(self) -> None:
         self._is_set = False
 
     def set(self, *_: object) -> None:
-        """Set it; by any thread, and as a signal handler."""
+        """Set the flag. Any thread may call this, and it can serve as a signal handler."""
         self._is_set = True
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Whether the flag is set."""
         return self._is_set
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is set, or so many seconds; whether it is."""
+        """Wait until the flag is set, for at most ``seconds``; return whether it is set."""
         deadline = time.monotonic() + seconds
         while not self._is_set and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _TICK_SECONDS))
@@ -58,90 +56,94 @@ class StopFlag:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Have SIGTERM and SIGINT set it, in a block of the main thread, and break off waits until ``finish``.
+        """In a block of the main thread: SIGTERM and SIGINT set the flag, and end a wait that calls ``check_signals``.
 
-        A wait that is broken off so ends the block.
+        A wait that ends this way ends the block. After ``forget_signal`` the signals only set the flag.
         """
-        global _told
+        global _pending
         before = [(number, signal.signal(number, self.set)) for number in _SIGNALS]
-        _told = self
+        _pending = self
         try:
             yield
         except SystemExit:
             if not self._is_set:
                 raise
         finally:
-            finish()
+            forget_signal()
             for number, handler in before:
                 signal.signal(number, handler)
 
 
-# Signals are the whole process' own, and so is what was heard of them.
-_told = StopFlag()
+# Signals belong to the process and not to an object, so their state does too.
+_pending = StopFlag()
 _exit_code = 0
+_deferring = 0  # how many calls of functions with ``defers_signals`` are running
 
 
-def obey_signals() -> None:
-    """From now on SIGTERM, and SIGINT where nobody else wants it, end this process by ``SystemExit``.
+def exit_on_signals() -> None:
+    """Make SIGTERM end this process by ``SystemExit``; SIGINT too, if Python's default handler is installed for it.
 
-    It is raised at once while none of this package's code runs in the main thread, else at the next
-    ``check_signals``. Called by another thread than the main one this does nothing.
+    The exception is raised at once, or, while a function with ``defers_signals`` runs, at its next
+    ``check_signals`` or at its end. A second signal raises nothing, so that it cannot interrupt the exit.
+
+    Called when a query starts. Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _SIGNALS:
         if number == signal.SIGTERM or signal.getsignal(number) is signal.default_int_handler:
-            signal.signal(number, _hear)
+            signal.signal(number, _on_signal)
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, _frame: FrameType | None) -> None:
     global _exit_code
+    is_first = not _pending.is_set()
     _exit_code = 128 + number
-    _told.set()
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-            return
-        frame = frame.f_back
-    raise SystemExit(_exit_code)
-
-
-def is_signalled() -> bool:
-    """Whether this process was told to end, and nobody has begun to see to it."""
-    return _told.is_set()
-
-
-def check_signals() -> None:
-    """Where a wait may be broken off.
-
-    Raises:
-        SystemExit: This process was told to end, and this is its main thread.
-    """
-    if _told.is_set() and threading.current_thread() is threading.main_thread():
+    _pending.set()
+    if is_first and not _deferring:
         raise SystemExit(_exit_code)
 
 
-def checks_signals(method: Callable[P, T]) -> Callable[P, T]:
-    """Of a method that somebody else calls: it ends with ``check_signals``, whatever came of it."""
+def is_signalled() -> bool:
+    """Whether a signal has arrived since the last ``forget_signal``."""
+    return _pending.is_set()
+
+
+def check_signals() -> None:
+    """End the wait that calls this, if a signal has arrived. Loops that wait call it in each round.
+
+    Raises:
+        SystemExit: A signal has arrived, and this is the main thread.
+    """
+    if _pending.is_set() and threading.current_thread() is threading.main_thread():
+        raise SystemExit(_exit_code)
+
+
+def defers_signals(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a method that Spark calls: a signal meanwhile is obeyed at ``check_signals`` or at the call's end."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        global _deferring
+        _deferring += 1
         try:
             return method(*args, **kwargs)
         finally:
+            _deferring -= 1
             check_signals()
 
     return call
 
 
-def finish() -> None:
-    """For who sees to it from here on: no wait is broken off any more."""
-    global _told
-    _told = StopFlag()
+def forget_signal() -> None:
+    """Let ``check_signals`` raise nothing until the next signal. Called when a stop in good order begins."""
+    global _pending
+    _pending = StopFlag()
 
 
 def ignore_signals() -> None:
-    """For who has begun to stop in good order: from now on nothing cuts that short."""
+    """Ignore SIGTERM and SIGINT from now on, so that nothing interrupts a stop that has begun."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    finish()
+    forget_signal()

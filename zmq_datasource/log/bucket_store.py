@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.processes import is_gone, process_mark
+from zmq_datasource.host.machine import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
 from zmq_datasource.log.files import read_file, this_process, writing

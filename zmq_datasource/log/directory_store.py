@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.private_files import PRIVATE
+from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import (
     MOUNT_AGAIN,

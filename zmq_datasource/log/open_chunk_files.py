@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.private_files import PRIVATE
+from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log.files import open_file, read_file, reading, sync_directory, sync_file, writing
 from zmq_datasource.log.layout import TEMPORARY_PREFIX, growing_name, parse_growing_name
 from zmq_datasource.log.store import Part

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.private_files import make_private
+from zmq_datasource.host.machine import make_private
 from zmq_datasource.log.files import (
     add_directory,
     open_file,

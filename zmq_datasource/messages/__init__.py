@@ -1,4 +1,8 @@
-"""What a message is: the schemas of raw messages, rows and the log, and framing, frames to fields and back.
+"""The data model: schemas of raw messages, rows and the log, and framing, which finds fields in frames.
 
-``rows`` is the one builder of rows. Pure: bytes, columns and times come in, values go out.
+Everything here is pure: it works on bytes, columns and times, and does no I/O.
+
+Modules: ``schemas`` declares the columns; ``raw`` has messages as they were received, and ``rows`` builds rows of them;
+``framing`` finds the fields between these two. ``packed`` sends columns over a socket. ``arrow_values`` and
+``arrow_types`` read and write values that are tables. ``columns`` has functions on columns that all of them use.
 """

@@ -1,14 +1,13 @@
-"""Values that are tables: record batches to messages, and messages to rows.
+"""Values that are tables: write record batches to messages, and read messages as rows.
 
-A value is an Arrow IPC stream: the schema, record batches, and the end. So each message can be read alone, by anything
-that knows Arrow.
+A value is an Arrow IPC stream: the schema, record batches, and the end. So each message can be read alone, by any
+program that knows Arrow.
 
 The rules of reading:
 
-* A column is found by its name. Its type must be the schema's, or one that becomes it without a loss: see
-  ``arrow_types``.
-* Whatever the bytes are, they become rows or an ``UnfitValueError``: what Arrow reads is checked in full before it is
-  used, and memory that no bytes stand for is bounded.
+* A column is found by its name. Its type must be that of the schema, or convert to it without loss (``arrow_types``).
+* Any bytes become rows or an ``UnfitValueError``. What Arrow reads is validated in full before it is used, and the
+  memory that rows take beyond the bytes of the value is bounded.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.messages.arrow_types import Room, UnfitValueError, column_as, short, width_of
+from zmq_datasource.messages.arrow_types import MemoryBudget, UnfitValueError, column_as, short, width_of
 from zmq_datasource.messages.columns import integers_of
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 
 __all__ = ["CORRUPT_RECORD", "MESSAGE_COLUMNS", "ArrowValues", "values_of"]
 
-# What a schema may have beside the columns of the values: what is known of the message, and the value that did not fit.
+# A schema may have these columns beside those of the values: facts about the message, and a value that does not fit.
 MESSAGE_COLUMNS = {
     f"_{column.name}": column for column in LOG_SCHEMA if column.name not in ("value", "frames")
 }
 CORRUPT_RECORD = "_corrupt_record"
 _NEVER_NULL = ("_partition", "_id", "_timestamp")
 
-# By name; None for a value that does not fit.
+# The columns by name; None for a value that does not fit.
 _Columns: TypeAlias = dict[str, pa.Array] | None
 
-# Rows of small messages are given to Spark together.
+# Rows of small messages are joined into batches of this size for Spark.
 _BATCH_ROWS, _BATCH_BYTES = 10_000, 32 << 20
-# Without any buffer a record batch can claim any number of rows.
+# A record batch without buffers can claim any number of rows.
 _MOST_ROWS = 1 << 24
-# What a record batch costs in Python, however few its bytes.
+# The bytes that Python needs for a record batch of any size.
 _BATCH_COST = 2048
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def values_of(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> pa.Array:
-    """The values of messages that hold the rows of a batch, in their order.
+    """Write the rows of a batch, in order, to the values of messages.
 
     Args:
-        max_rows: Of one message.
-        max_bytes: Of the columns in one message; a row is never divided.
+        max_rows: The most rows of one message.
+        max_bytes: The most bytes of columns in one message. A larger row is a message of its own.
 
     Returns:
-        Binary, with offsets of 64 bits.
+        A binary column with offsets of 64 bits.
     """
     sink = pa.BufferOutputStream()
     ends = [0]
@@ -74,15 +73,15 @@ def values_of(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ArrowValues:
-    """Reads messages of a log as rows of a schema.
+    """Reads messages of a log as rows with a schema.
 
     Args:
-        schema: Of the rows; beside columns of the values it may have those of ``MESSAGE_COLUMNS``, and
+        schema: The schema of the rows. Beside columns of the values it may have ``MESSAGE_COLUMNS`` and
             ``CORRUPT_RECORD``.
-        permissive: Whether a value that does not fit becomes a row of nulls, with its bytes as ``CORRUPT_RECORD``.
+        permissive: Whether a value that does not fit becomes a row of nulls with the value as ``CORRUPT_RECORD``.
 
     Raises:
-        ValueError: A column with one of those names has another type, or must not be null and would be.
+        ValueError: A column with one of those names has another type, or is NOT NULL and would be null.
     """
 
     schema: pa.Schema
@@ -103,7 +102,7 @@ class ArrowValues:
                 given.append(column)
             elif column.type != wanted:
                 raise ValueError(
-                    f"column {column.name!r} has type {column.type}, and what it is of a message has type {wanted}"
+                    f"column {column.name!r} has type {column.type}; this column of messages has type {wanted}"
                 )
             elif not column.nullable and column.name not in _NEVER_NULL:
                 raise ValueError(f"column {column.name!r} can be null; leave out NOT NULL")
@@ -118,23 +117,22 @@ class ArrowValues:
     def rows(
         self, batch: pa.RecordBatch, unfit: Callable[[int, int, UnfitValueError], None]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of messages, in order.
+        """Read messages of a log as rows, in order.
 
         Args:
-            batch: Messages of a log.
-            unfit: Told of each value that does not fit: its partition, its id, and why.
+            unfit: Called for each value that does not fit, with its partition, its id, and the reason.
         """
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
         values = batch.column("value")
         for at in range(batch.num_rows):
-            room = Room()
+            budget = MemoryBudget()
             try:
-                found = self._read(values[at].as_buffer(), room)
-                made = [self._with_message(*each, batch, at, room) for each in found]
+                found = self._read(values[at].as_buffer(), budget)
+                made = [self._with_message(*each, batch, at, budget) for each in found]
             except UnfitValueError as e:
                 unfit(batch.column("partition")[at].as_py(), batch.column("id")[at].as_py(), e)
-                made = [self._with_message(None, 1, batch, at, Room())] if self.permissive else []
+                made = [self._with_message(None, 1, batch, at, MemoryBudget())] if self.permissive else []
             for each in made:
                 if not each.num_rows:
                     continue
@@ -147,16 +145,16 @@ class ArrowValues:
         if gathered:
             yield _together(gathered)
 
-    def _read(self, value: pa.Buffer, room: Room) -> list[tuple[_Columns, int]]:
-        """The columns of each of its record batches, and their lengths."""
+    def _read(self, value: pa.Buffer, budget: MemoryBudget) -> list[tuple[_Columns, int]]:
+        """Read the columns of each record batch in a value, and their length."""
         source = pa.BufferReader(value)
         found: list[tuple[_Columns, int]] = []
         rows = 0
         try:
             with pa.ipc.open_stream(source) as reader:
                 for batch in reader:
-                    room.take(_BATCH_COST)
-                    columns = self._columns(batch, room)
+                    budget.spend(_BATCH_COST)
+                    columns = self._columns(batch, budget)
                     rows += batch.num_rows
                     if rows > _MOST_ROWS:
                         raise UnfitValueError(f"it has more than {_MOST_ROWS} rows")
@@ -165,49 +163,51 @@ class ArrowValues:
             left = value.size - source.tell()
         except UnfitValueError:
             raise
-        # Arrow's own errors, a size that no memory has, and whatever an extension type that somebody has registered in
-        # this process thinks of its description.
+        # Arrow's errors, MemoryError for an impossible size, and anything that an extension type registered in this
+        # process raises.
         except Exception as e:
-            raise UnfitValueError(f"it is no Arrow IPC stream: {short(e)}") from None
+            raise UnfitValueError(f"it is not an Arrow IPC stream: {short(e)}") from None
         if left:
             raise UnfitValueError(f"{left} bytes follow the Arrow IPC stream")
         if value.slice(max(0, value.size - len(_END))).to_pybytes() != _END:
             raise UnfitValueError("the end of the Arrow IPC stream is missing")
         return found
 
-    def _columns(self, batch: pa.RecordBatch, room: Room) -> _Columns:
+    def _columns(self, batch: pa.RecordBatch, budget: MemoryBudget) -> _Columns:
         if not 0 <= batch.num_rows <= _MOST_ROWS:
-            raise UnfitValueError(f"a record batch of {batch.num_rows} rows; {_MOST_ROWS} are the most")
+            raise UnfitValueError(
+                f"it has a record batch of {batch.num_rows} rows; the most are {_MOST_ROWS}"
+            )
         columns = {}
         for wanted in self._given:
             places = batch.schema.get_all_field_indices(wanted.name)
             if len(places) != 1:
                 raise UnfitValueError(f"it has {len(places)} columns {wanted.name!r}")
-            columns[wanted.name] = column_as(batch.column(places[0]), wanted, room)
+            columns[wanted.name] = column_as(batch.column(places[0]), wanted, budget)
         return columns
 
     def _with_message(
-        self, columns: _Columns, length: int, batch: pa.RecordBatch, at: int, room: Room
+        self, columns: _Columns, length: int, batch: pa.RecordBatch, at: int, budget: MemoryBudget
     ) -> pa.RecordBatch:
         arrays = []
         for column in self.schema:
             if column.name in MESSAGE_COLUMNS:
-                arrays.append(_repeated(batch.column(column.name[1:])[at], length, room))
+                arrays.append(_repeated(batch.column(column.name[1:])[at], length, budget))
             elif columns is not None and column.name in columns:
                 arrays.append(columns[column.name])
             elif columns is None and column.name == CORRUPT_RECORD:
-                arrays.append(_repeated(batch.column("value")[at], length, room))
+                arrays.append(_repeated(batch.column("value")[at], length, budget))
             else:
-                room.take(length * width_of(column.type))
+                budget.spend(length * width_of(column.type))
                 arrays.append(pa.nulls(length, column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _repeated(value: pa.Scalar, length: int, room: Room) -> pa.Array:
-    """The same value in each row; that of one row was received, and has its room."""
+def _repeated(value: pa.Scalar, length: int, budget: MemoryBudget) -> pa.Array:
+    """Repeat a value in each row. A single row takes nothing beyond the message, which has the value."""
     if length > 1:
         text = value.as_buffer().size if pa.types.is_string(value.type) and value.is_valid else 0
-        room.take(length * (width_of(value.type) + text))
+        budget.spend(length * (width_of(value.type) + text))
     return pa.repeat(value, length)
 
 

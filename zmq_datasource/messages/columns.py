@@ -1,8 +1,7 @@
-"""Messages as columns of Arrow, made and taken apart without a Python object for each.
+"""Make Arrow columns, and take them apart, without a Python object for each message.
 
-Nothing here, nor elsewhere on a message's way, has Arrow look at a Python object, not even at a number: for that it
-imports pandas where there is one, which takes 0.2 s and 40 MB in each process. So numbers and texts become Arrow's
-scalars by ``number`` and ``text``.
+No code on a message's way may give Arrow a Python object, not even a number: Arrow would then import pandas, if it is
+installed, which takes 0.2 s and 40 MB in each process. ``number`` and ``text`` make Arrow scalars without that.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ __all__ = [
 
 
 def integers_of(numbers: Sequence[int]) -> pa.Array:
-    """Python's numbers as a column of 64 bits."""
+    """Make a column of 64 bits from Python integers."""
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(array("q", numbers))])
 
 
-@lru_cache(256)  # most are the same each time, and each takes several calls of Arrow
+@lru_cache(256)  # few different numbers are used, and each takes several calls of Arrow
 def number(value: int, kind: pa.DataType = pa.int64()) -> pa.Scalar:  # noqa: B008 - Arrow's types never change
-    """One of Python's numbers for Arrow to compute with."""
+    """Make an Arrow scalar from a Python integer."""
     return integers_of([value]).cast(kind)[0]
 
 
 def text(value: str) -> pa.Scalar:
-    """One of Python's texts."""
+    """Make an Arrow scalar from a Python string."""
     return binary_of([value.encode()]).cast(pa.string())[0]
 
 
 def binary_of(contents: Sequence[bytes | None]) -> pa.Array:
-    """Python's bytes as a column; None is null."""
+    """Make a binary column from Python bytes; None becomes null."""
     present = [content for content in contents if content is not None]
     valid = None
     if len(present) < len(contents):
@@ -65,7 +64,7 @@ def binary_of(contents: Sequence[bytes | None]) -> pa.Array:
 
 
 def as_binary(column: pa.Array) -> pa.Array:
-    """Text as its bytes, with offsets of as many bits; binary as it is."""
+    """Convert a text column to binary with offsets of the same width. A binary column stays as it is."""
     if pa.types.is_string(column.type):
         return pc.cast(column, pa.binary())
     if pa.types.is_large_string(column.type):
@@ -74,13 +73,13 @@ def as_binary(column: pa.Array) -> pa.Array:
 
 
 def data_bytes(column: pa.Array) -> int:
-    """How many bytes the binary values of a column have together."""
+    """The number of bytes of all values in a binary column."""
     offsets = memoryview(column.buffers()[1])[4 * column.offset :].cast("i")
     return offsets[len(column)] - offsets[0] if len(column) else 0
 
 
 def join_frames(columns: Sequence[pa.Array]) -> pa.ListArray:
-    """Lists of frames from the columns of them, in this order; a null is no frame."""
+    """Make the list of frames of each message from columns of frames. A null adds no frame."""
     rows, width = len(columns[0]), len(columns)
     places = array("q", bytes(8 * rows * width))
     for at in range(width):
@@ -97,14 +96,14 @@ def join_frames(columns: Sequence[pa.Array]) -> pa.ListArray:
 
 
 def only_rows(lists: pa.ListArray, rows: Collection[int] | pa.Array) -> pa.ListArray:
-    """The same with a null for each row but these: by their places, or by a mask."""
+    """Make all rows null but these, which are given by place or as a mask."""
     if not isinstance(rows, pa.Array):
         rows = pc.is_in(pa.arange(0, len(lists)), value_set=integers_of(sorted(rows)))
     return lists.take(pc.if_else(rows, pa.arange(0, len(lists)), pa.nulls(1, pa.int64())[0]))
 
 
 def all_true(mask: pa.Array) -> bool:
-    """Whether a mask without nulls holds for each row."""
+    """Whether a mask without nulls selects every row."""
     return bool(mask.true_count == len(mask))
 
 
@@ -112,7 +111,10 @@ _CODES = {(4, False): ("I", pa.uint32()), (4, True): ("i", pa.int32())}
 
 
 def numbers_from(frames: pa.Array, width: int, endian: str, signed: bool) -> pa.Array:
-    """Whole numbers of so many bytes (4 or 8) each as a column of 64 bits; one from 2**63 on becomes negative."""
+    """Decode binary integers of ``width`` bytes (4 or 8) into a column of 64 bits.
+
+    Those from 2**63 on become negative.
+    """
     code, kind = _CODES.get((width, signed), ("q", pa.int64()))
     begin = int.from_bytes(
         memoryview(frames.buffers()[1])[4 * frames.offset : 4 * frames.offset + 4], sys.byteorder
@@ -125,7 +127,7 @@ def numbers_from(frames: pa.Array, width: int, endian: str, signed: bool) -> pa.
 
 
 def numbers_to(numbers: pa.Array, width: int, endian: str) -> pa.Array:
-    """The frames that these numbers were read from."""
+    """Encode integers as frames of ``width`` bytes: the reverse of ``numbers_from``."""
     narrow = pc.cast(numbers, {4: pa.uint32(), 8: pa.int64()}[width], safe=False)
     swapped = array("I" if width == 4 else "q")
     swapped.frombytes(

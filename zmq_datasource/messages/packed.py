@@ -1,4 +1,4 @@
-"""Columns of messages as the buffers that go over a socket, laid out as Arrow does.
+"""Convert columns of messages to buffers for a socket, and back. The buffers have Arrow's layout:
 
 | Column | Buffers |
 | --- | --- |
@@ -6,7 +6,7 @@
 | ``topic`` | validity (empty: no nulls), offsets, data |
 | ``frames`` | the lists' offsets, the frames' offsets, data |
 
-Nothing in received buffers decides about memory or control before it has been checked.
+Received buffers are checked in full before anything in them decides about memory or control.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUFFERS = {("value",): 2, ("topic", "value"): 5, ("value", "topic"): 5, ("frame
 
 
 def pack_columns(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
-    """The columns of rows (``value``, ``topic`` and ``value``, or ``frames``) as their names and buffers."""
+    """Pack the columns ``value``, ``topic`` and ``value``, or ``frames``. Returns their names and buffers."""
     buffers: list[object] = []
     for name in batch.schema.names:
         column = batch.column(name)
@@ -44,10 +44,10 @@ def pack_columns(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
 
 
 def unpack_columns(names: Sequence[str], rows: int, buffers: Sequence[bytes]) -> dict[str, pa.Array]:
-    """The columns again, checked: whatever the bytes are, no row reaches beyond them.
+    """Restore the columns from their names and buffers.
 
     Raises:
-        ProtocolError: They are not what they should be.
+        ProtocolError: The names or the buffers are not valid.
     """
     count = _BUFFERS.get(tuple(names))
     if count is None or count != len(buffers):
@@ -81,14 +81,14 @@ def _binary(column: pa.Array) -> pa.Array:
 
 
 def _fresh(column: pa.Array) -> pa.Array:
-    """The same with offsets from 0; a slice carries what is before it."""
+    """Copy a slice, so that its offsets begin at 0 and its buffers have only its own rows."""
     if column.offset == 0 and not int.from_bytes(memoryview(_offsets(column))[:4], "little"):
         return column
     return pa.concat_arrays([column, column.slice(0, 0)])
 
 
 def _offsets(column: pa.Array) -> pa.Buffer:
-    """As far as the rows reach, as are the data: what follows them is not sent."""
+    """The offsets of the rows, without those behind them."""
     found = column.buffers()[1]
     size = 4 * (len(column) + 1)
     return pa.py_buffer(bytes(size)) if found is None or found.size < size else found.slice(0, size)

@@ -1,7 +1,7 @@
-"""Messages as they came from a socket, and as they go to one: columns of their frames.
+"""Raw messages: the frames of messages, in columns, as a socket receives and sends them.
 
-Most messages are a value, or a topic and a value, with something between them in some protocols. So the first and the
-last frame are columns of their own, and a message costs nothing more than that.
+Most messages are a value, or a topic and a value; some protocols have frames between them. So the first and the last
+frame have columns of their own, and most messages need no lists of frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zmq_datasource.messages.schemas import FRAMES
 
 __all__ = ["RawMessage", "RawMessages", "raw_of"]
 
-# One of them as Python's bytes, for who looks at messages one by one: of a single frame, or a list of frames.
+# A message as Python objects: the bytes of a single frame, or a list of frames.
 RawMessage: TypeAlias = bytes | list[bytes]
 
 _ONE = number(1, pa.int32())
@@ -26,11 +26,11 @@ _ONE = number(1, pa.int32())
 
 @dataclass(frozen=True)
 class RawMessages:
-    """Columns of equal length.
+    """The frames of messages, in columns of equal length.
 
     Attributes:
-        first: Binary; null where the last frame is the only one.
-        last: Binary, without nulls.
+        first: The first frame (binary); null if the message has only one frame.
+        last: The last frame (binary, without nulls).
         middle: Lists of the frames between them (``FRAMES``); None if no message has any.
     """
 
@@ -40,7 +40,7 @@ class RawMessages:
 
     @classmethod
     def of_lists(cls, lists: pa.ListArray) -> RawMessages:
-        """From lists of frames, of one or more each."""
+        """Make raw messages from lists of frames. Each list has one frame or more."""
         frames, offsets, counts = lists.values, lists.offsets, pc.list_value_length(lists)
         begins, ends = offsets[:-1], pc.subtract(offsets[1:], _ONE)
         several = pc.greater(counts, _ONE)
@@ -61,12 +61,12 @@ class RawMessages:
         return len(self.last)
 
     def counts(self) -> pa.Array:
-        """How many frames each message has (32 bits)."""
+        """The number of frames of each message (32 bits)."""
         counts = pc.add(self.first.is_valid().cast(pa.int32()), _ONE)
         return counts if self.middle is None else pc.add(counts, pc.list_value_length(self.middle))
 
     def frame(self, place: int) -> pa.Array:
-        """One frame of each message, which has to have it; negative places count from the end."""
+        """The frame at this place of each message. Each message must have it; negative places count from the end."""
         between = self._between()
         if place == -1 or not len(self) or self.first.null_count == len(self):
             return self.last
@@ -76,20 +76,20 @@ class RawMessages:
             place += between + 2
         if place in (0, between + 1):
             return self.last if place else self.first
-        assert self.middle is not None, "there is something between"
+        assert self.middle is not None, "another place needs frames between first and last"
         if between == 1 and len(self.middle.values) == len(self):
             return self.middle.values
         return self.middle.values.take(pc.add(self.middle.offsets[:-1], number(place - 1, pa.int32())))
 
     def _between(self) -> int | None:
-        """How many frames each message has between first and last; None if they differ."""
+        """The number of frames between first and last, if it is the same for all messages; else None."""
         if self.middle is None:
             return 0
         fewest, most = pc.min_max(pc.list_value_length(self.middle)).as_py().values()
         return fewest if fewest == most else None
 
     def _frame_of_any(self, place: int) -> pa.Array:
-        """One frame of messages that are not alike."""
+        """``frame`` for messages whose numbers of frames differ."""
         if place == 0:
             return self.first.fill_null(self.last)
         lists = self.lists()
@@ -97,31 +97,31 @@ class RawMessages:
         return lists.values.take(pc.add(begins, number(place, pa.int32())))
 
     def lists(self) -> pa.ListArray:
-        """All frames of each message (``FRAMES``)."""
+        """The list of all frames of each message (``FRAMES``)."""
         rows = pa.arange(0, len(self))
         columns, owners = [self.first.drop_null(), self.last], [rows.filter(self.first.is_valid()), rows]
         if self.middle is not None:
             columns.insert(1, self.middle.flatten())
             owners.insert(1, pc.list_parent_indices(self.middle))
-        # Each message's frames behind one another, in the order of the columns: which sorting keeps.
+        # A stable sort by owner puts each message's frames together, in the order of the columns.
         order = pc.array_sort_indices(pa.concat_arrays(owners))
         return _lists(pa.concat_arrays(columns).take(order), self.counts())
 
     def only(self, rows: Collection[int] | pa.Array) -> pa.ListArray:
-        """All frames of these messages, by their places or a mask; null for the others."""
+        """``lists`` with null for all messages but these, which are given by place or as a mask."""
         return only_rows(self.lists(), rows)
 
     def message(self, row: int) -> list[bytes]:
-        """One message's frames."""
+        """The frames of one message."""
         first, middle = self.first[row].as_py(), [] if self.middle is None else self.middle[row].as_py()
         return [*([] if first is None else [first]), *middle, self.last[row].as_py()]
 
     def take(self, rows: pa.Array) -> RawMessages:
-        """The messages at these places."""
+        """Select messages by place."""
         return self._each(lambda column: column.take(rows))
 
     def filter(self, mask: pa.Array) -> RawMessages:
-        """The messages for which this holds."""
+        """Select messages by a mask."""
         return self._each(lambda column: column.filter(mask))
 
     def _each(self, act: Callable[[pa.Array], pa.Array]) -> RawMessages:
@@ -134,7 +134,7 @@ def _lists(frames: pa.Array, counts: pa.Array) -> pa.ListArray:
 
 
 def raw_of(messages: Sequence[RawMessage]) -> RawMessages:
-    """Raw messages from Python's."""
+    """Make raw messages from Python objects."""
     lists = [[message] if isinstance(message, bytes) else message for message in messages]
     middle = None
     if any(len(frames) > 2 for frames in lists):

@@ -1,8 +1,7 @@
-"""The one builder of rows: columns in, a batch of the log's messages out.
+"""Build rows: record batches with the log's schema, from columns.
 
-``frames`` of a row is null where its other columns give the frames back exactly, so that an ordinary message is
-stored once: with plain framing wherever a message is its value, or its topic and its value. A topic or publisher
-that is not UTF-8 does not come back from text, so such a row keeps its frames; the builder is given which they are.
+``frames`` of a row is null where its other columns give the frames back exactly, so an ordinary message is stored once.
+A topic or publisher that is not UTF-8 cannot be restored from text, so its row keeps its frames.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from zmq_datasource.messages.schemas import LOG_SCHEMA, MESSAGE_SCHEMA
 
 __all__ = ["message_rows", "number_rows", "text_of", "times_of"]
 
-# Kept, because asking the schema takes longer than all else for a batch of one message.
+# For a batch of one message, looking a field up in the schema takes longer than everything else.
 _TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
 
 
@@ -30,12 +29,11 @@ def message_rows(
     sequence: pa.Array | None = None,
     frames: pa.Array | None = None,
 ) -> pa.RecordBatch:
-    """A batch with ``MESSAGE_SCHEMA``; a column that is None is null in each row.
+    """Make a batch with ``MESSAGE_SCHEMA``. A column that is None becomes null in each row.
 
     Args:
-        value, timestamp, topic, publisher, sequence: Columns of the schema's types.
-        frames: For each row its frames where the other columns do not give them back, None where they do; None if
-            they do in every row.
+        value, timestamp, topic, publisher, sequence: Columns with the types of the schema.
+        frames: The frames of the rows whose other columns do not give them back, and null for the others.
     """
     given = {
         "topic": topic,
@@ -51,7 +49,7 @@ def message_rows(
 
 
 def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.RecordBatch:
-    """Put ``partition`` and contiguous ids from ``first_id`` on in front of ``messages``."""
+    """Make a batch with ``LOG_SCHEMA``: add ``partition``, and contiguous ids from ``first_id`` on."""
     rows = messages.num_rows
     partitions = pa.repeat(number(partition, pa.int32()), rows)
     ids = pa.arange(first_id, first_id + rows)
@@ -60,7 +58,7 @@ def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.R
 
 
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
-    """Runs of (microseconds since the epoch, number of messages) as a column."""
+    """Make a column of times from runs of (microseconds since the epoch, number of messages)."""
     kind = _TYPES["timestamp"]
     times = array("q")
     for time, count in timestamps:
@@ -69,7 +67,7 @@ def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
 
 
 def text_of(topics: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Topics as strings, and the rows whose bytes were not UTF-8."""
+    """Topics as strings, and the rows whose bytes are not UTF-8. These show as U+FFFD."""
     try:
         return topics.cast(pa.string()), set()
     except pa.ArrowInvalid:
@@ -83,7 +81,7 @@ def text_of(topics: pa.Array) -> tuple[pa.Array, set[int]]:
         return binary_of([None if text is None else text.encode() for text in texts]).cast(pa.string()), bad
 
 
-# Of a topic that is no text, so much is shown: bad bytes become three each, and a column holds 2 GiB.
+# A topic that is not UTF-8 is cut after this: each bad byte takes three in the string, and a column holds 2 GiB.
 _MOST_SHOWN_BYTES = 1 << 20
 
 

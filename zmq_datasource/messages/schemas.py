@@ -1,12 +1,11 @@
-"""The shape of a message, declared once: for Arrow, for the log and for Spark.
+"""The columns of a message, declared once: for Arrow, for the log and for Spark.
 
-A *message* is what a receiver hands to the log, and what the log stores (``MESSAGE_SCHEMA``). A *row* is what
-is read from the log, with ``partition`` and ``id`` in front (``LOG_SCHEMA``); Spark sees the same columns,
-without ``frames`` unless the user asks for them (``row_schema``).
+A receiver appends *messages* to the log (``MESSAGE_SCHEMA``). *Rows* that are read from the log have ``partition`` and
+``id`` before these columns (``LOG_SCHEMA``). Spark reads the same rows, but ``frames`` only if the user asks for them
+(``row_schema``).
 
-``topic`` is text. When a topic frame is not UTF-8 its bad bytes show as U+FFFD, and
-``frames`` keeps the original. In the log ``frames`` is null wherever the other columns give
-it back exactly (``messages.rows``), so that an ordinary message is stored once.
+``topic`` is text. The bytes of a topic that are not UTF-8 show as U+FFFD, and ``frames`` keeps the original. In the
+log, ``frames`` is null where the other columns give the frames back exactly, so an ordinary message is stored once.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ __all__ = [
     "spark_ddl",
 ]
 
-# One message must fit an Arrow array with 32-bit offsets and a JVM byte array, with room to spare.
+# A message must fit an Arrow array with 32-bit offsets and a JVM byte array, with room to spare.
 MAX_MESSAGE_BYTES = 1 << 30
 
-# In a schema's metadata: the framing by which the frames come back, where it is not plain.
+# The key in a schema's metadata for the framing that restores the frames; plain, if it is missing.
 FRAMING = b"framing"
 
-# The type of a column of whole messages.
+# The type of a column with all frames of each message.
 FRAMES = pa.list_(pa.field("element", pa.binary()))
 
 MESSAGE_SCHEMA = pa.schema(
@@ -55,10 +54,10 @@ _SPARK_TYPES = {
 
 
 def row_schema(include_frames: bool) -> pa.Schema:
-    """The Arrow schema of the rows that Spark reads."""
+    """The schema of the rows that Spark reads, for Arrow."""
     return LOG_SCHEMA if include_frames else LOG_SCHEMA.remove(LOG_SCHEMA.get_field_index("frames"))
 
 
 def spark_ddl(include_frames: bool) -> str:
-    """The same schema as Spark DDL text."""
+    """The schema of the rows that Spark reads, as DDL."""
     return ", ".join(f"{f.name} {_SPARK_TYPES[f.type]}" for f in row_schema(include_frames))

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmq_datasource.errors import SocketError
-from zmq_datasource.host.forks import ThisProcess
+from zmq_datasource.host.machine import ThisProcess
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse, texts_of
 from zmq_datasource.proxy.child import Child

@@ -15,8 +15,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
-from zmq_datasource.host.open_files import allow_many_files
-from zmq_datasource.host.signals import StopFlag, finish
+from zmq_datasource.host.machine import allow_many_files
+from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import Child
@@ -37,7 +37,6 @@ _IDLE_SECONDS = 0.1
 _STATUS_SECONDS = 0.5
 # The status while a server process has said nothing yet.
 _NO_SERVER: dict[str, Any] = {
-    "hold": None,
     "durable": [],
     "replays": {"clients": 0, "requests": 0, "sent": 0},
 }
@@ -65,7 +64,7 @@ def run(
     with ExitStack() as stack:
         companion = Companion(given, serves=bool(options.durable or options.replay))
         flow = stack.enter_context(LiveFlow(options, companion.tell))
-        finish()  # from here on it is stopped between two steps
+        forget_signal()  # from here on it is stopped between two steps
         companion.start(flow)
         stack.callback(companion.end)
         # Its endpoints take a moment; what comes meanwhile is received.
@@ -142,7 +141,7 @@ class Companion:
             raise self._server.error
 
     def step(self, flow: LiveFlow) -> None:
-        """Tell it how far the log has come, and ``flow`` from where on its subscribers need messages.
+        """Tell it how far the log has come; start another one if it has ended.
 
         Raises:
             ZmqDataSourceError: Why it cannot go on.
@@ -163,7 +162,6 @@ class Companion:
                 _log.error("%s; it is tried again", e)
                 return
         self.tell(flow.journal.progress)
-        flow.hold = self._server.status.get("hold")
 
     def tell(self, progress: Progress) -> None:
         """How far the log has come."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.forks import ThisProcess
+from zmq_datasource.host.machine import ThisProcess
 from zmq_datasource.options.parser import texts_of
 from zmq_datasource.options.socket import Access, SocketOptions, check_security
 from zmq_datasource.options.types import Endpoints, ZmqOptions

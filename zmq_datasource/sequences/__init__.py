@@ -1,36 +1,38 @@
-"""What publishers' own numbers tell: gaps, duplicates, late messages, restarts. Pure: no I/O, no clock.
+"""Track publishers' sequence numbers: gaps, duplicates, late messages, restarts. Pure: no I/O, no clock.
 
-A *counter* is what counts by itself: a publisher, a topic, an endpoint, or a combination. Of each
-the tracker knows the next number to expect and the gaps that are still open. The rules, for a
-number ``n`` of a counter that expects ``e``:
+A *counter* is one series of numbers: that of a publisher, a topic, an endpoint, or a combination of them. For each
+counter the tracker has the next number that it expects, and the gaps that are open. These are the rules for a number
+``n`` of a counter that expects ``e``:
 
-* ``n = e`` is next.
-* ``n > e`` leaves a *gap*, ``e`` to ``n - 1``: lost, until it comes.
-* ``n < e`` is a *restart* of the publisher, if such a publisher keeps its name when it restarts, and
-  ``n`` is the first number of a counter, or came by a new connection (known where messages are
-  counted by endpoint). A new *epoch* begins at the counter's first number, so that what came before
-  ``n`` in it is a gap as well.
-* A replay shows a restart too: the publisher has another message under a number that was seen, or
-  none though it has messages. One that goes on from there is *ahead* of the live flow, which may bring
-  the same messages once more; these *overlap*.
-* ``n < e`` in an open gap is *late*: it fills its place there and is no longer lost.
-* ``n < e`` by more than ``window`` is a restart too.
-* Otherwise it is a *duplicate*, unless the tracker cannot know: before the first number that it saw,
-  or below a gap that it had to forget. Then it is taken as late.
-* A counter that wraps goes on from its last number to its first. "Less" is then the shorter way
-  round, and the first number after any but the last is a restart.
-* What was sent before the first number seen is not tracked, unless publishers are short-lived
-  (``whole``). Then it is a gap.
+* ``n = e``: the next message.
+* ``n > e``: the numbers ``e`` to ``n - 1`` are a *gap*. They are lost until they arrive.
+* ``n < e`` is a *restart* of the publisher, if publishers keep their names when they restart, and ``n`` is the first
+  number of a counter or arrived on a new connection (connections are known where messages are counted by endpoint). A
+  new *epoch* begins at the counter's first number, so the numbers below ``n`` in this epoch are a gap as well.
+* ``n < e`` in an open gap is *late*: it fills its place in the gap, and is no longer lost.
+* ``n < e`` by more than ``window`` is a restart, too.
+* Any other ``n < e`` is a *duplicate*, unless the tracker cannot know: ``n`` may be below the first number that it
+  received, or below a gap that it had to forget. Such a message counts as late.
 
-A log with several partitions has a tracker for each. A counter *moves* when another partition receives its messages,
-which happens where the number of receivers changes: the partition that hears it goes on from the newest of what all
-partitions know of it, and the others give it up.
+And these are the rules beside them:
 
-Memory is bounded: of counters, the one not heard for longest is forgotten first; of gaps, the
-oldest. What was lost stays counted.
+* A replay shows a restart, too: the publisher has another message under a number that was received, or it has none from
+  there on, and has messages before.
+* A replay can be *ahead* of the live flow. Messages that the live flow then brings once more *overlap*.
+* A counter that wraps goes from its last number to its first. "Less" is then the shorter way round, and the first
+  number is a restart unless it follows the last.
+* Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``). Then
+  they are a gap.
 
-Modules: ``gaps`` is the table of gaps, ``runs`` finds where numbers go on by one, ``tracker`` the rules,
-``records`` what it remembers and says, ``state`` what survives the process.
+A log with several partitions has a tracker for each. When the number of receivers changes, another partition may
+receive a counter's messages. The counter then *moves*: that partition continues from the newest state that any
+partition has of the counter, and the other partitions drop it.
+
+Memory is bounded. Of too many counters, the tracker forgets the one that was silent for longest; of too many gaps, the
+oldest. The sums of lost messages keep what was forgotten.
+
+Modules: ``gaps`` has the table of gaps, ``runs`` finds where numbers go up by one, ``tracker`` has the rules,
+``records`` the data that it keeps and returns, and ``state`` saves and restores a tracker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of gaps: what is missing, and what was and came late. Bounded."""
+"""The table of gaps: numbers that are missing, and numbers that were missing and arrived late. Bounded."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 
 __all__ = ["Gap", "GapTable", "Key"]
 
-# Which counter: the bytes of the one thing that messages are counted by, or of each of them.
+# Names a counter: the bytes that its messages are counted by (a topic, for example), or a tuple if there are several.
 Key: TypeAlias = bytes | tuple[bytes, ...]
 
 
 class Gap(msgspec.Struct, array_like=True, eq=False):
-    """The positions ``first`` to ``last`` of one counter's epoch, all missing or all healed.
+    """The positions ``first`` to ``last`` of one epoch of a counter: all missing, or all healed.
 
     Attributes:
-        serial: Counts the table's rows.
-        settled: Whether nobody will ask for them (any more).
-        noticed, healed: Microseconds since the epoch; ``healed`` is None while they are missing, and
-            else when the last of them came.
+        serial: The number of this row; rows are numbered in the order of their creation.
+        noticed: When the gap was found, in microseconds since the epoch.
+        healed: When the last of the messages arrived, in microseconds since the epoch; None while they are missing.
+        final: Whether no replay will bring these messages any more.
     """
 
     serial: int
@@ -31,7 +31,7 @@ class Gap(msgspec.Struct, array_like=True, eq=False):
     last: int
     noticed: int
     healed: int | None = None
-    settled: bool = False
+    final: bool = False
 
     @property
     def size(self) -> int:
@@ -43,10 +43,10 @@ def _first(gap: Gap) -> int:
 
 
 class GapTable:
-    """Gaps of all counters, oldest first, and for each counter those of its present epoch by position.
+    """The gaps of all counters, oldest first, and the gaps in each counter's present epoch, by position.
 
     Args:
-        limit: Most rows.
+        limit: The largest number of rows.
     """
 
     def __init__(self, limit: int) -> None:
@@ -61,12 +61,17 @@ class GapTable:
     def __iter__(self) -> Iterator[Gap]:
         return iter(self._rows.values())
 
+    @property
+    def next_serial(self) -> int:
+        """The serial that the next row will have."""
+        return self._next_serial
+
     def missing(self, key: Key) -> list[Gap]:
-        """The open gaps of a counter's present epoch, in order."""
+        """List the open gaps in a counter's present epoch, in order."""
         return [gap for gap in self._present.get(key, ()) if gap.healed is None]
 
     def find(self, key: Key, position: int) -> Gap | None:
-        """The open gap that this position is in."""
+        """Find the open gap that has this position; None if there is none."""
         gaps = self._present.get(key)
         if not gaps:
             return None
@@ -75,68 +80,66 @@ class GapTable:
         return gap if gap is not None and gap.healed is None and position <= gap.last else None
 
     def add(self, key: Key, epoch: int, first: int, last: int, noticed: int) -> Gap:
-        """A new gap, behind all others of its counter."""
+        """Add a gap. It must be behind all other gaps of its counter."""
         gap = self._insert(Gap(self._next_serial, key, epoch, first, last, noticed))
         self._present.setdefault(key, []).append(gap)
         return gap
 
     def fill(self, gap: Gap, position: int, when: int) -> None:
-        """A missing message came: its position moves to a healed row, the neighbour's if there is one."""
+        """Move the position of a message that arrived from an open gap to a healed row.
+
+        The position joins the healed row beside it, if there is one. The rest of the gap stays open.
+        """
         gaps = self._present[gap.key]
         at = bisect_right(gaps, gap.first, key=_first) - 1
         before = gaps[at - 1] if at > 0 else None
         after = gaps[at + 1] if at + 1 < len(gaps) else None
-        joins_before = _healed_to(before, position - 1)
-        joins_after = _healed_from(after, position + 1)
-        rest = (position + 1, gap.last)
+        if before is not None and (before.healed is None or before.last != position - 1):
+            before = None
+        if after is not None and (after.healed is None or after.first != position + 1):
+            after = None
+        behind = (position + 1, gap.last)
         gap.last = position - 1
-        pieces: list[Gap] = [gap]
-        if joins_before and before is not None:
+        pieces: list[Gap] = [gap] if gap.size else []
+        if before is not None:
             before.last, before.healed = position, when
-            if joins_after and after is not None:
+            if after is not None:
                 before.last = after.last
                 gaps.pop(at + 1)
                 self._remove(after)
-        elif joins_after and after is not None:
+        elif after is not None:
             after.first, after.healed = position, when
         else:
-            pieces.append(
-                self._insert(
-                    Gap(self._next_serial, gap.key, gap.epoch, position, position, gap.noticed, when)
-                )
-            )
-        if rest[0] <= rest[1]:
-            pieces.append(
-                self._insert(
-                    Gap(self._next_serial, gap.key, gap.epoch, *rest, gap.noticed, None, gap.settled)
-                )
-            )
+            healed = Gap(self._next_serial, gap.key, gap.epoch, position, position, gap.noticed, when)
+            pieces.append(self._insert(healed))
+        if behind[0] <= behind[1]:
+            rest = Gap(self._next_serial, gap.key, gap.epoch, *behind, gap.noticed, None, gap.final)
+            pieces.append(self._insert(rest))
         if not gap.size:
             self._remove(gap)
-            pieces.remove(gap)
         gaps[at : at + 1] = pieces
 
-    def settle(self, gaps: Iterable[Gap]) -> None:
-        """Mark gaps as final: nobody asks for them any more."""
+    def mark_final(self, gaps: Iterable[Gap]) -> None:
+        """Mark gaps as final, because no replay will bring their messages any more."""
         for gap in gaps:
             if gap.serial in self._rows:
-                gap.settled = True
+                gap.final = True
 
     def drop_missing(self, key: Key) -> None:
-        """Remove the open gaps of a counter's present epoch: another table has them now."""
+        """Remove the open gaps in a counter's present epoch, because the table of another partition has them now."""
         for gap in self.missing(key):
             self._remove(gap)
         self.end_epoch(key)
 
     def end_epoch(self, key: Key) -> None:
-        """The counter starts anew, or is forgotten: its gaps stay as they are."""
+        """Keep a counter's gaps as they are from now on, because a new epoch begins or the counter is forgotten."""
         self._present.pop(key, None)
 
     def shrink(self) -> list[Gap]:
         """Forget the oldest rows beyond the limit.
 
         Returns:
-            Those that were still open in their counter's present epoch.
+            Those of them that were open, in the present epoch of their counter.
         """
         forgotten = []
         while len(self._rows) > self._limit:
@@ -150,16 +153,16 @@ class GapTable:
         return forgotten
 
     def restore(self, gaps: Iterable[Gap], next_serial: int, since: Mapping[Key, int]) -> None:
-        """Take in rows that were kept; those of a counter's present epoch have serials from ``since`` on."""
+        """Replace all rows by saved ones.
+
+        Args:
+            since: For each counter, the serial from which on its rows belong to the present epoch.
+        """
         self._rows = {gap.serial: gap for gap in sorted(gaps, key=lambda gap: gap.serial)}
         self._next_serial = next_serial
         for gap in sorted(self._rows.values(), key=_first):
             if gap.serial >= since.get(gap.key, next_serial):
                 self._present.setdefault(gap.key, []).append(gap)
-
-    @property
-    def next_serial(self) -> int:
-        return self._next_serial
 
     def _insert(self, gap: Gap) -> Gap:
         self._rows[gap.serial] = gap
@@ -168,11 +171,3 @@ class GapTable:
 
     def _remove(self, gap: Gap) -> None:
         del self._rows[gap.serial]
-
-
-def _healed_to(gap: Gap | None, position: int) -> bool:
-    return gap is not None and gap.healed is not None and gap.last == position
-
-
-def _healed_from(gap: Gap | None, position: int) -> bool:
-    return gap is not None and gap.healed is not None and gap.first == position

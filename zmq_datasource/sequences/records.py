@@ -1,4 +1,4 @@
-"""What a tracker remembers of each counter, what it has counted, and what it says of a call's messages. Pure data."""
+"""The data of a tracker: what it keeps of each counter, its sums, and its findings about the messages of one call."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Ahead", "Counter", "Sample", "SequenceFindings", "Totals"]
 
 @dataclass
 class Totals:
-    """What was tracked since the log began.
+    """The sums since the log began, in messages if not said otherwise.
 
     Attributes:
-        lost: Missing messages: gaps as far as they were not filled. What is forgotten stays in it.
-        late: Messages that came after a higher number by themselves, and were kept.
-        healed: Messages that filled a gap, by themselves or by a replay.
-        duplicates: Messages whose number was seen.
-        overlapping: Messages that a replay had brought a moment before; left out.
-        restarts: Publishers that started anew.
-        forgotten: Counters that were forgotten because there were too many, though not at their end.
+        lost: Missing: all gaps less what filled them. Forgotten gaps stay in this sum.
+        late: Arrived by themselves after a higher number.
+        healed: Filled a gap, by themselves or by a replay.
+        duplicates: Had a number that was received before.
+        overlapping: Were brought by a replay shortly before, and left out.
+        restarts: Restarts of publishers.
+        forgotten: Counters that were forgotten because there were too many, and whose publishers had not ended.
     """
 
     lost: int = 0
@@ -43,9 +43,9 @@ class Totals:
 
 
 class Sample(NamedTuple):
-    """A message that was received: its number, and a digest of its value.
+    """The number of a received message, and a digest of its value.
 
-    A publisher that has restarted has another message under that number, or none.
+    A replay is compared with it: a publisher that has restarted has another message under this number, or none.
     """
 
     number: int
@@ -53,23 +53,22 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, number: int, value: bytes) -> Sample:
-        """The sample of this message."""
         return cls(number, xxhash.xxh3_64_hexdigest(value))
 
 
 class Counter(msgspec.Struct, array_like=True):
-    """What is known of one counter beside the number it expects.
+    """The state of one counter, besides the number that it expects.
 
     Attributes:
-        floor: The first position of which it is known whether it came.
-        since: The serial of the first row that the table of gaps can have of its present epoch.
-        epoch: How often it has started anew.
-        turn: What to add to a number for its position.
-        ended: Whether its publisher has said that no more comes.
-        topic: The topic last heard, where a replay may not say it.
-        sample: The latest message of its present epoch, where a replay is recognised by it.
-        moves: How often another partition of the log has taken it over.
-        division: How the feed was divided among receivers when it was last heard.
+        floor: The first position for which the tracker knows whether it was received.
+        since: The serial from which on rows in the table of gaps belong to the present epoch.
+        epoch: The number of restarts so far.
+        turn: The position of a number, less the number. It grows when the numbers wrap.
+        ended: Whether the publisher has announced that it sends no more.
+        topic: The topic of the latest message; for replays that do not repeat topics.
+        sample: The latest message of the present epoch, where replays are compared with it.
+        moves: How often another partition of the log has taken over the counter.
+        division: How the feed was divided among receivers when the latest message arrived.
     """
 
     floor: int
@@ -85,32 +84,32 @@ class Counter(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Ahead:
-    """A replay was ahead of the live flow, which will bring the same messages once more.
+    """A replay is ahead of the live flow, which will bring the same messages once more.
 
     Attributes:
-        expected: The number that follows the replayed ones.
-        begin: The position of the first replayed one.
-        heard: The last position that the live flow has brought; None before.
-        connection: The live connection of that moment. Another one brings nothing again.
+        expected: The number after the replayed ones.
+        begin: The position of the first replayed message.
+        connection: The live connection at that moment. Only this one brings the messages again.
+        received: The last position that the live flow has brought since; None before.
     """
 
     expected: int
     begin: int
     connection: int
-    heard: int | None = None
+    received: int | None = None
 
 
 @dataclass
 class SequenceFindings:
-    """About the messages of one call, by their place in it.
+    """What the tracker found in the messages of one call.
 
     Attributes:
-        duplicates: Seen before.
-        overlapping: Seen in a replay a moment ago; not the publisher's doing.
-        gaps: What is missing, newly.
-        restarts: Counters that started anew.
-        abandoned: Gaps that were known and cannot be filled any more, because the counter started
-            anew or the table of gaps is full.
+        duplicates: The places, among these messages, of those whose number was received before.
+        overlapping: The places of those that a replay had brought shortly before.
+        gaps: New gaps.
+        restarts: Counters whose publisher has restarted.
+        abandoned: Older gaps that cannot be filled any more, because the publisher has restarted or the table of gaps
+            is full.
     """
 
     duplicates: list[int] = field(default_factory=list)

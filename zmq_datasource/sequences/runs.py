@@ -1,6 +1,6 @@
-"""Numbers by columns: which counter each message belongs to, and the runs in which its numbers go up by one.
+"""Numbers in columns: the counter of each message, and the runs in which a counter's numbers go up by one.
 
-A publisher counts on nearly always. So of many messages only the beginnings of runs are looked at one by one.
+Nearly always a number follows the one before it. So the tracker looks only at the beginning of each run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Keys", "Run", "runs_of"]
 
 @dataclass(frozen=True)
 class Keys:
-    """Which counter each message belongs to.
+    """The counter of each message.
 
     Attributes:
         names: The counters, each once.
-        codes: For each message the place of its counter in there; None if there is only one.
+        codes: For each message, the place of its counter in ``names``; None if there is only one.
     """
 
     names: Sequence[Key]
@@ -31,14 +31,14 @@ class Keys:
 
     @classmethod
     def of(cls, names: pa.Array) -> Keys:
-        """From the name of each message's counter, which is binary."""
+        """Make keys from a binary column with the name of each message's counter."""
         encoded = names.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()
         return cls(distinct, None if len(distinct) == 1 else encoded.indices)
 
     @classmethod
     def joined(cls, parts: Sequence[Keys]) -> Keys:
-        """Counters that are told apart by each of several names."""
+        """Make keys for counters that have several names each, from the keys by one name each."""
         names: list[tuple[bytes, ...]] = [()]
         codes: pa.Array | None = None
         for part in parts:
@@ -51,7 +51,7 @@ class Keys:
                 combined, codes = encoded.dictionary.to_pylist(), encoded.indices.cast(pa.int64())
             else:
                 combined = [0]
-            # Only the combinations that there are: of all that there could be, peers could make any number.
+            # Name only the combinations that occur: peers could make any number of possible ones.
             names = [(*names[code // len(more)], more[code % len(more)]) for code in combined]
         return cls(names, None if len(names) == 1 else codes)
 
@@ -61,8 +61,8 @@ class Run:
 
     Attributes:
         key: The counter.
-        first: The number of the first of them.
-        count: How many there are.
+        first: The number of the first message.
+        count: The number of messages.
     """
 
     __slots__ = ("_at", "_places", "count", "first", "key")
@@ -72,22 +72,24 @@ class Run:
         self._at, self._places = at, places
 
     def place(self, offset: int) -> int:
-        """Where one of them is among all messages."""
+        """The place of the run's message ``offset`` among all messages."""
         at = self._at + offset
         return at if self._places is None else int(self._places[at].as_py())
 
 
 def runs_of(keys: Keys, numbers: pa.Array) -> list[Run]:
-    """The runs of messages in the order in which they came; by the first of each.
+    """Find the runs, in the order in which their first messages arrived.
 
     Args:
-        numbers: One or more, of 64 bits.
+        numbers: Of one message or more, in a column of 64 bits.
     """
     if keys.codes is None:
         places = None
         breaks = _breaks(numbers, None)
     else:
-        places = pc.array_sort_indices(keys.codes)  # which keeps the order of those that are equal
+        places = pc.array_sort_indices(
+            keys.codes
+        )  # the sort is stable: messages of one counter keep their order
         codes = keys.codes.take(places)
         numbers = numbers.take(places)
         breaks = _breaks(numbers, codes)
@@ -118,7 +120,7 @@ def _integers(numbers: Sequence[int]) -> pa.Array:
 
 
 def _breaks(numbers: pa.Array, codes: pa.Array | None) -> list[int]:
-    """Where another run begins, but the first."""
+    """The places at which a run begins, without the first one."""
     ends = pc.not_equal(pc.subtract(numbers[1:], numbers[:-1]), _integers([1])[0])
     if codes is not None:
         ends = pc.or_(ends, pc.not_equal(codes[1:], codes[:-1]))

@@ -1,7 +1,7 @@
-"""What a tracker remembers, as plain data that survives the process.
+"""A tracker's state as plain data, which the log stores with each chunk.
 
-A tracker restored from it goes on exactly as the one that was saved. A replay that runs ahead of the live flow is not
-part of it: what was replayed is, and a new connection brings nothing twice.
+A restored tracker continues exactly as the saved one would have. The saved state does not say that a replay is ahead of
+the live flow: after a restart the live flow has a new connection, which does not repeat the replayed messages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["SavedTracker", "restore", "restore_renamed", "save", "totals_of", "t
 
 
 class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
-    """What ``save`` makes; JSON has names in base64.
+    """The saved state. In JSON, names are base64.
 
     Attributes:
-        numbering: How the messages are counted that this is about.
+        numbering: How the messages are counted.
         division: How the feed was divided among receivers.
-        names, expected, counters: Of each counter, that not heard for longest first.
+        names, expected, counters: Of each counter, the one that was silent for longest first.
         gaps: Oldest first.
-        next_gap: The serial of the next one.
+        next_gap: The serial of the next gap.
     """
 
     numbering: Numbering
@@ -40,7 +40,11 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def save(tracker: SequenceTracker) -> SavedTracker:
-    """Everything, for an encoder to read at once: the tracker's own objects are in it, and no loop of Python's."""
+    """Save the tracker's state.
+
+    The result refers to the tracker's own objects, so encode it before the tracker's next call. That needs no Python
+    loop over counters.
+    """
     names = list(tracker.expected)
     return SavedTracker(
         numbering=tracker.numbering,
@@ -55,15 +59,16 @@ def save(tracker: SequenceTracker) -> SavedTracker:
 
 
 def restore(tracker: SequenceTracker, saved: SavedTracker) -> None:
-    """Fill a new tracker with what was saved, whose objects become its own."""
+    """Fill a new tracker with a saved state. The tracker changes the saved objects from then on."""
     tracker.expected = dict(zip(saved.names, saved.expected, strict=True))
     tracker.counters = dict(zip(saved.names, saved.counters, strict=True))
     tracker.totals = totals_of(saved)
-    _restore_gaps(tracker, saved.gaps, saved.next_gap)
+    since = {key: counter.since for key, counter in tracker.counters.items()}
+    tracker.gaps.restore(saved.gaps, saved.next_gap, since)
 
 
 def tracker_of(saved: SavedTracker) -> SequenceTracker:
-    """A tracker of what was saved, for who only reads it."""
+    """Make a tracker without bounds from a saved state, to look things up in it."""
     tracker = SequenceTracker(saved.numbering, max_counters=2**62, max_gaps=2**62)
     restore(tracker, saved)
     tracker.division = saved.division
@@ -71,18 +76,18 @@ def tracker_of(saved: SavedTracker) -> SequenceTracker:
 
 
 def totals_of(saved: SavedTracker) -> Totals:
-    """What was tracked in all; another release may count more."""
+    """The saved sums; without those that only another release counts."""
     known = {field.name for field in fields(Totals)}
     return Totals(**{name: value for name, value in saved.totals.items() if name in known})
 
 
 def restore_renamed(tracker: SequenceTracker, saved: SavedTracker) -> bool:
-    """Fill a new tracker with what another one has counted by endpoint and topic, or the other way round.
+    """Fill a tracker that counts by endpoint with the state of one that counted by endpoint and topic, or vice versa.
 
-    vLLM's messages are counted in the one way with a replay and in the other without.
+    With a replay, vLLM's messages are counted by endpoint alone; without one, by endpoint and topic.
 
     Returns:
-        Whether it was possible: each endpoint has one topic, and it is known.
+        Whether that was possible: each endpoint must have one topic, which must be known.
     """
     kept, ours = saved.numbering, tracker.numbering
     if (kept.start, kept.end) != (ours.start, ours.end) or "endpoint" not in kept.by:
@@ -105,8 +110,3 @@ def restore_renamed(tracker: SequenceTracker, saved: SavedTracker) -> bool:
         msgspec.structs.replace(saved, names=[names[key] for key in saved.names], gaps=gaps),
     )
     return True
-
-
-def _restore_gaps(tracker: SequenceTracker, gaps: list[Gap], next_serial: int) -> None:
-    since = {key: counter.since for key, counter in tracker.counters.items()}
-    tracker.gaps.restore(gaps, next_serial, since)

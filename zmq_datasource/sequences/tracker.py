@@ -1,6 +1,6 @@
-"""The rules of ``sequences``, applied to many messages a call.
+"""Apply the rules of ``sequences`` to many messages in one call.
 
-A *position* is a number that never wraps: a counter's number plus its whole turns so far.
+A *position* is a number that never wraps: each time that the counter wraps, the count of its numbers is added.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ __all__ = ["SequenceTracker"]
 
 
 class SequenceTracker:
-    """Finds gaps, duplicates and restarts in publishers' sequences, and remembers them.
+    """Finds gaps, duplicates and restarts in publishers' sequences, and keeps a table of them.
 
     Args:
-        numbering: How they are counted.
-        max_counters, max_gaps: Bounds of what is remembered.
+        numbering: How messages are counted.
+        max_counters, max_gaps: How many counters and gaps it keeps.
 
     Attributes:
-        connections: How many connections each endpoint has had, where messages are counted by
-            endpoint; to be kept up to date by whoever receives, before each call.
-        division: How the feed is divided among receivers; set it after ``state.restore``.
+        connections: How many connections each endpoint has had, where messages are counted by endpoint. The receiver
+            updates it before each call.
+        division: How the feed is divided among receivers. Set it after ``state.restore``.
+        expected: The number that each counter expects, the counter that was silent for longest first. None while a
+            replay is ahead of the counter's live flow.
+        counters: The other state of each counter.
     """
 
     def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int) -> None:
@@ -40,29 +43,28 @@ class SequenceTracker:
         self._max_counters = max_counters
         self._turn = None if numbering.end is None else numbering.end - numbering.start + 1
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
-        # The number that each counter expects, the one not heard for longest first. None: see _ahead.
         self.expected: dict[Key, int | None] = {}
         self.counters: dict[Key, Counter] = {}
         self._ahead: dict[Key, Ahead] = {}
-        # Which connection of its endpoint each was last heard on, if that was in this process.
-        self._heard_on: dict[Key, int] = {}
-        # What another partition of the log knows better, until it is heard here.
+        # The connection of its endpoint that brought each counter's latest message to this process.
+        self._latest_connections: dict[Key, int] = {}
+        # Counters of which another partition of the log has a newer state, until this partition receives them.
         self._elsewhere: dict[Key, SequenceTracker] = {}
 
     # Counters that move from one partition of the log to another.
 
-    def look_beside(self, other: SequenceTracker) -> None:
-        """Learn which counters another partition knows better; ``take_up`` moves them here one by one.
+    def learn_newer_counters(self, other: SequenceTracker) -> None:
+        """Note the counters of which another partition has a newer state. ``move_here`` then moves them one by one.
 
-        A counter that was heard there in the present division stays there. Its namesake, if this partition has heard
-        one in the present division, is another counter.
+        A counter that the other partition has received in the present division stays there. If this partition has
+        received a counter of the same name in the present division, that is another counter.
 
-        The open gaps of a counter that is known better there leave this table at once. ``totals`` stay: each partition
-        counts what it has noticed itself, so the sums over all partitions are exact, and one partition may have healed
-        more than it lost.
+        If the other partition has a newer state of a counter, the open gaps of that counter leave this table at once.
+        ``totals`` stay: each partition counts the losses that it has noticed itself. So the sums over all partitions
+        are exact, but one partition may have healed more than it has lost.
 
         Args:
-            other: The tracker of that partition, restored; it is read until all of its counters were taken up.
+            other: The tracker of that partition, restored. It must stay as it is until all its counters have moved.
         """
         for key in other.expected:
             known = self._elsewhere.get(key, self)
@@ -72,7 +74,7 @@ class SequenceTracker:
                 if namesakes or other._age(key) <= known._age(key):
                     continue
             elif stays_there or self.totals.forgotten:
-                continue  # one that was forgotten here may have been heard here later than there
+                continue  # this partition may have received it later, and forgotten it
             self._elsewhere.pop(key, None)
             if not stays_there:
                 self._elsewhere[key] = other
@@ -82,8 +84,8 @@ class SequenceTracker:
         while len(self._elsewhere) > self._max_counters:
             del self._elsewhere[next(iter(self._elsewhere))]
 
-    def take_up(self, key: Key) -> None:
-        """Go on with a counter where another partition has left it, if one has; call before it is used."""
+    def move_here(self, key: Key) -> None:
+        """Continue a counter from the newer state of another partition, if there is one; before its first use here."""
         other = self._elsewhere.pop(key, None)
         if other is None:
             return
@@ -91,41 +93,43 @@ class SequenceTracker:
         self.counters[key] = replace(left, since=self.gaps.next_serial, moves=left.moves + 1)
         self.expected[key] = other.next_number(key)
         for gap in other.missing(key):
-            self.gaps.add(key, gap.epoch, gap.first, gap.last, gap.noticed).settled = gap.settled
-        self._touch({key})
+            self.gaps.add(key, gap.epoch, gap.first, gap.last, gap.noticed).final = gap.final
+        self._move_to_end({key})
 
     def _age(self, key: Key) -> tuple[int, int, int]:
-        """Greater for the partition that had a counter later."""
+        """Compare states of one counter: the newer one is greater."""
         counter = self.counters[key]
         return counter.moves, counter.epoch, self._position_expected(key)
 
     # The live flow.
 
     def track(self, runs: Iterable[Run], when: Callable[[int], int]) -> SequenceFindings:
-        """Track messages in the order in which they came; what one counter tells says nothing of another.
+        """Track received messages. The runs of one counter must be in the order of arrival.
 
         Args:
-            when: From a message's place to when it was received, in microseconds since the epoch.
+            when: Returns when the message at a place was received, in microseconds since the epoch.
         """
         findings = SequenceFindings()
-        heard = set()
+        received = set()
         for run in runs:
             key, first, count = run.key, run.first, run.count
-            self.take_up(key)
+            self.move_here(key)
             for offset in range(count):
-                if self.expected.get(key) == first + offset:  # and so it is with all that follow
+                if self.expected.get(key) == first + offset:  # and so are all that follow in this run
                     self.expected[key] = first + count
                     break
                 place = run.place(offset)
                 self._track_one(key, first + offset, place, when(place), findings)
-            heard.add(key)
-        self._hear(heard)
+            received.add(key)
+        self._move_to_end(received)
+        for key in received:
+            self._note_connection(key)
         self._forget(findings)
         return findings
 
     def _track_one(self, key: Key, number: int, row: int, when: int, findings: SequenceFindings) -> None:
         if key not in self.expected:
-            self._meet(key, number, when, findings)
+            self._add_counter(key, number, when, findings)
             return
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
@@ -134,14 +138,14 @@ class SequenceTracker:
             if position >= self._ahead[key].begin:
                 self.totals.overlapping += 1
                 findings.overlapping.append(row)
-            else:  # older than all that the publisher had to replay
+            else:  # older than the first message that the publisher had for the replay
                 self.totals.late += 1
         elif position == expected:
             self._expect(key, counter, position + 1)
-        elif self._begins_anew(key, counter, number, position < expected):
+        elif self._has_restarted(key, number, position < expected):
             self._restart(key, counter, number, when, findings)
         elif position > expected:
-            self._notice(key, counter, expected, position - 1, when, findings)
+            self._add_gap(key, counter, expected, position - 1, when, findings)
             self._expect(key, counter, position + 1)
         elif gap is not None:
             self._heal(gap, position, when)
@@ -154,31 +158,29 @@ class SequenceTracker:
             self.totals.duplicates += 1
             findings.duplicates.append(row)
 
-    def _meet(self, key: Key, number: int, when: int, findings: SequenceFindings) -> None:
-        """The first message of a counter."""
-        # A forgotten publisher that is heard again is none whose beginning was missed.
+    def _add_counter(self, key: Key, number: int, when: int, findings: SequenceFindings) -> None:
+        """Add the counter of a first message."""
+        # If counters were forgotten, this may be one of them, and its earlier messages were received.
         whole = self.numbering.whole and not self.totals.forgotten and number > self.numbering.start
         first = self.numbering.start if whole else number
         self.counters[key] = Counter(first, self.gaps.next_serial)
         self._note_connection(key)
         if whole:
-            self._notice(key, self.counters[key], first, number - 1, when, findings)
+            self._add_gap(key, self.counters[key], first, number - 1, when, findings)
         self.expected[key] = number + 1
 
-    def _begins_anew(self, key: Key, counter: Counter, number: int, lower: bool) -> bool:
-        """Whether a number that is not the expected one is certainly of a publisher that has restarted.
-
-        One connection keeps the order, so a lower number on a new one is.
-        """
+    def _has_restarted(self, key: Key, number: int, lower: bool) -> bool:
+        """Whether a number that is not the expected one proves a restart of the publisher."""
         if not self.numbering.restarts:
             return False
+        # A connection keeps the order of messages: a lower number on the same one is a message sent again.
         new_connection = self._endpoint is not None and not self._is_on_connection(key)
         return number == self.numbering.start or (lower and new_connection)
 
     def _restart(
         self, key: Key, counter: Counter, number: int, when: int, findings: SequenceFindings
     ) -> None:
-        self._ahead.pop(key, None)  # what was replayed was of the publisher before it
+        self._ahead.pop(key, None)  # the replay was of messages before the restart
         self.totals.restarts += 1
         findings.restarts.append(key)
         findings.abandoned += self.gaps.missing(key)
@@ -189,64 +191,71 @@ class SequenceTracker:
         counter.floor = min(number, self.numbering.start)
         self._note_connection(key)
         if number > self.numbering.start:
-            self._notice(key, counter, self.numbering.start, number - 1, when, findings)
+            self._add_gap(key, counter, self.numbering.start, number - 1, when, findings)
         self._expect(key, counter, number + 1)
 
     def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> SequenceFindings:
-        """A publisher says that ``last`` was the number of its last message so far; or for ever."""
+        """Track a publisher's announcement that its latest message had the number ``last``.
+
+        Args:
+            when: When it was received, in microseconds since the epoch.
+            end: Whether the publisher sends no more.
+        """
         findings = SequenceFindings()
-        self.take_up(key)
+        self.move_here(key)
         if key not in self.expected:
-            self._meet(key, last + 1, when, findings)
+            self._add_counter(key, last + 1, when, findings)
             self.expected[key] = last + 1
         else:
             expected, counter = self._position_expected(key), self.counters[key]
             position = self._position(counter, expected, last)
             if position >= expected:
                 self._ahead.pop(key, None)
-                self._notice(key, counter, expected, position, when, findings)
+                self._add_gap(key, counter, expected, position, when, findings)
                 self._expect(key, counter, position + 1)
         self.counters[key].ended = end
-        self._hear({key})
+        self._move_to_end({key})
+        self._note_connection(key)
         self._forget(findings)
         return findings
 
     # Replays.
 
     def begin(self, key: Key, number: int) -> None:
-        """Expect ``number`` first, of a counter that was never heard."""
+        """Add a counter that expects ``number``, unless the counter is known."""
         if key not in self.expected:
             self.counters[key] = Counter(number, self.gaps.next_serial)
             self.expected[key] = number
-            self._touch({key})
+            self._move_to_end({key})
 
-    def begin_anew(self, key: Key, when: int, findings: SequenceFindings) -> None:
-        """A replay has shown that the publisher has restarted: expect its first number."""
+    def restart(self, key: Key, when: int, findings: SequenceFindings) -> None:
+        """Begin an epoch that expects the first number, because a replay has shown that the publisher has restarted."""
         counter = self.counters[key]
         self._restart(key, counter, self.numbering.start, when, findings)
         self._expect(key, counter, self.numbering.start)
-        self._touch({key})
+        self._move_to_end({key})
 
-    def is_certain(self, key: Key) -> bool:
-        """Whether its endpoint's present connection is to the publisher that was last heard."""
+    def is_same_publisher(self, key: Key) -> bool:
+        """Whether the endpoint's present connection is to the publisher that sent the latest message."""
         return key not in self.counters or self._is_on_connection(key)
 
-    def make_certain(self, key: Key) -> None:
-        """A replay has shown that it is the publisher that was last heard."""
+    def confirm_publisher(self, key: Key) -> None:
+        """Make ``is_same_publisher`` true, because a replay has shown that it is."""
         self._note_connection(key)
 
     def track_replayed(
         self, key: Key, number: int, when: int, onwards: bool, findings: SequenceFindings
     ) -> bool:
-        """Track a message that was asked for again.
+        """Track a replayed message.
 
         Args:
-            onwards: Whether the replay may go ahead of the live flow, and not only fill gaps.
+            when: When it was received, in microseconds since the epoch.
+            onwards: Whether the replay may get ahead of the live flow. Otherwise it only fills gaps.
 
         Returns:
-            Whether it was missing; if not, it was seen or the live flow will bring it.
+            Whether the message was missing. Otherwise it was received before, or the live flow will bring it.
         """
-        self.take_up(key)
+        self.move_here(key)
         if key not in self.expected:
             if not onwards:
                 return False
@@ -258,52 +267,52 @@ class SequenceTracker:
             self._heal(gap, position, when)
         elif onwards and position >= expected:
             if position > expected:
-                self._notice(key, counter, expected, position - 1, when, findings)
+                self._add_gap(key, counter, expected, position - 1, when, findings)
             connection, ahead = self._connection(key), self._ahead.get(key)
             begin = position if ahead is None else ahead.begin
-            heard = ahead.heard if ahead is not None and ahead.connection == connection else None
+            received = ahead.received if ahead is not None and ahead.connection == connection else None
             self._expect(key, counter, position + 1)
-            self._ahead[key] = Ahead(number + 1, begin, connection, heard)
+            self._ahead[key] = Ahead(number + 1, begin, connection, received)
             self.expected[key] = None
             self._note_connection(key)
         else:
             return False
-        self._touch({key})
+        self._move_to_end({key})
         self._forget(findings)
         return True
 
     def missing(self, key: Key) -> list[Gap]:
-        """The open gaps of a counter's present epoch."""
+        """List the open gaps in a counter's present epoch, in order."""
         return self.gaps.missing(key)
 
     def next_number(self, key: Key) -> int | None:
-        """The number that a counter expects; None if it was never heard."""
+        """The number that a counter expects; None if the counter is not known."""
         if key not in self.expected:
             return None
         expected = self.expected[key]
         return self._ahead[key].expected if expected is None else expected
 
     def next_numbers(self) -> list[int]:
-        """The same of all counters, in the order of ``expected``."""
+        """The numbers that all counters expect, in the order of ``expected``."""
         numbers = list(self.expected.values())
         if self._ahead:
             numbers = list(map(self.next_number, self.expected))
-        return cast("list[int]", numbers)  # without a replay ahead there is no None
+        return cast("list[int]", numbers)  # only a replay that is ahead leaves a None
 
     def _comes_after_replay(self, key: Key, position: int, expected: int) -> bool:
-        """Whether the live flow, in its order, is still behind what a replay has brought.
+        """Whether a message of the live flow is one that the replay has brought, or an older one.
 
-        If not, it has caught up, or is another flow: a new connection, or numbers that go back, or
-        that were tracked before the replay.
+        Otherwise the live flow has caught up, or has changed: it has a new connection, its numbers go back, or it
+        repeats messages from before the replay. Then the replay is no longer ahead.
         """
         ahead = self._ahead[key]
         if (
             position < expected
             and ahead.connection == self._connection(key)
-            and (ahead.heard is None or position > ahead.heard)
+            and (ahead.received is None or position > ahead.received)
             and (position >= ahead.begin or position < self.counters[key].floor)
         ):
-            ahead.heard = position
+            ahead.received = position
             return True
         self.expected[key] = ahead.expected
         del self._ahead[key]
@@ -316,11 +325,11 @@ class SequenceTracker:
 
     def _note_connection(self, key: Key) -> None:
         if self._endpoint is not None:
-            self._heard_on[key] = self._connection(key)
+            self._latest_connections[key] = self._connection(key)
 
     def _is_on_connection(self, key: Key) -> bool:
-        """Whether a counter was heard on its endpoint's present connection."""
-        return self._heard_on.get(key) == self._connection(key)
+        """Whether the endpoint's present connection has brought the counter's latest message."""
+        return self._latest_connections.get(key) == self._connection(key)
 
     # Positions.
 
@@ -342,13 +351,13 @@ class SequenceTracker:
         return expected + (ahead if ahead <= self._turn // 2 else ahead - self._turn)
 
     def _expect(self, key: Key, counter: Counter, position: int) -> None:
-        number = self.number(position - 1) + 1  # one past the last number of a turn is fine, and never comes
+        number = self.number(position - 1) + 1  # one past the last number is correct, and never arrives
         counter.turn = position - number
         self.expected[key] = number
 
     # Gaps and memory.
 
-    def _notice(
+    def _add_gap(
         self, key: Key, counter: Counter, first: int, last: int, when: int, findings: SequenceFindings
     ) -> None:
         gap = self.gaps.add(key, counter.epoch, first, last, when)
@@ -360,23 +369,20 @@ class SequenceTracker:
         self.totals.lost -= 1
         self.totals.healed += 1
 
-    def _hear(self, keys: set[Key]) -> None:
-        self._touch(keys)
-        for key in keys:
-            self._note_connection(key)
-
-    def _touch(self, keys: set[Key]) -> None:
+    def _move_to_end(self, keys: set[Key]) -> None:
+        """Make these the counters that are forgotten last, and note the division in which they were received."""
         expected = self.expected
         for key in keys:
             self.counters[key].division = self.division
             expected[key] = expected.pop(key)
 
     def _forget(self, findings: SequenceFindings) -> None:
+        """Keep gaps and counters within their bounds."""
         for gap in self.gaps.shrink():
             findings.abandoned.append(gap)
             counter = self.counters[gap.key]
             counter.floor = max(counter.floor, gap.last + 1)
-            self._touch({gap.key})
+            self._move_to_end({gap.key})
         while len(self.expected) > self._max_counters:
             key = next(iter(self.expected))
             self.totals.forgotten += not self.counters[key].ended
@@ -385,5 +391,5 @@ class SequenceTracker:
     def _drop(self, key: Key) -> None:
         del self.expected[key], self.counters[key]
         self._ahead.pop(key, None)
-        self._heard_on.pop(key, None)
+        self._latest_connections.pop(key, None)
         self.gaps.end_epoch(key)

@@ -52,7 +52,7 @@ class FollowedLosses:
         ]
         if new and is_replayed(self._storage):
             asked = {gap.serial for key in {gap.key for gap in new} for gap in tracker.missing(key)}
-            new = [gap for gap in new if gap.settled or gap.serial not in asked]
+            new = [gap for gap in new if gap.final or gap.serial not in asked]
         self._incidents.tracker = tracker
         self._incidents.lose(new)
         self._done = {gap.serial for gap in tracker.gaps if gap.serial in self._done} | {

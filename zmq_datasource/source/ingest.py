@@ -15,7 +15,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.open_files import allow_many_files
+from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
 from zmq_datasource.log import (
     LOCK_WAIT_SECONDS,
@@ -256,7 +256,7 @@ class Ingest:
                 self.storage.root,
             )
         if self._intake is not None and self._intake.tracker is not None:
-            self._intake.look_beside(self._beside, feed_of(self._options))
+            self._intake.learn_newer_counters(self._beside, feed_of(self._options))
 
     def check(self) -> None:
         """Raise why receiving has ended, if it has.

@@ -192,7 +192,7 @@ class Intake(CarriedState):
         timestamp = arrival.timestamp
         self.tracker.connections[key] = arrival.connection
         if anew:
-            self.tracker.begin_anew(key, timestamp, tracked)
+            self.tracker.restart(key, timestamp, tracked)
         kept = [
             reply
             for reply in replies
@@ -231,10 +231,10 @@ class Intake(CarriedState):
             self._counters.received += batch.num_rows
             self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
-    def settle(self, gaps: Sequence[Gap]) -> None:
+    def mark_final(self, gaps: Sequence[Gap]) -> None:
         """Mark gaps as final: nobody asks for them any more."""
         assert self.tracker is not None, "a replay needs numbered messages"
-        self.tracker.gaps.settle(gaps)
+        self.tracker.gaps.mark_final(gaps)
 
     def first_sequence(self, endpoint: str) -> int | None:
         """Where a replay begins that comes before the live flow; None if there is nothing to ask for.
@@ -243,7 +243,7 @@ class Intake(CarriedState):
         """
         assert self.tracker is not None, "a replay needs numbered messages"
         key = endpoint.encode()
-        self.tracker.take_up(key)
+        self.tracker.move_here(key)
         known = self.tracker.next_number(key)
         if known is not None:
             return known
@@ -255,7 +255,7 @@ class Intake(CarriedState):
         self.tracker.begin(key, wanted.sequence)
         return wanted.sequence
 
-    def look_beside(self, others: Iterable[bytes], division: str) -> None:
+    def learn_newer_counters(self, others: Iterable[bytes], division: str) -> None:
         """Learn what other partitions of the log keep of publishers that may come to this one now; after ``restore``.
 
         Args:
@@ -266,7 +266,7 @@ class Intake(CarriedState):
         self.tracker.division = division
         for other in filter(None, map(tracker_of, others)):
             if _alike(other.numbering, self.tracker.numbering):
-                self.tracker.look_beside(other)
+                self.tracker.learn_newer_counters(other)
 
     # log.carried
 

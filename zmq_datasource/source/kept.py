@@ -67,7 +67,7 @@ def read_gaps(saved: bytes, beside: Iterable[bytes] = ()) -> list[dict[str, Any]
     if tracker is None:
         return []
     for other in filter(None, map(tracker_of, beside)):
-        tracker.look_beside(other)
+        tracker.learn_newer_counters(other)
     return [
         {
             **_names(tracker.numbering.by, gap.key),

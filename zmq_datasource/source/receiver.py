@@ -238,7 +238,7 @@ class Receiver:
             batches.append(batch)
             self._note(findings, len(replies))
         given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
-        self.intake.settle(given_up)
+        self.intake.mark_final(given_up)
         self._incidents.lose(given_up)
         if (replayer.session.first, replayer.socket) != (first, sock):
             self._watch_sockets()
@@ -253,7 +253,7 @@ class Receiver:
     def _note(self, findings: Findings, messages: int) -> None:
         self._incidents.take(findings, messages)
         if self._options.replay_endpoint:
-            self._incidents.lose([gap for gap in findings.abandoned if not gap.settled])
+            self._incidents.lose([gap for gap in findings.abandoned if not gap.final])
 
     def still_asking(self) -> bool:
         """Whether more may come by a replay; what follows the last messages is then asked for at once.

@@ -235,7 +235,7 @@ class ReplaySession(Session):
                 self._doubt(tracker, request, now)
             return [], False
         # If it no longer has the sample, nobody knows; then it is taken for the same.
-        tracker.make_certain(self._key)
+        tracker.confirm_publisher(self._key)
         request.sample = None
         return replies, False
 
@@ -287,11 +287,11 @@ class ReplaySession(Session):
     def _is_certain(self, tracker: SequenceTracker) -> bool:
         """Whether the publisher that is there now is the one that was last heard, as far as can be known."""
         return _sample(tracker, self._key) is None or (
-            self.live is not None and tracker.is_certain(self._key)
+            self.live is not None and tracker.is_same_publisher(self._key)
         )
 
     def _missing(self, tracker: SequenceTracker) -> list[Gap]:
-        return [gap for gap in tracker.missing(self._key) if not gap.settled]
+        return [gap for gap in tracker.missing(self._key) if not gap.final]
 
     def _conclude(self, tracker: SequenceTracker, live_waits: bool, now: float) -> list[Gap]:
         """A request has ended, or is silent: whether what it did not bring is given up."""

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.host.signals import checks_signals, ignore_signals, obey_signals
+from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
 from zmq_datasource.log import Deletions, LogStorage, deleted, end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
@@ -104,7 +104,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             set_up_worker()
             self._feeds = Feeds(self._options)
-            obey_signals()
+            exit_on_signals()
             try:
                 self._feeds.open(begins=position is None)
             except BaseException:
@@ -112,6 +112,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
+            # Runs before stop: a first SIGTERM in the first steps of stop at exit would skip the rest of it.
+            atexit.register(ignore_signals)
             self._positions = Positions(self._feeds, self._options)
         assert self._positions is not None
         return self._feeds, self._positions
@@ -131,7 +133,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._monitors.start()
         return self._monitors
 
-    @checks_signals
+    @defers_signals
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts.
 
@@ -147,7 +149,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # do: that one then only comes from Trigger.Once, which takes all there is.
         return ReadMaxRows(2**63 - 1)
 
-    @checks_signals
+    @defers_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: everything received so far, made durable, within the limits."""
         feeds, positions = self._opened(start)
@@ -205,7 +207,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _gather(self, feeds: Feeds) -> dict[int, int]:
         return feeds.gather(self._options.timeout, self._options.idle_timeout)
 
-    @checks_signals
+    @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and the metrics."""
         if self._feeds is None or self._positions is None or self._monitors is None:
@@ -213,7 +215,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
         return self._positions.offset(ends) | self._monitors.metrics()
 
-    @checks_signals
+    @defers_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share the ids from ``start`` to ``end`` out among tasks."""
         feeds, positions = self._opened(end)
@@ -283,7 +285,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if all(feeds.parts[partition].log.earliest <= low for partition, (low, _) in ranges.items()):
                 return ranges, chunks
 
-    @checks_signals
+    @defers_signals
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with everything below ``end``."""
         self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us

@@ -1,26 +1,22 @@
-"""Frames to message fields, and back: pure functions over bytes, many messages a call.
+"""Find the fields of messages in their frames, and restore frames from rows: pure functions on many messages a call.
 
-*Raw messages* are what a receive loop collects without looking: columns of frames (``messages.raw``).
+*Raw messages* are frames as they were received, in columns (``messages.raw``). These are the rules:
 
-The rules:
+* ``decode`` returns, whatever the bytes are. A message that does not fit its framing is listed with a reason, and does
+  not affect the messages beside it.
+* No Python code runs for a single message that fits. Messages that do not fit are looked at one by one.
+* A framing knows where fields are. What the numbers mean is known in ``sequences``.
 
-* Whatever the bytes are, ``decode`` returns: what does not fit is named, with a reason, and
-  what fits beside it is not touched.
-* Messages that fit take no Python step each; those that do not are looked at one by one.
-* A framing knows where the fields are, not what the numbers mean: that is ``sequences``.
-
-Modules: ``fields`` is what a decoder gives; ``layout`` reads messages whose fields are at fixed
-places, ``dafka`` and ``jupyter`` those of their own kind; ``presets`` makes the framing that the
-options ask for; ``plain`` needs none; ``rows`` makes Arrow of it and gives the frames back;
-``replay`` is the wire of vLLM's replay protocol.
+Modules: ``fields`` is the result of decoding; ``layout`` decodes messages whose fields are at fixed places, and
+``dafka`` and ``jupyter`` decode their formats; ``presets`` makes the framing that the options name; ``batches`` makes
+record batches of fields, and restores frames; ``replay`` has the wire format of vLLM's replay protocol.
 """
 
 from __future__ import annotations
 
+from zmq_datasource.messages.framing.batches import decode_plain, make_batch, name_of, raw_messages, to_rows
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed
-from zmq_datasource.messages.framing.plain import decode_plain
 from zmq_datasource.messages.framing.presets import Framing, make_framing, subscriptions
-from zmq_datasource.messages.framing.rows import make_batch, name_of, raw_messages, to_rows
 
 __all__ = [
     "Announced",

@@ -1,10 +1,9 @@
-"""What a Dafka producer publishes.
+"""Messages of Dafka producers.
 
-The first frame: the message's id (one letter), the topic, a zero byte, the version (1), and
-its fields: strings with a length byte in front, numbers big-endian. A record (``M``) has the
-producer's address, the subject, the sequence (8 bytes), and its content in a second frame. A
-head (``H``) has the same but no content: how far the producer has counted. The other
-letters belong to consumers and stores.
+The first frame has the message's type (one letter), the topic, a zero byte, the version (1), and the fields: strings
+with a length byte in front, and big-endian numbers. A record (``M``) has the producer's address, the subject and the
+sequence (8 bytes), and its content in a second frame. A head (``H``) has the same fields, and no content: its
+sequence is that of the producer's last record. Consumers and stores send the other types.
 
 Source: dafka_proto.xml and the generated dafka_proto.c of zeromq/dafka.
 """
@@ -23,10 +22,10 @@ _VERSION = 1
 
 
 class DafkaFraming:
-    """``topic`` is the subject, ``publisher`` the producer's address."""
+    """Decodes records: ``topic`` is the subject, and ``publisher`` the producer's address."""
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Read the fields; never raises for what the bytes are."""
+        """Find the fields. Raises nothing, whatever the bytes are."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
         publishers: list[bytes] = []
@@ -42,7 +41,7 @@ class DafkaFraming:
                 continue
             try:
                 if kind not in (_RECORD, _HEAD):
-                    raise UnfitError(f"{kind!r} is no letter of a Dafka message")
+                    raise UnfitError(f"its first byte {kind!r} is not a type of Dafka message")
                 expected = 2 if kind == _RECORD else 1
                 if len(frames) != expected:
                     raise UnfitError(f"it has {len(frames)} frames, {expected} expected")
@@ -73,7 +72,7 @@ class DafkaFraming:
 def _read(frame: bytes) -> tuple[bytes, bytes, int]:
     zero = frame.find(0, 1)
     if zero < 0:
-        raise UnfitError("its topic does not end")
+        raise UnfitError("no zero byte ends its topic")
     if frame[zero + 1 : zero + 2] != bytes([_VERSION]):
         raise UnfitError(f"its version is not {_VERSION}")
     publisher, at = _string(frame, zero + 2)

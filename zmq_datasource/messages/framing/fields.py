@@ -1,4 +1,4 @@
-"""What decoding gives: the fields of the messages that fit, and what is to be said of the others."""
+"""The result of decoding: the fields of messages that fit, and the reasons why the others do not."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ __all__ = ["Announced", "Fields", "Malformed", "UnfitError"]
 
 
 class UnfitError(Exception):
-    """A message does not fit its framing; the text says why, without its bytes."""
+    """A message does not fit its framing. The text says why, without quoting the message."""
 
 
 class Malformed(NamedTuple):
-    """A message that does not fit: its place among those decoded, and why."""
+    """A message that does not fit: its place among the decoded messages, and the reason."""
 
     row: int
     reason: str
 
 
 class Announced(NamedTuple):
-    """A message without content that tells how far its publisher has counted.
+    """A message without content that announces its publisher's latest number.
 
-    ``last`` is the number of the last message sent before it; ``end`` says that no more comes.
+    Attributes:
+        row: Its place among the decoded messages.
+        last: The number of the last message that was sent before it.
+        end: Whether the publisher sends no more.
     """
 
     row: int
@@ -39,17 +42,17 @@ class Announced(NamedTuple):
 
 @dataclass
 class Fields:
-    """Columns of equal length, an entry for each message that fits.
+    """The fields of decoded messages, in columns with an entry for each message that fits.
 
     Attributes:
-        values: Binary, as are topics and publishers.
-        topics, publishers, sequences: None where the framing has none. A topic may be null in a message that has none.
-            Sequences have 64 bits.
-        rows: The places of these messages among those decoded (64 bits); None if it is all of them.
-        plain_frames: Messages of so many frames are their topic and value, or their value alone, as with plain framing;
-            0 if none are.
-        malformed, announced: The other messages.
-        skipped: How many more had no content (heartbeats).
+        values: Binary, like topics and publishers.
+        topics, publishers, sequences: None where the framing has no such field. The topic of a message without one is
+            null. Sequences have 64 bits.
+        rows: The places of these messages among all decoded messages (64 bits); None if all fit.
+        plain_frames: A message with this many frames has the topic and the value as its frames, or the value alone, as
+            with plain framing; 0 if that is never so.
+        malformed, announced: The messages that do not fit, and the announcements.
+        skipped: The number of other messages without content (heartbeats).
     """
 
     values: pa.Array
@@ -66,15 +69,15 @@ class Fields:
         return len(self.values)
 
     def row(self, position: int) -> int:
-        """Where the message at this position is among those decoded."""
+        """The place, among all decoded messages, of the message at this position."""
         return position if self.rows is None else int(self.rows[position].as_py())
 
     def of(self, everything: pa.Array) -> pa.Array:
-        """From a column of all messages that were decoded: that of these."""
+        """Take the rows of these messages from a column that has all decoded messages."""
         return everything if self.rows is None else everything.take(self.rows)
 
     def without(self, positions: Collection[int]) -> Fields:
-        """The same without the messages at these positions."""
+        """Copy the fields without the messages at these positions."""
         left_out = set(positions)
         kept = integers_of([position for position in range(len(self)) if position not in left_out])
         return replace(

@@ -1,8 +1,8 @@
-"""What a Jupyter kernel publishes on its iopub channel.
+"""Messages that Jupyter kernels publish on their iopub channel.
 
-Frames: topic, the delimiter ``<IDS|MSG>``, signature, header, parent header, metadata,
-content, and any number of buffers. ``msg_id`` in the header is opaque: nothing can be tracked
-by it. The signature is not checked, which would take the kernel's key.
+The frames are: topic, the delimiter ``<IDS|MSG>``, signature, header, parent header, metadata, content, and any
+number of buffers. ``msg_id`` in the header is opaque, so losses cannot be tracked. Checking the signature would need
+the kernel's key, so it is not checked.
 
 Source: jupyter-client's documentation, "Messaging in Jupyter", wire protocol 5.
 """
@@ -25,13 +25,13 @@ class _Header(msgspec.Struct):
 
 
 class JupyterFraming:
-    """``value`` is the content, ``publisher`` the kernel's session, ``topic`` what is before the delimiter."""
+    """Decodes messages: ``value`` is the content, ``publisher`` the session, and ``topic`` the first frame, if any."""
 
     def __init__(self) -> None:
         self._header = msgspec.json.Decoder(_Header)
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Read the fields; never raises for what the bytes are."""
+        """Find the fields. Raises nothing, whatever the bytes are."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
         publishers: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Messages whose fields are whole frames, or bytes at a fixed place of one."""
+"""Decode messages whose fields are whole frames, or bytes at a fixed place of a frame."""
 
 from __future__ import annotations
 
@@ -27,32 +27,39 @@ from zmq_datasource.messages.raw import RawMessages
 __all__ = ["BinarySequence", "JsonSequence", "Layout", "SequenceField"]
 
 _LARGEST = 2**63 - 1  # what a BIGINT holds
-_FAR = 2**31 - 1  # behind the end of every frame
+_FAR = 2**31 - 1  # beyond the end of any frame
 
 
 class SequenceField(Protocol):
-    """Where a message's number is."""
+    """Where a message's sequence is."""
 
     @property
     def frame(self) -> int:
-        """Which frame it is in."""
+        """The place of the frame that has it."""
 
     def read(self, frame: bytes) -> int:
-        """The number in one such frame; UnfitError if there is none."""
+        """Read the number from a frame.
+
+        Raises:
+            UnfitError: The frame has no number, or one that no counter can have.
+        """
 
     def fitting(self, frames: pa.Array) -> pa.Array:
-        """Which of many may have a number, by their size."""
+        """A mask of the frames whose size allows for a number."""
 
     def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """The numbers of frames that are ``fitting``, and which of them are numbers that a counter can have."""
+        """Read the numbers of frames that are ``fitting``.
+
+        Returns them, and a mask of those that a counter can have.
+        """
 
 
 @dataclass(frozen=True)
 class BinarySequence:
-    """A whole number in bytes.
+    """A sequence that is a binary integer.
 
     Attributes:
-        offset: Bytes in front of it in its frame; None if it is the whole frame.
+        offset: The number of bytes in front of it in its frame; None if it is the whole frame.
         width: 4 or 8 bytes.
         low, high: The numbers that a counter can have.
     """
@@ -78,7 +85,7 @@ class BinarySequence:
         return _within(value, self.low, self.high)
 
     def write_all(self, numbers: pa.Array) -> pa.Array:
-        """The whole frames that these numbers were read from."""
+        """Restore the frames that had these numbers."""
         return numbers_to(numbers, self.width, self.endian)
 
     def fitting(self, frames: pa.Array) -> pa.Array:
@@ -92,22 +99,22 @@ class BinarySequence:
             frames = pc.binary_slice(frames, self.offset, self.offset + self.width)
         numbers = numbers_from(frames, self.width, self.endian, self.signed)
         low = self.low
-        if not self.signed and self.low < 0:  # what has wrapped around is beyond all that a column holds
+        if not self.signed and self.low < 0:  # an unsigned number beyond a column's range is negative in it
             low = 0
         return numbers, pc.and_(
             pc.greater_equal(numbers, number(low)), pc.less_equal(numbers, number(self.high))
         )
 
 
-# A header is small; a large text would keep the receiving thread from the socket.
+# A header is small. Parsing a large text would keep the receiving thread from the socket.
 _MOST_HEADER_BYTES = 256 << 10
 
 
 class JsonSequence:
-    """A whole number at a path of a JSON text that is the frame.
+    """A sequence that is an integer in a frame of JSON.
 
     Args:
-        path: Names from the top; what is beside them is read over, not built.
+        path: The names that lead to it, from the top. No Python object is made for other parts of the text.
         low, high: The numbers that a counter can have.
     """
 
@@ -125,7 +132,7 @@ class JsonSequence:
             raise UnfitError(f"the header has {len(frame)} bytes, {_MOST_HEADER_BYTES} at most")
         try:
             found = self._decoder.decode(frame)
-        # Deeply nested text is an attack on the stack, not a header.
+        # A deeply nested text is an attack on the stack: RecursionError.
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
             raise UnfitError(f"the header does not hold the sequence: {e}") from e
         for _ in range(self._depth):
@@ -154,10 +161,10 @@ def _within(value: int, low: int, high: int) -> int:
 
 
 class _Fitting:
-    """The messages that fit, as far as was looked.
+    """The messages that fit, as far as they have been checked.
 
     Attributes:
-        rows: Their places; None if it is all of them.
+        rows: Their places; None if all fit.
     """
 
     def __init__(self, raw: RawMessages) -> None:
@@ -166,7 +173,7 @@ class _Fitting:
         self._frames: dict[int, pa.Array] = {}
 
     def keep(self, mask: pa.Array) -> None:
-        """Leave out those for which this does not hold."""
+        """Keep the messages that the mask selects."""
         if all_true(mask):
             return
         rows = pa.arange(0, len(self._all)) if self.rows is None else self.rows
@@ -175,13 +182,13 @@ class _Fitting:
         self._frames.clear()
 
     def frame(self, place: int) -> pa.Array:
-        """One frame of each."""
+        """A column of the frames at this place."""
         if place not in self._frames:
             self._frames[place] = self._raw.frame(place)
         return self._frames[place]
 
     def others(self) -> Iterator[int]:
-        """The places of those that do not fit, in order."""
+        """The places of the messages that do not fit, in order."""
         if self.rows is not None:
             everywhere = pa.arange(0, len(self._all))
             yield from everywhere.filter(pc.invert(pc.is_in(everywhere, value_set=self.rows))).to_pylist()
@@ -189,13 +196,13 @@ class _Fitting:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which frame is what; negative numbers count from the end.
+    """The places of a message's fields among its frames. Negative places count from the end.
 
     Attributes:
-        frames: How many frames a message has; with ``more``, at least.
-        controls: Topics of messages without content.
-        ends: Whether a message without its last frame, the value, announces that the publisher
-            has ended: its sequence is how many messages there were.
+        frames: The number of frames that a message has; with ``more``, the least number.
+        controls: The topics of messages without content.
+        ends: Whether a message without the last frame, the value, announces that its publisher has ended. The sequence
+            of such a message is the number of messages that the publisher has sent.
     """
 
     frames: int
@@ -209,7 +216,7 @@ class Layout:
     ends: bool = False
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Read the fields; never raises for what the bytes are."""
+        """Find the fields. Raises nothing, whatever the bytes are."""
         fitting = _Fitting(raw)
         counts = raw.counts()
         expected = number(self.frames, pa.int32())
@@ -242,18 +249,18 @@ class Layout:
             self._plain_frames,
         )
         for row in fitting.others():
-            self._tell(fields, row, raw.message(row))
+            self._note_other(fields, row, raw.message(row))
         return fields
 
     @property
     def _plain_frames(self) -> int:
-        """Messages of how many frames have the topic and the value, or the value, and nothing else; 0 for none."""
+        """See ``Fields.plain_frames``."""
         if self.value_offset or self.value not in (-1, (0 if self.topic is None else 1)):
             return 0
         return {None: 1, 0: 2}.get(self.topic, 0)
 
-    def _tell(self, fields: Fields, row: int, frames: list[bytes]) -> None:
-        """Say what is to be said of a message that has no row."""
+    def _note_other(self, fields: Fields, row: int, frames: list[bytes]) -> None:
+        """Note a message that has no row: as a control message, as an announcement, or with the reason."""
         if self._is_control(frames):
             fields.skipped += 1
             return
@@ -265,16 +272,16 @@ class Layout:
             size = len(frames[self.value])
             if size < self.value_offset:
                 raise UnfitError(f"the frame with the value has {size} bytes, {self.value_offset} needed")
-            assert self.sequence is not None, "all else is fine"
+            assert self.sequence is not None, "nothing else can be wrong"
             self.sequence.read(frames[self.sequence.frame])
         except UnfitError as e:
             fields.malformed.append(Malformed(row, str(e)))
         else:
-            raise AssertionError(f"message {row} was said not to fit, and does")
+            raise AssertionError(f"message {row} was left out, and fits")
 
     @property
     def whole(self) -> bool:
-        """Whether each frame is a field, so that ``messages_of`` gives all of them back."""
+        """Whether each frame is a field, so that ``messages_of`` restores all frames."""
         sequence = self.sequence
         if self.more or self.value_offset or not isinstance(sequence, BinarySequence):
             return False
@@ -284,7 +291,10 @@ class Layout:
     def messages_of(
         self, topics: pa.Array, publishers: pa.Array, sequences: pa.Array, values: pa.Array
     ) -> RawMessages:
-        """Messages from their fields; of a ``whole`` layout. A topic of null is no frame."""
+        """Restore messages from their fields, with a ``whole`` layout.
+
+        If the topic is null, the message has no such frame.
+        """
         assert isinstance(self.sequence, BinarySequence), "a layout that is whole"
         places = {
             self.topic: topics,

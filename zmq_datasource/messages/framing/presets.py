@@ -1,4 +1,4 @@
-"""The framing that the options ask for."""
+"""Make the framing that the options name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Framing(Protocol):
     """Finds the fields of raw messages."""
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Read the fields of one message or more; never raises for what the bytes are."""
+        """Find the fields of one message or more. Raises nothing, whatever the bytes are."""
 
 
 _FIXED = {
-    # topic, publisher, uint64 sequence, value; without the value, the end of a publisher
+    # topic, publisher, uint64 sequence, value; a message without the value announces that the publisher has ended
     "sequenced": Layout(4, topic=0, publisher=1, sequence=BinarySequence(2, low=0), value=3, ends=True),
     # topic, uint64 sequence, payload: vllm/distributed/kv_events.py
     "vllm": Layout(3, topic=0, sequence=BinarySequence(1, low=0), value=2),
@@ -42,7 +42,7 @@ _FIXED = {
 
 
 def make_framing(options: FramingOptions) -> Framing | None:
-    """How to read the messages; None for plain framing, which needs no reading."""
+    """Make the framing; None for plain framing, whose messages have no fields to find."""
     match options.framing:
         case "plain":
             return None
@@ -56,13 +56,13 @@ def make_framing(options: FramingOptions) -> Framing | None:
 
 
 def whole_layout(framing: str) -> Layout | None:
-    """The layout by which frames come back from fields; None where the fields are not all that there was."""
+    """The layout that restores frames from fields; None if the fields are only a part of the frames."""
     layout = _FIXED.get(framing)
     return layout if layout is not None and layout.whole else None
 
 
 def _bounded(layout: Layout, numbering: Numbering | None) -> Layout:
-    """The same, where a number that no counter can have does not fit."""
+    """Limit the layout's sequence to the numbers that a counter can have."""
     if numbering is None or numbering.end is None:
         return layout
     assert isinstance(layout.sequence, BinarySequence)
@@ -70,7 +70,7 @@ def _bounded(layout: Layout, numbering: Numbering | None) -> Layout:
 
 
 def subscriptions(framing: str, topics: Sequence[str]) -> list[bytes]:
-    """What a SUB subscribes to for these topic prefixes."""
+    """The subscriptions of a SUB that wants topics with these prefixes."""
     prefixes = [topic.encode() for topic in topics]
     if framing == "dafka" and b"" not in prefixes:  # a letter is in front of the topic
         return [kind + prefix for prefix in prefixes for kind in (b"M", b"H")]

@@ -1,12 +1,13 @@
-"""The wire of vLLM's replay protocol, of both sides: bytes only.
+"""The wire format of vLLM's replay protocol, for both sides: bytes only.
 
-A request is ``[b"", start]``, ``start`` the first wanted sequence as 8 bytes, big-endian. Each message that the
-publisher still has from there on is a reply: since vLLM 0.26 (vllm-project/vllm#45177) ``[b"", topic, sequence,
-payload]``, in older ones and in SGLang ``[b"", sequence, payload]``. The end has eight 0xFF as sequence, and an empty
-topic and payload. A DEALER sends and receives the empty frame itself.
+A request is ``[b"", start]``, where ``start`` is the first wanted sequence as 8 bytes, big-endian. The publisher
+sends a reply for each message that it still has from there on. Since vLLM 0.26 (vllm-project/vllm#45177) a reply is
+``[b"", topic, sequence, payload]``; in older versions and in SGLang it is ``[b"", sequence, payload]``. The last
+reply has eight 0xFF as sequence, and an empty topic and payload. A DEALER must send and receive the empty frame
+itself.
 
-A proxy knows two things more: ``start`` may be 16 bytes, the start and end of a half-open range; and between sequence
-and payload a reply has the other frames of the message, if it has more than topic and payload.
+A proxy understands more: ``start`` may have 16 bytes, the start and end of a half-open range. And its replies have all
+frames of a message: those between topic and payload stand between sequence and payload.
 
 Source: ``_service_replay`` in vllm/distributed/kv_events.py.
 """
@@ -22,13 +23,12 @@ __all__ = ["END", "TOPIC_WANTED", "Reply", "end_of_replay", "read_reply", "read_
 
 # The sequence of a reply that ends a replay.
 END = b"\xff" * 8
-# A client whose routing id begins so gets replies with topics from a proxy (docs/proxy.md); the protocol has no place
-# where to ask for them.
+# A proxy sends topics to clients whose routing id begins so (docs/proxy.md), because a request cannot ask for them.
 TOPIC_WANTED = b"topic:"
 
 
 class Reply(NamedTuple):
-    """One message again; ``sequence`` None is the end of a replay."""
+    """A replayed message; or the end of a replay, if ``sequence`` is None."""
 
     sequence: int | None
     topic: bytes | None
@@ -36,15 +36,15 @@ class Reply(NamedTuple):
 
 
 def request(start: int) -> list[bytes]:
-    """The frames that ask for all messages from ``start`` on."""
+    """Encode a request for all messages from the sequence ``start`` on."""
     return [b"", start.to_bytes(8, "big")]
 
 
 def read_request(frames: Sequence[bytes]) -> tuple[int, int | None]:
-    """Read a request: the first sequence, and the one after the last if the request has it.
+    """Decode a request into its first sequence, and the end of its range (None if it has none).
 
     Raises:
-        UnfitError: The frames are no request of this protocol.
+        UnfitError: The frames are not a request of this protocol.
     """
     if len(frames) != 2 or frames[0] or len(frames[1]) not in (8, 16):
         sizes = ", ".join(str(len(frame)) for frame in frames)
@@ -56,21 +56,21 @@ def read_request(frames: Sequence[bytes]) -> tuple[int, int | None]:
 
 
 def reply(number: int, frames: Sequence[bytes], with_topic: bool) -> list[bytes]:
-    """The frames that repeat a message."""
+    """Encode the reply for a message."""
     topic, *others = frames if len(frames) > 1 else (b"", *frames)
     return [b"", *([topic] if with_topic else []), number.to_bytes(8, "big"), *others]
 
 
 def end_of_replay(with_topic: bool) -> list[bytes]:
-    """The frames that end a replay."""
+    """Encode the last reply."""
     return [b"", *([b""] if with_topic else []), END, b""]
 
 
 def read_reply(frames: list[bytes]) -> Reply:
-    """Read a publisher's answer to a replay request.
+    """Decode a reply.
 
     Raises:
-        UnfitError: The frames are no reply of this protocol.
+        UnfitError: The frames are not a reply of this protocol.
     """
     parts = frames[1:] if frames[0] == b"" and len(frames) > 2 else frames
     if len(parts) not in (2, 3):

@@ -1,8 +1,9 @@
-"""Fields to Arrow, and frames back from what the log keeps.
+"""Record batches from fields, and frames back from stored rows.
 
-``frames`` of a row is null where the other columns give the frames back exactly, so that an
-ordinary message is stored once. How they do is said by the batch itself, in its schema's
-metadata (``framing``), and so by each chunk of the log: a reader needs no options for it.
+``frames`` of a row is null where the other columns give the frames back exactly, so an ordinary message is stored once.
+The batch itself says how they give them back, in its schema's metadata (``framing``), and so does each chunk of the
+log: a reader needs no options for that. Without that metadata, the framing is plain: one frame is the value; of
+several the first is the topic, and the last the value.
 """
 
 from __future__ import annotations
@@ -26,9 +27,43 @@ from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, row_schema
 
-__all__ = ["make_batch", "name_of", "raw_messages", "to_rows"]
+__all__ = ["decode_plain", "make_batch", "name_of", "raw_messages", "to_rows"]
 
 _MOST_SHOWN_BYTES = 1 << 10
+
+
+def decode_plain(
+    raw: RawMessages,
+    timestamps: Sequence[tuple[int, int]],
+    publisher: pa.Array | None = None,
+    sequence: pa.Array | None = None,
+) -> pa.RecordBatch:
+    """Make a batch with ``MESSAGE_SCHEMA`` from messages with plain framing, which every message fits.
+
+    ``frames`` keeps a message that topic and value do not give back: it has more than two frames, or its topic is not
+    UTF-8.
+
+    Args:
+        timestamps: When the messages were received: runs of (microseconds since the epoch, number of messages).
+        publisher, sequence: The columns of these names, if they are known from elsewhere.
+    """
+    topic, bad = None, set[int]()
+    if raw.first.null_count < len(raw):
+        topic, bad = text_of(raw.first)
+    frames: pa.Array | None = None
+    if bad or raw.middle is not None:
+        kept = pc.is_in(pa.arange(0, len(raw)), value_set=integers_of(sorted(bad)))
+        if raw.middle is not None:
+            kept = pc.or_(kept, pc.greater(pc.list_value_length(raw.middle), number(0, pa.int32())))
+        frames = raw.only(kept)
+    return message_rows(
+        raw.last,
+        times_of(timestamps),
+        topic=topic,
+        publisher=publisher,
+        sequence=sequence,
+        frames=frames,
+    )
 
 
 def make_batch(
@@ -38,12 +73,12 @@ def make_batch(
     timestamps: Sequence[tuple[int, int]],
     endpoints: Sequence[tuple[str, int]] | None = None,
 ) -> pa.RecordBatch:
-    """A batch with ``MESSAGE_SCHEMA``, a row for each message in ``fields``.
+    """Make a batch with ``MESSAGE_SCHEMA`` that has a row for each message in ``fields``.
 
     Args:
-        raw: All messages that were decoded.
-        timestamps: When those were received; see ``decode_plain``.
-        endpoints: In the same way, where they came from: their publisher, if they name none.
+        raw: All decoded messages.
+        timestamps: When they were received; see ``decode_plain``.
+        endpoints: Where they were received, in the same form: the publisher of messages that do not name one.
     """
     topic, bad = None, set[int]()
     if fields.topics is not None:
@@ -68,7 +103,7 @@ def make_batch(
 
 
 def _names(publishers: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Publishers as strings, and the rows whose bytes were not UTF-8: those show in hex, to stay distinct."""
+    """Publishers as strings, and the rows whose bytes are not UTF-8. These show in hex, so that they stay distinct."""
     try:
         return publishers.cast(pa.string()), set()
     except pa.ArrowInvalid:
@@ -86,7 +121,7 @@ def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
 
 
 def name_of(name: bytes) -> str:
-    """A publisher's name as text; in hex, cut where it is long, if it is no UTF-8."""
+    """A publisher's name as text: in hex if it is not UTF-8, and then cut after 1,024 bytes."""
     try:
         return name.decode()
     except UnicodeDecodeError:
@@ -104,7 +139,7 @@ def _kept_frames(framing: str, fields: Fields, raw: RawMessages, bad: set[int]) 
 
 
 def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
-    """A batch of the log as Spark wants it: without ``frames``, or with all of them filled in."""
+    """Make the rows that Spark reads from a batch of the log, with or without the frames of each message."""
     if not include_frames:
         return batch.select(row_schema(False).names).replace_schema_metadata(None)
     return batch.set_column(
@@ -113,13 +148,13 @@ def to_rows(batch: pa.RecordBatch, include_frames: bool) -> pa.RecordBatch:
 
 
 def raw_messages(batch: pa.RecordBatch) -> RawMessages:
-    """The messages of rows as they came, from what the rows keep of them."""
+    """Restore the messages of stored rows, frame by frame as they were received."""
     stored = batch.column("frames")
     if stored.null_count == 0:
         return RawMessages.of_lists(stored)
     if stored.null_count == len(stored):
         return _of_fields(batch)
-    # All frames of each row that has them stored, and behind them those that were put together.
+    # The stored frames of all rows, and behind them the restored frames of the rows that have none stored.
     missing = pc.is_null(stored)
     frames = _of_fields(batch.filter(missing)).lists()
     places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), number(1))

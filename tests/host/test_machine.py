@@ -1,4 +1,4 @@
-"""Marks of processes."""
+"""A process mark identifies one process, also after another process has got its number."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 from tests.support import wait_for
-from zmq_datasource.host.processes import is_gone, process_mark
+from zmq_datasource.host.machine import is_gone, process_mark
 
-MARK = "from zmq_datasource.host.processes import process_mark; print(process_mark(), flush=True); input()"
+MARK = "from zmq_datasource.host.machine import process_mark; print(process_mark(), flush=True); input()"
 
 
 def test_a_process_is_gone_when_it_has_ended_and_not_before() -> None:
@@ -29,12 +29,12 @@ def test_this_process_is_not_gone() -> None:
     assert not is_gone(process_mark())
 
 
-def test_another_process_with_the_same_number_is_another_one() -> None:
+def test_a_mark_with_another_start_time_is_gone() -> None:
     mark = process_mark()
     assert is_gone(mark.rpartition(" ")[0] + " 1")
 
 
-def test_a_process_of_another_machine_or_none_is_not_known_to_be_gone() -> None:
+def test_a_process_of_another_machine_is_not_reported_as_gone() -> None:
     machine, rest = process_mark().split(" ", 1)
     for mark in ("", "no mark", f"{machine[:-1]}? {rest}", "a b c d"):
         assert not is_gone(mark)

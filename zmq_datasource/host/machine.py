@@ -1,0 +1,143 @@
+"""What the operating system says of this machine and its processes, and the limits and modes that we ask it for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from zmq_datasource.errors import OptionError
+
+__all__ = [
+    "PRIVATE",
+    "ThisProcess",
+    "allow_many_files",
+    "is_gone",
+    "make_private",
+    "own_addresses",
+    "process_mark",
+]
+
+# The mode of a file that only its owner may read: the log and its neighbours hold whole messages.
+PRIVATE = 0o600
+
+_PROC = Path("/proc")
+_ENDED_STATES = ("Z", "X")
+_SIOCGIFADDR = 0x8915  # Linux
+_MOST_ADDRESSES = 8
+
+
+def make_private(path: str | os.PathLike[str]) -> None:
+    """Create an empty file that only its owner may read, or empty an existing one.
+
+    Called before a library writes the file, because a library would create it with the mode of the umask.
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE))
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files to the highest that its user may have.
+
+    Without this, many connections could use up all descriptors, and the log could not open its files.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems report a limit that they refuse to set
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# Addresses.
+
+
+def own_addresses() -> list[str]:
+    """The IPv4 addresses by which other machines may reach this one, the likeliest first and loopback last.
+
+    Host names are left out: a machine that cannot resolve one waits for the resolver before it tries the next address.
+    """
+    found = [os.environ.get("SPARK_LOCAL_IP", "")]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with suppress(OSError):  # there is no route
+            probe.connect(("192.0.2.1", 9))  # chooses the interface; a datagram socket sends nothing here
+            found.append(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # the interface has no address, or this is not Linux
+                request = struct.pack("256s", name.encode()[:15])
+                found.append(socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
+    reachable = [host for host in dict.fromkeys(found) if _is_ipv4(host) and not host.startswith("127.")]
+    return [*reachable[: _MOST_ADDRESSES - 1], "127.0.0.1"]
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        return False
+    return True
+
+
+# Processes.
+
+
+def process_mark() -> str:
+    """A text that identifies this process, also after its number is used again; empty except on Linux."""
+    machine, state = _machine(), _state(os.getpid())
+    return f"{machine} {os.getpid()} {state[1]}" if machine and state else ""
+
+
+def is_gone(mark: str) -> bool:
+    """Whether the process with this mark ran on this machine and has ended. False if that cannot be found out."""
+    machine, _, process = mark.rpartition(" ")[0].rpartition(" ")
+    if not machine or machine != _machine() or not process.isdecimal():
+        return False
+    state = _state(int(process))
+    return state is None or state[0] in _ENDED_STATES or state[1] != mark.rpartition(" ")[2]
+
+
+def _machine() -> str:
+    """The machine's boot and the namespace of process numbers: within these a number means one process at a time."""
+    with suppress(OSError):
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
+    return ""
+
+
+def _state(process: int) -> tuple[str, str] | None:
+    """The state of a process and the time at which it started; None if there is no such process."""
+    with suppress(OSError):
+        # The second field, in brackets, is a name that may itself contain spaces and brackets.
+        fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    return None
+
+
+class ThisProcess:
+    """The process that has created an object; a forked child has the object, but no threads and no connections.
+
+    Args:
+        what: The object, for the error.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = os.getpid()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this code runs in a forked child."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Refuse to go on in a forked child. Call it before taking a lock, which the fork may have copied as taken.
+
+        Raises:
+            OptionError: This is a forked child.
+        """
+        if self.is_left:
+            raise OptionError(
+                f"using {self._what} of process {self._pid} in its forked child {os.getpid()}: a fork does not take "
+                "over the connection. Make a new one in the child, or start the child with spawn"
+            )
