@@ -95,7 +95,8 @@ def _fitted(rows: Sequence[Row], width: int | None) -> Iterator[RenderableType]:
     figures = [column for column in columns if states[column] == {None}]
     faults = [column for column in columns if column not in (*quiet, *figures)]
     room = width - max(_width({column: columns[column] for column in group}) for group in (figures, faults))
-    name = min(name, max(room, _LEAST_NAME))
+    # Where the figures need several tables anyway, the name has its share of the screen.
+    name = min(name, room if room >= _LEAST_NAME else max(_LEAST_NAME, width * 2 // 5))
     for group in (figures, faults):
         part: list[str] = []
         for column in group:
@@ -117,7 +118,7 @@ def _width(columns: Mapping[str, int]) -> int:
 
 def _table(rows: Sequence[Row], columns: Sequence[str], name: int, width: int | None) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
-    table.add_column(rows[0].kind, no_wrap=True)
+    table.add_column(shortened(rows[0].kind, name), no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     # A cell that is wider than the screen, such as a list of topics, has a table of its own.
