@@ -90,6 +90,18 @@ def test_the_options_of_one_kind_are_listed() -> None:
             ["receive", "--connect", "tcp://a:1", "--wal-location", "/tmp"],
             "--connect needs --socket-type: SUB",
         ),
+        (
+            ["receive", "--bind", "tcp://*:1", "--reader", "me"],
+            "--reader has no effect here: reader is set at a query that reads",
+        ),
+        (["receive", "--bind", "tcp://*:1", "-o", "noBlock=true"], "noblock is set at a query that writes"),
+        (
+            ["proxy", "--framing", "vllm"],
+            "--framing has no effect here: framing is set at a query that reads",
+        ),
+        (["receive", "--subscriber-expiry", "1d"], "subscriberExpiry is set at zmq-datasource proxy"),
+        (["proxy", "--subscriber-expiry", "1d"], "--subscriber-expiry: write -o subscriberExpiry=..."),
+        (["proxy", "--nonsense"], "No such option"),
         (["options", "walRetentoin"], "there is no option 'walRetentoin'; did you mean walRetention?"),
         (["options", "topics", "--json"], "--json is for source, sink or proxy"),
         (
@@ -268,7 +280,8 @@ def _runs(process: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "option", ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest"]
+    "option",
+    ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest", "maxMessages=5"],
 )
 def test_receive_refuses_what_only_a_query_can_do(option: str, tmp_path: Path) -> None:
     arguments = ["receive", "--bind", "ipc://a", "--wal-location", str(tmp_path / "log"), "-o", option]
