@@ -44,7 +44,7 @@ def _demo(
     try:
         with process:
             yield process
-        # A process that is told to end needs a moment for its last lines.
+        # A process needs a moment for its last lines.
         wait_for(lambda: not _marked(mark), "the end of every process of the demo", 10)
     finally:
         for left in _marked(mark):
