@@ -16,12 +16,12 @@ from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.monitoring.catalogue import PROXY, SOURCE, SUBSCRIBER, TOTAL
 from zmq_datasource.monitoring.metric import MAP, Metric
 from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.tables import print_fitted
 from zmq_datasource.monitoring.view import LiveView, Record, fault_record, proxy_record, watch
 from zmq_datasource.options.types import Location
 
 __all__ = ["records_of_page", "show"]
 
-_WIDTH = 160
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -41,11 +41,9 @@ def show(places: Sequence[str], interval: float, since: float, *, once: bool = F
         raise OptionError(
             "a LOCATION is empty; name the metricsLocation of a source or sink, or a URL of metrics"
         )
-    console = Console()
-    if not console.is_terminal:  # in a file a line is as wide as it must be
-        console, once = Console(width=_WIDTH), True
-    if once:
-        console.print(LiveView(since, console.width).render(chain(*map(_records, places))))
+    if once or not Console().is_terminal:
+        records = list(chain(*map(_records, places)))
+        print_fitted(lambda width: LiveView(since, width).render(records))
     else:
         watch(lambda: chain(*map(_readable_records, places)), interval, since=since)
 
