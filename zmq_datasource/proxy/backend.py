@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.counters import counted, figures, state
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.framing import raw_messages
@@ -30,7 +31,7 @@ from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import frame_limit
 
-__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds"]
+__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "PublishedFigures", "RequestBounds"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +50,40 @@ _LOOK_SECONDS = 0.25
 # And while more requests come than one turn takes.
 _BUSY_LOOK_SECONDS = 0.05
 _MOST_TOPICS_SHOWN, _MOST_SHOWN = 100, 60
+
+
+@dataclass
+class PublishedFigures:
+    """The numbers of the subscribers' side in a proxy's status."""
+
+    published: int = counted(
+        "published",
+        "messages",
+        "The number of messages that were published.",
+        "process",
+        series="messages_published",
+    )
+    subscribers: int = state("subscribers", "connections", "The number of plain subscribers.")
+    refused: int = counted(
+        "subscriptionsRefused",
+        "requests",
+        "The number of requests for topics that were not passed on to publishers.",
+        "process",
+    )
+    disconnected: int = counted(
+        "disconnected",
+        "connections",
+        "The number of plain subscribers that the proxy has disconnected.",
+        "process",
+        series="subscribers_disconnected",
+    )
+    waited_seconds: float = counted(
+        "waitedSeconds", "s", "How long publishing has waited for subscribers.", "process", initial=0.0
+    )
+
+
 # The status where nothing is published.
-NO_SUBSCRIBERS: Mapping[str, Any] = {
-    "published": 0,
-    "subscribers": 0,
-    "subscriptions": [],
-    "subscriptionsRefused": 0,
-    "stalled": [],
-    "disconnected": 0,
-    "waitedSeconds": 0.0,
-}
+NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
 
 
 @dataclass(frozen=True)
@@ -296,14 +321,17 @@ class Backend:
     def status(self) -> dict[str, Any]:
         """The status of the subscribers' side, as plain data."""
         some = heapq.nsmallest(_MOST_TOPICS_SHOWN, self.subscriptions)
+        numbers = PublishedFigures(
+            published=self.published,
+            subscribers=self._opened.watch.peers,
+            refused=self.refused,
+            disconnected=self.disconnected,
+            waited_seconds=round(self._waited, 1),
+        )
         return {
-            "published": self.published,
-            "subscribers": self._opened.watch.peers,
+            **figures(numbers),
             "subscriptions": [printable(topic, _MOST_SHOWN) for topic in some],
-            "subscriptionsRefused": self.refused,
             "stalled": self._stalled_now(),
-            "disconnected": self.disconnected,
-            "waitedSeconds": round(self._waited, 1),
         }
 
     @property
