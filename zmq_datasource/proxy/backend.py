@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import zmq
@@ -59,7 +59,7 @@ class PublishedFigures:
     published: int = counted(
         "published",
         "messages",
-        "The number of messages that were published.",
+        "The number of messages that were published: those that libzmq has taken.",
         "process",
         series="messages_published",
     )
@@ -73,7 +73,8 @@ class PublishedFigures:
     disconnected: int = counted(
         "disconnected",
         "connections",
-        "The number of plain subscribers that the proxy has disconnected.",
+        "The number of plain subscribers that the proxy has disconnected: they took nothing, or asked for too many "
+        "topics.",
         "process",
         series="subscribers_disconnected",
     )
@@ -137,10 +138,8 @@ class Backend:
         OptionError, EndpointError: It cannot be opened as asked.
 
     Attributes:
-        published: Messages that were given to libzmq.
-        disconnected: Subscribers that were hung up on: they took nothing, or asked for too many topics.
+        counters: What is counted here.
         subscriptions: The topics that subscribers have asked for and that are passed on to publishers.
-        refused: Requests for topics that were not passed on: there were too many.
     """
 
     def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
@@ -158,12 +157,9 @@ class Backend:
         self._next_look = 0.0
         self.subscriptions: set[bytes] = set()
         self._upstream_bytes = 0
-        self.refused = 0
         self._hang_ups = LimitedLog(__name__, "plain subscribers that were disconnected")
         self._refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
-        self.published = 0
-        self.disconnected = 0
-        self._waited_before = 0.0
+        self.counters = PublishedFigures()
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
@@ -212,7 +208,7 @@ class Backend:
             and self._upstream_bytes + len(topic) <= bounds.upstream_bytes
         ):
             return True
-        self.refused += 1
+        self.counters.refused += 1
         self._refusals.warn(
             "topic '%s' of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
             "already, and %d topics of %d bytes are the most; name the prefix in topics of the proxy, or let "
@@ -243,7 +239,7 @@ class Backend:
         while self._pending:
             pending = self._pending[0]
             reached = pending.outbox.give(self.socket, self._at, pending.rows, refresh_every=_REFRESH_EVERY)
-            self.published += reached - self._at
+            self.counters.published += reached - self._at
             self._at = reached
             if reached < pending.rows:
                 if self._blocked_since is None:
@@ -251,7 +247,7 @@ class Backend:
                 return
             self._pending.popleft()
             self._at = 0
-        self._waited_before, self._blocked_since = self._waited, None
+        self.counters.waited_seconds, self._blocked_since = self._waited, None
 
     # Who is there.
 
@@ -280,7 +276,7 @@ class Backend:
                     now - before.since,
                 )
                 self._opened.watch.open_connections().hang_up(connection)
-                self.disconnected += 1
+                self.counters.disconnected += 1
                 del self._stalled[inode]
         self.end_floods(current, now)
 
@@ -316,17 +312,13 @@ class Backend:
                 bounds.total_bytes,
             )
             self._opened.watch.open_connections().hang_up(connection)
-            self.disconnected += 1
+            self.counters.disconnected += 1
 
     def status(self) -> dict[str, Any]:
         """The status of the subscribers' side, as plain data."""
         some = heapq.nsmallest(_MOST_TOPICS_SHOWN, self.subscriptions)
-        numbers = PublishedFigures(
-            published=self.published,
-            subscribers=self._opened.watch.peers,
-            refused=self.refused,
-            disconnected=self.disconnected,
-            waited_seconds=round(self._waited, 1),
+        numbers = replace(
+            self.counters, subscribers=self._opened.watch.peers, waited_seconds=round(self._waited, 1)
         )
         return {
             **figures(numbers),
@@ -338,7 +330,9 @@ class Backend:
     def _waited(self) -> float:
         """Seconds that publishing has waited for subscribers in all, up to now."""
         now = time.monotonic()
-        return self._waited_before + (0 if self._blocked_since is None else now - self._blocked_since)
+        return self.counters.waited_seconds + (
+            0 if self._blocked_since is None else now - self._blocked_since
+        )
 
     def _stalled_now(self) -> list[dict[str, object]]:
         """Connections that have taken nothing for a second or more, though data waits for them."""
