@@ -12,9 +12,8 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
-from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
-from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
+from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -73,7 +72,9 @@ def receive_until(
     partitions = range(options.receivers) if partition is None else [partition]
     receivers = [_Receiver(options, partition) for partition in partitions]
     idle = _IdlePartitions(options)
-    close_metrics = serve_metrics(prometheus, lambda: _shown(receivers)) if prometheus is not None else None
+    outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
+    if outlet is not None and prometheus is not None:
+        outlet.serve(prometheus)
     try:
         while not stopped(0.0):
             for receiver in receivers:
@@ -84,8 +85,8 @@ def receive_until(
                 return
     finally:
         forget_signal()
-        if close_metrics is not None:
-            close_metrics()
+        if outlet is not None:
+            outlet.close()
         side_by_side([receiver.stop for receiver in receivers])
 
 

@@ -594,5 +594,5 @@ def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_f
     assert see(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
     assert see(0, honest=100, a=1101, b=100, c=100) == ["a"]
     assert see(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
-    assert it.disconnected == 4
+    assert it.counters.disconnected == 4
     it.close()

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.counters import counted, figures, state
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.framing import raw_messages
@@ -30,7 +31,7 @@ from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import frame_limit
 
-__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds"]
+__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "PublishedFigures", "RequestBounds"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +50,41 @@ _LOOK_SECONDS = 0.25
 # And while more requests come than one turn takes.
 _BUSY_LOOK_SECONDS = 0.05
 _MOST_TOPICS_SHOWN, _MOST_SHOWN = 100, 60
+
+
+@dataclass
+class PublishedFigures:
+    """The numbers of the subscribers' side in a proxy's status."""
+
+    published: int = counted(
+        "published",
+        "messages",
+        "The number of messages that were published: those that libzmq has taken.",
+        "process",
+        series="messages_published",
+    )
+    subscribers: int = state("subscribers", "connections", "The number of plain subscribers.")
+    refused: int = counted(
+        "subscriptionsRefused",
+        "requests",
+        "The number of requests for topics that were not passed on to publishers.",
+        "process",
+    )
+    disconnected: int = counted(
+        "disconnected",
+        "connections",
+        "The number of plain subscribers that the proxy has disconnected: they took nothing, or asked for too many "
+        "topics.",
+        "process",
+        series="subscribers_disconnected",
+    )
+    waited_seconds: float = counted(
+        "waitedSeconds", "s", "How long publishing has waited for subscribers.", "process", initial=0.0
+    )
+
+
 # The status where nothing is published.
-NO_SUBSCRIBERS: Mapping[str, Any] = {
-    "published": 0,
-    "subscribers": 0,
-    "subscriptions": [],
-    "subscriptionsRefused": 0,
-    "stalled": [],
-    "disconnected": 0,
-    "waitedSeconds": 0.0,
-}
+NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
 
 
 @dataclass(frozen=True)
@@ -112,10 +138,8 @@ class Backend:
         OptionError, EndpointError: It cannot be opened as asked.
 
     Attributes:
-        published: Messages that were given to libzmq.
-        disconnected: Subscribers that were hung up on: they took nothing, or asked for too many topics.
+        counters: What is counted here.
         subscriptions: The topics that subscribers have asked for and that are passed on to publishers.
-        refused: Requests for topics that were not passed on: there were too many.
     """
 
     def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
@@ -133,12 +157,9 @@ class Backend:
         self._next_look = 0.0
         self.subscriptions: set[bytes] = set()
         self._upstream_bytes = 0
-        self.refused = 0
         self._hang_ups = LimitedLog(__name__, "plain subscribers that were disconnected")
         self._refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
-        self.published = 0
-        self.disconnected = 0
-        self._waited_before = 0.0
+        self.counters = PublishedFigures()
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
@@ -187,7 +208,7 @@ class Backend:
             and self._upstream_bytes + len(topic) <= bounds.upstream_bytes
         ):
             return True
-        self.refused += 1
+        self.counters.refused += 1
         self._refusals.warn(
             "topic '%s' of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
             "already, and %d topics of %d bytes are the most; name the prefix in topics of the proxy, or let "
@@ -218,7 +239,7 @@ class Backend:
         while self._pending:
             pending = self._pending[0]
             reached = pending.outbox.give(self.socket, self._at, pending.rows, refresh_every=_REFRESH_EVERY)
-            self.published += reached - self._at
+            self.counters.published += reached - self._at
             self._at = reached
             if reached < pending.rows:
                 if self._blocked_since is None:
@@ -226,7 +247,7 @@ class Backend:
                 return
             self._pending.popleft()
             self._at = 0
-        self._waited_before, self._blocked_since = self._waited, None
+        self.counters.waited_seconds, self._blocked_since = self._waited, None
 
     # Who is there.
 
@@ -255,7 +276,7 @@ class Backend:
                     now - before.since,
                 )
                 self._opened.watch.open_connections().hang_up(connection)
-                self.disconnected += 1
+                self.counters.disconnected += 1
                 del self._stalled[inode]
         self.end_floods(current, now)
 
@@ -291,26 +312,27 @@ class Backend:
                 bounds.total_bytes,
             )
             self._opened.watch.open_connections().hang_up(connection)
-            self.disconnected += 1
+            self.counters.disconnected += 1
 
     def status(self) -> dict[str, Any]:
         """The status of the subscribers' side, as plain data."""
         some = heapq.nsmallest(_MOST_TOPICS_SHOWN, self.subscriptions)
+        numbers = replace(
+            self.counters, subscribers=self._opened.watch.peers, waited_seconds=round(self._waited, 1)
+        )
         return {
-            "published": self.published,
-            "subscribers": self._opened.watch.peers,
+            **figures(numbers),
             "subscriptions": [printable(topic, _MOST_SHOWN) for topic in some],
-            "subscriptionsRefused": self.refused,
             "stalled": self._stalled_now(),
-            "disconnected": self.disconnected,
-            "waitedSeconds": round(self._waited, 1),
         }
 
     @property
     def _waited(self) -> float:
         """Seconds that publishing has waited for subscribers in all, up to now."""
         now = time.monotonic()
-        return self._waited_before + (0 if self._blocked_since is None else now - self._blocked_since)
+        return self.counters.waited_seconds + (
+            0 if self._blocked_since is None else now - self._blocked_since
+        )
 
     def _stalled_now(self) -> list[dict[str, object]]:
         """Connections that have taken nothing for a second or more, though data waits for them."""

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ import zmq
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
-from zmq_datasource.counters import SourceCounters
+from zmq_datasource.counters import SourceCounters, counted, figures, state
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.messages.columns import data_bytes
@@ -40,7 +41,7 @@ from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES, ROUND_ME
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["LiveFlow"]
+__all__ = ["LiveFigures", "LiveFlow"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,38 @@ _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
 _DISK_SECONDS = 60.0
 # At the end, how long a disk that refuses is waited for.
 _REFUSED_SECONDS = 5.0
+
+
+@dataclass
+class LiveFigures:
+    """The numbers of the log and of the publishers' side in a proxy's status."""
+
+    next_id: int = state("nextId", "id", "The id of the next message.")
+    earliest_id: int = state("earliestId", "id", "The first id that the log still has.")
+    log_bytes: int = state("logBytes", "bytes", "The size of the log.")
+    received: int = counted(
+        "received",
+        "messages",
+        "The number of messages that were received.",
+        "log",
+        series="messages_received",
+    )
+    bytes: int = counted(
+        "bytes", "bytes", "The number of bytes in their values.", "log", series="received_bytes"
+    )
+    oversize: int = counted(
+        "oversize", "messages", "The number of messages of more than 1 GiB, which were discarded.", "log"
+    )
+    protocol_errors: int = counted(
+        "protocolErrors",
+        "connections",
+        "The number of connections that were ended because of what the publisher sent.",
+        "process",
+    )
+    paused: bool = state("paused", "", "Whether receiving waits for the log.")
+    paused_seconds: float = counted(
+        "pausedSeconds", "s", "How long receiving has waited for the log.", "process"
+    )
 
 
 class LiveFlow:
@@ -380,17 +413,20 @@ class LiveFlow:
         sides = [(name, watch.peers) for name, watch in watches.items()]
         if self._acceptor is not None:
             sides.append((f"ROUTER {self._options.router}", self._acceptor.connections))
+        numbers = LiveFigures(
+            next_id=log.next_id,
+            earliest_id=log.earliest,
+            log_bytes=int(log.size),
+            received=self.received,
+            bytes=counters.bytes,
+            oversize=counters.oversize,
+            protocol_errors=sum(watch.protocol_errors for watch in watches.values()),
+            paused=self._paused is not None,
+            paused_seconds=round(self.paused_seconds, 1),
+        )
         return {
-            "nextId": log.next_id,
-            "earliestId": log.earliest,
-            "logBytes": int(log.size),
-            "received": self.received,
-            "bytes": counters.bytes,
-            "oversize": counters.oversize,
-            "protocolErrors": sum(watch.protocol_errors for watch in watches.values()),
-            "paused": self._paused is not None,
+            **figures(numbers),
             "diskFault": log.fault,
-            "pausedSeconds": round(self.paused_seconds, 1),
             "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
             **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),
         }

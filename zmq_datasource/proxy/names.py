@@ -10,8 +10,10 @@ from __future__ import annotations
 import heapq
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from zmq_datasource.counters import counted, figures, state
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.proxy.fetch_protocol import (
@@ -27,7 +29,7 @@ from zmq_datasource.proxy.fetch_protocol import (
 from zmq_datasource.proxy.positions import Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
-__all__ = ["Job", "Names"]
+__all__ = ["Job", "Names", "SubscriberFigures"]
 
 _MOST_POSITIONS = 1000
 _MOST_TOPIC_BYTES = 2 << 20
@@ -35,6 +37,28 @@ _MOST_DISPLACED = 1000
 # What a status tells of names.
 _MOST_SHOWN, _MOST_TOPICS_SHOWN = 100, 10
 _MOST_CHARACTERS = 60  # of a topic
+
+
+@dataclass
+class SubscriberFigures:
+    """The numbers of one durable subscriber in a proxy's status."""
+
+    connected: bool = state("connected", "", "Whether its client is there.")
+    next_id: int = state("nextId", "id", "The first id that it has not acknowledged.")
+    backlog: int = state(
+        "backlog", "messages", "The number of messages from there on.", series="backlog_messages"
+    )
+    sent: int = counted(
+        "sent", "messages", "The number of messages that were sent to it.", "log", series="messages_sent"
+    )
+    lost: int = counted(
+        "lost",
+        "messages",
+        "The number of messages that were deleted before they were sent to it.",
+        "log",
+        series="messages_lost",
+    )
+    away_seconds: float = state("awaySeconds", "s", "How long its client has been away.")
 
 
 class Job(NamedTuple):
@@ -196,19 +220,21 @@ class Names:
         accounts = []
         for position in heapq.nsmallest(_MOST_SHOWN, self._positions, key=lambda p: p.next):
             topics = position.topics[:_MOST_TOPICS_SHOWN]
+            connected, acknowledged = position.asked is not None, position.acknowledged
+            numbers = SubscriberFigures(
+                connected=connected,
+                next_id=position.next,
+                backlog=self._view.end - position.next,
+                sent=position.sent,
+                lost=position.lost,
+                away_seconds=0.0 if connected else round(monotonic - position.left, 1),
+            )
             accounts.append(
                 {
                     "name": position.name,
                     "topics": [printable(topic, _MOST_CHARACTERS) for topic in topics],
-                    "connected": position.asked is not None,
-                    "nextId": position.next,
-                    "backlog": self._view.end - position.next,
-                    "sent": position.sent,
-                    "lost": position.lost,
-                    "lastAckSeconds": None
-                    if position.acknowledged is None
-                    else round(now - position.acknowledged, 1),
-                    "awaySeconds": 0.0 if position.asked is not None else round(monotonic - position.left, 1),
+                    **figures(numbers),
+                    "lastAckSeconds": None if acknowledged is None else round(now - acknowledged, 1),
                     "ageSeconds": round(now - position.created, 1),
                 }
             )
