@@ -1,4 +1,4 @@
-"""Makes ``format("zmq")`` known to a Spark session, with a way for its sinks to tell the driver what they did."""
+"""Makes ``format("zmq")`` known to a Spark session, and gives its sinks an accumulator for their accounts."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         monitors = self._receive(feeds)
         if feeds.look_for_new():
             positions.take_up()
-            monitors.take_up(feeds.parts)
+            monitors.add(feeds.parts)
             begins = positions.ids_of(start)
         monitors.read_to(begins)
         # Spark calls commit only once there is data for the next batch, which a full log keeps out. But it asks for the

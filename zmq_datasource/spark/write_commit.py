@@ -30,7 +30,7 @@ def commit_batch(
     messages: Sequence[WriterCommitMessage | None],
     accumulator: SinkAccumulator | None = None,
 ) -> SinkCounters:
-    """The tasks are done: publish what they have staged, add their accounts up, let out what it came to.
+    """Publish what the tasks have staged, add up their counters, and report the account; after all tasks are done.
 
     Raises:
         DeadLetterError: The dead letters could not be published.
