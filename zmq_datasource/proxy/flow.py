@@ -165,7 +165,11 @@ class LiveFlow:
                     zmq=options.zmq,
                     access=options.access,
                 )
-                terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes)
+                terms = AcceptorTerms(
+                    options.transaction_timeout,
+                    options.wal_max_bytes,
+                    retry_seconds=options.wal_retry_timeout,
+                )
                 self._acceptor = stack.enter_context(
                     Acceptor(
                         spec,

@@ -103,6 +103,8 @@ class SubscriberSession(RequestSession):
         refusal: Why the conversation is over.
     """
 
+    states = SUBSCRIPTION_STATES
+
     def __init__(
         self,
         name: str,
@@ -136,9 +138,6 @@ class SubscriberSession(RequestSession):
         self._lost_to = 0
         self._question: Open | Fetch | Forget | None = None
         self._told_at = self._listening = 0.0
-
-    def _step(self, event: str) -> None:
-        self.state = SUBSCRIPTION_STATES.get((self.state, event), self.state)
 
     @property
     def is_open(self) -> bool:
