@@ -36,11 +36,10 @@ from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.proxy import fetch_wire, positions, replays
+from zmq_datasource.proxy import fetch_wire, positions
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Lost, Open, Opened, Refused, session_number
-from zmq_datasource.proxy.pipes import start_line
+from zmq_datasource.proxy.fetch_wire import Request, Router
 from zmq_datasource.proxy.positions import Position, Positions
-from zmq_datasource.proxy.router import Request, Router
 from zmq_datasource.proxy.view import LogView, Progress
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.transport.answers import Answers
@@ -289,13 +288,13 @@ def test_a_proxy_that_goes_silent_is_an_error_in_time(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         ({"topics": "orders"}, "a list of prefixes"),
-        ({"max_bytes": 0}, "nothing would ever come"),
+        ({"max_bytes": 0}, "no message would ever come"),
         ({"name": ""}, "1 to 200 bytes"),
         ({"start": "now"}, "earliest, latest, last, an id, or a time"),
         ({"start": datetime(2026, 1, 1)}, "no time zone"),
         ({"endpoint": "here:1"}, "tcp://"),
-        ({"endpoint": "tcp://a:1,tcp://b:1"}, "at one proxy"),
-        ({"options": {"rcvhwm": "1"}}, "only libzmq's own"),
+        ({"endpoint": "tcp://a:1,tcp://b:1"}, "has one endpoint"),
+        ({"options": {"rcvhwm": "1"}}, "only libzmq's options"),
     ],
 )
 def test_arguments_that_cannot_be_honoured(arguments: dict[str, object], problem: str) -> None:
@@ -331,22 +330,24 @@ def test_ids_that_a_subscriber_has_acknowledged_are_not_given_again(
 def test_nothing_is_deleted_between_a_subscribers_beginning_and_its_first_message(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="10ms") as proxy:
+    records, older = ReaderRecords(LogStorage(str(tmp_path))), SubscriberNotes("older", 1, [], 0.0)
+    options = {"walFlushInterval": "10ms", "walRetention": "0s"}
+    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+        records.write("subscriber.older", ReaderRecord({0: 0}, 1e9, subscriber=older))
         log = proxy.flow.journal.log
         for i in range(3):
             feed(context, proxy, [b"t", b"%d" % i])
             wait_for(lambda i=i: log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
-        wait_for(lambda: log.retention.committed == 3, "nobody needs them")
         place = Positions.open
 
-        def expiring(known: Positions, *given: Any) -> Future[tuple[Position, bool]]:
+        def open_as_the_older_one_leaves(known: Positions, *given: Any) -> Future[Position]:
             placed = place(known, *given)
             placed.result(30)
-            log.retention._clock = lambda: time.time() + 7 * 86_400
+            records.remove("subscriber.older")
             log.retention.remove_expired()
             return placed
 
-        monkeypatch.setattr(Positions, "open", expiring)
+        monkeypatch.setattr(Positions, "open", open_as_the_older_one_leaves)
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
             assert take(me, 3) == [b"0", b"1", b"2"]
             assert me.lost == 0
@@ -698,7 +699,7 @@ def test_an_open_chunk_that_cannot_be_read_now_ends_no_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = [DiskFaultError("too many open files")]
-    read = LogView.open_batches
+    read = LogView.open_rows
 
     def refuse(view: LogView) -> list[pa.RecordBatch]:
         if faults:
@@ -707,7 +708,7 @@ def test_an_open_chunk_that_cannot_be_read_now_ends_no_server(
 
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"t", b"0"])
-        monkeypatch.setattr(LogView, "open_batches", refuse)
+        monkeypatch.setattr(LogView, "open_rows", refuse)
         with DurableSubscriber(proxy.sides["durable"], "me", start="last") as me:
             assert take(me, 1) == [b"0"]
         assert proxy.failure is None
@@ -720,12 +721,12 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    read = replays.raw_messages
+    read = fetch_wire.raw_messages
 
     def raw_messages(batch: pa.RecordBatch) -> RawMessages:
         raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(replays, "raw_messages", raw_messages)
+    monkeypatch.setattr(fetch_wire, "raw_messages", raw_messages)
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
         feed(context, proxy, [b"a", b"good"])
         feed(context, proxy, [b"a", b"bad"])
@@ -734,7 +735,7 @@ def test_an_unexpected_error_in_one_replay_ends_only_that_one(
         asking.connect(proxy.sides["replay"])
         asking.send_multipart([b"", number(0) + number(2)])
         wait_for(lambda: "nobody has thought of this" in caplog.text, "the error to be told")
-        monkeypatch.setattr(replays, "raw_messages", read)
+        monkeypatch.setattr(fetch_wire, "raw_messages", read)
         asking.send_multipart([b"", number(0) + number(2)])
         got: list[bytes] = []
         while b"" not in got:  # the value of the last reply
@@ -796,10 +797,10 @@ def test_a_live_process_that_does_not_listen_stops_no_subscriber(
     try:
         assert server.stdin is not None
         assert server.stdout is not None
-        for line in (start_line(given, logging.WARNING), progress):
+        for line in ({"options": given, "logLevel": logging.WARNING}, progress):
             server.stdin.write(json.dumps(line).encode() + b"\n")
         server.stdin.flush()
-        assert json.loads(server.stdout.readline()) == {"ready": True}
+        assert list(json.loads(server.stdout.readline())) == ["status"]
         client = Client(context, sides["durable"])
         for at in range(150):
             client.open(f"{at:03d}" + "x" * 190, topics=[b"t" * 60] * 10)

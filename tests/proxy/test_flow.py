@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -20,9 +21,9 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
-from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport import core
 from zmq_datasource.transport.kernel import Connection
+from zmq_datasource.transport.spec import SocketSpec
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
 
@@ -469,7 +470,7 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
 ) -> None:
     sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
     with ProxyThreads(tmp_path, sides, rcvhwm=7) as proxy:
-        spec = proxy_socket(proxy.options, "XPUB", proxy.options.publish)
+        spec = SocketSpec.of_proxy(proxy.options, "XPUB", proxy.options.publish)
         assert (spec.rcvhwm, spec.sndhwm) == (7, 7)
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
@@ -479,12 +480,12 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
 
 
 def test_heartbeats_of_an_idle_subscriber_are_no_flood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cut: list[str] = []
     monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
-    given = {"walLocation": str(tmp_path), **endpoints("pull", "publish")}
-    it = backend.Backend(parse(ProxyOptions, given))
+    watch: Any = None  # of no socket
+    it = backend.Connections(watch, backend.REQUEST_BOUNDS, None)
 
     def see(peer: str, received: int, now: float) -> None:
         it.end_floods({1: Connection(1, peer, 0, 0, received)}, now)
@@ -497,7 +498,6 @@ def test_heartbeats_of_an_idle_subscriber_are_no_flood(
     assert cut == ["flood"]
     for advice in ("subscribe to fewer topics", "change them less often", "ZMQ_HEARTBEAT_IVL"):
         assert advice in caplog.text
-    it.close()
 
 
 def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
@@ -572,15 +572,15 @@ def test_the_bytes_of_topics_that_are_passed_on_have_a_bound(
 
 
 def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cut: list[str] = []
     monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
     bounds = backend.RequestBounds(
         bytes=1000, total_bytes=2000, allowed_bytes=100, allowed_bytes_per_second=10
     )
-    given = {"walLocation": str(tmp_path), **endpoints("pull", "publish")}
-    it = backend.Backend(parse(ProxyOptions, given), bounds)
+    watch: Any = None  # of no socket
+    it = backend.Connections(watch, bounds, None)
 
     def see(now: float, **received: int) -> list[str]:
         cut.clear()
@@ -595,4 +595,3 @@ def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_f
     assert see(0, honest=100, a=1101, b=100, c=100) == ["a"]
     assert see(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
     assert it.disconnected == 4
-    it.close()
