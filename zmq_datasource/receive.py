@@ -1,4 +1,4 @@
-"""The command ``zmq-datasource receive``: it receives a feed into a log, without a query."""
+"""The receiver as a program: ``zmq-datasource receive``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
-from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
-from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
+from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
+from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import side_by_side
@@ -28,7 +28,6 @@ __all__ = ["receive_until", "receive_until_stopped"]
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
-_REPORT_SECONDS = 10.0
 _FULL_SECONDS = 60.0
 
 
@@ -38,9 +37,9 @@ def receive_until_stopped(
     """Receive into a log until SIGTERM or SIGINT; then receive what libzmq holds, and return.
 
     Args:
-        options: The options of the whole feed, as text.
-        partition: The one of several ``receivers`` whose share this process receives; None for all of them.
-        prometheus: The port at which metrics are served for Prometheus; None for none.
+        options: Of the whole feed.
+        partition: The one of several ``receivers`` for which this process receives; None receives for all.
+        prometheus: The port at which figures are served for Prometheus; None serves none.
 
     Raises:
         ZmqDataSourceError: The options, a socket or the log.
@@ -74,9 +73,11 @@ def receive_until(
             f"partition {partition} of {options.receivers} receivers: they count from 0 to {options.receivers - 1}"
         )
     partitions = range(options.receivers) if partition is None else [partition]
-    receivers = [_PartitionReceiver(options, partition) for partition in partitions]
+    receivers = [_Receiver(options, partition) for partition in partitions]
     idle = _IdlePartitions(options)
-    close_metrics = serve_metrics(prometheus, lambda: _shown(receivers)) if prometheus is not None else None
+    outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
+    if outlet is not None and prometheus is not None:
+        outlet.serve(prometheus)
     try:
         while not stopped(0.0):
             for receiver in receivers:
@@ -87,19 +88,19 @@ def receive_until(
                 return
     finally:
         forget_signal()
-        if close_metrics is not None:
-            close_metrics()
+        if outlet is not None:
+            outlet.close()
         side_by_side([receiver.stop for receiver in receivers])
 
 
-def _shown(receivers: list[_PartitionReceiver]) -> Iterator[Shown]:
-    """The metrics of the partitions that this process receives now, for Prometheus."""
+def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
+    """The figures of the receivers that receive now, for Prometheus."""
     figures = [found for receiver in receivers if (found := receiver.metrics()) is not None]
     yield Shown(SOURCE, ("source", "log", "partition"), figures)
 
 
-class _PartitionReceiver:
-    """Fills one log partition. While another process fills it, waits to take its place."""
+class _Receiver:
+    """Fills one log partition, once no other process does."""
 
     def __init__(self, options: StreamReadOptions, partition: int) -> None:
         self._options = options
@@ -109,11 +110,10 @@ class _PartitionReceiver:
         self._is_waiting = False
         self._warnings = LimitedLog(__name__, "warnings about readers")
         self._next_full_line = 0.0
-        self._next_report = 0.0
-        self._reported = 0
+        self._status = StatusLines(_log)
 
     def step(self) -> None:
-        """Begin to receive if no other process does; then delete what all readers have read. Called twice a second.
+        """Become the writer if there is none; then delete what all readers have read, and log what users should know.
 
         Raises:
             ZmqDataSourceError: Receiving cannot begin, or has ended.
@@ -121,25 +121,21 @@ class _PartitionReceiver:
         if self._monitor is None:
             self._become_writer()
             return
-        ingest, now = self._ingest, time.monotonic()
+        ingest, monitor, now = self._ingest, self._monitor, time.monotonic()
         ingest.check()
         if self._gives_way():
             return
         try:
-            self._monitor.read_to(ingest.commit_readers() or 0)
+            monitor.read_to(ingest.commit_readers() or 0)
             if ingest.log.full and now >= self._next_full_line:
                 self._next_full_line = now + _FULL_SECONDS
                 _log.warning("%s", _why_full(ingest))
         except LogError as e:  # while the record of a reader cannot be read, nothing is deleted
             self._warnings.warn("%s", e)
-        if now >= self._next_report:
-            self._next_report = now + _REPORT_SECONDS
-            if ingest.log.durable_end != self._reported:
-                self._reported = ingest.log.durable_end
-                _log.info("%s: next id %d, %s", ingest.storage, self._reported, ingest.counters)
+        self._status.show(lambda: source_record(monitor.metrics()), ingest.log.durable_end)
 
     def metrics(self) -> tuple[tuple[str, ...], Mapping[str, Any]] | None:
-        """The labels of this receiver, and its metrics; None while another process receives."""
+        """The labels and figures of this receiver; None while another process receives."""
         monitor = self._monitor
         if monitor is None:
             return None
@@ -177,8 +173,6 @@ class _PartitionReceiver:
             ingest.start()
             self._monitor = SourceMonitor(ingest, self._options)
             self._monitor.start()
-            self._reported = ingest.log.durable_end
-            self._next_report = time.monotonic() + _REPORT_SECONDS
         elif not self._is_waiting:
             self._is_waiting = True
             _log.info(
@@ -195,7 +189,7 @@ class _PartitionReceiver:
             return True
 
     def stop(self) -> None:
-        """Receive what libzmq holds, seal the chunk, and free the log for other processes.
+        """Drain the socket, seal, and give up the log.
 
         Raises:
             LogError: The last messages could not be written.
@@ -218,7 +212,7 @@ class _IdlePartitions:
         self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
 
     def expire(self) -> None:
-        """Delete their chunks that no reader needs. Called in each round; acts once a minute."""
+        """Once a minute, delete what all readers have read there."""
         now = time.monotonic()
         if now < self._next_expiry:
             return
@@ -235,7 +229,7 @@ class _IdlePartitions:
 
 
 def _why_full(ingest: Ingest) -> str:
-    """The log line about a full log: which reader needs its messages, and what to do."""
+    """Why a full log does not go on: the reader that is furthest behind, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
     readers = {
         name: record.needs(ingest.storage.partition) for name, record in ingest.readers.others().items()

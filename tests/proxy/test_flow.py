@@ -7,7 +7,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -21,8 +20,9 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
+from zmq_datasource.proxy.figures import PublishedFigures
 from zmq_datasource.transport import core
-from zmq_datasource.transport.kernel import Connection
+from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.spec import SocketSpec
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
@@ -479,23 +479,33 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
         assert receive(sub, 1) == [[b"t", number(0), b"v"]]
 
 
-def test_heartbeats_of_an_idle_subscriber_are_no_flood(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cut: list[str] = []
-    monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
-    watch: Any = None  # of no socket
-    it = backend.Connections(watch, backend.REQUEST_BOUNDS, None)
+class FakeConnections(Connections):
+    """Connections of no socket, that have sent so many bytes."""
 
-    def see(peer: str, received: int, now: float) -> None:
-        it.end_floods({1: Connection(1, peer, 0, 0, received)}, now)
+    def __init__(self, **received: int) -> None:
+        super().__init__()
+        self._current = [Connection(at, peer, 0, 0, size) for at, (peer, size) in enumerate(received.items())]
+        self.ended: list[str] = []
+
+    def current(self) -> list[Connection]:
+        return self._current
+
+    def hang_up(self, connection: Connection) -> None:
+        self.ended.append(connection.peer)
+
+
+def test_heartbeats_of_an_idle_subscriber_are_no_flood(caplog: pytest.LogCaptureFixture) -> None:
+    subscribers = backend.Subscribers(backend.REQUEST_BOUNDS, None, PublishedFigures())
+
+    def ended(now: float, **received: int) -> list[str]:
+        connections = FakeConnections(**received)
+        subscribers.check(connections, now)
+        return connections.ended
 
     day = 86_400.0
-    see("idle", 0, 0)
-    see("idle", int(1000 * day), day)  # every 100 ms, with CURVE
-    assert cut == []
-    see("flood", int(3000 * day), day)
-    assert cut == ["flood"]
+    assert ended(0, idle=0) == []
+    assert ended(day, idle=int(1000 * day)) == []  # every 100 ms, with CURVE
+    assert ended(day, flood=int(3000 * day)) == ["flood"]
     for advice in ("subscribe to fewer topics", "change them less often", "ZMQ_HEARTBEAT_IVL"):
         assert advice in caplog.text
 
@@ -571,27 +581,21 @@ def test_the_bytes_of_topics_that_are_passed_on_have_a_bound(
         assert proxy.flow_status()["subscriptionsRefused"] == 1
 
 
-def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cut: list[str] = []
-    monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
+def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_first() -> None:
     bounds = backend.RequestBounds(
         bytes=1000, total_bytes=2000, allowed_bytes=100, allowed_bytes_per_second=10
     )
-    watch: Any = None  # of no socket
-    it = backend.Connections(watch, bounds, None)
+    counters = PublishedFigures()
+    subscribers = backend.Subscribers(bounds, None, counters)
 
-    def see(now: float, **received: int) -> list[str]:
-        cut.clear()
-        it.end_floods(
-            {at: Connection(at, peer, 0, 0, size) for at, (peer, size) in enumerate(received.items())}, now
-        )
-        return cut
+    def ended(now: float, **received: int) -> list[str]:
+        connections = FakeConnections(**received)
+        subscribers.check(connections, now)
+        return connections.ended
 
-    assert see(0, honest=100, a=800, b=800, c=700) == []
-    assert see(0, honest=100, a=801, b=800, c=800) == ["a"]
-    assert see(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
-    assert see(0, honest=100, a=1101, b=100, c=100) == ["a"]
-    assert see(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
-    assert it.disconnected == 4
+    assert ended(0, honest=100, a=800, b=800, c=700) == []
+    assert ended(0, honest=100, a=801, b=800, c=800) == ["a"]
+    assert ended(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
+    assert ended(0, honest=100, a=1101, b=100, c=100) == ["a"]
+    assert ended(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
+    assert counters.disconnected == 4

@@ -11,25 +11,26 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.counters import figures
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.figures import PublishedFigures
 from zmq_datasource.proxy.journal import Written
+from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.core import Outbox, columns_of
-from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
 
-__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "Connections", "RequestBounds"]
+__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,15 +48,7 @@ _CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
 _PENDING_CHECK_SECONDS = 0.001
 # The status of a proxy without ``publish``.
-NO_SUBSCRIBERS: Mapping[str, Any] = {
-    "published": 0,
-    "subscribers": 0,
-    "subscriptions": [],
-    "subscriptionsRefused": 0,
-    "stalled": [],
-    "disconnected": 0,
-    "waitedSeconds": 0.0,
-}
+NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
 
 
 @dataclass(frozen=True)
@@ -84,18 +77,13 @@ REQUEST_BOUNDS = RequestBounds()
 
 
 class _Topics:
-    """The topics of plain subscribers that are passed on to publishers.
+    """The topics of plain subscribers that are passed on to publishers (``passed_on``)."""
 
-    Attributes:
-        passed_on: These topics.
-        refused: How many requests for other topics were not passed on, because there were too many.
-    """
-
-    def __init__(self, bounds: RequestBounds) -> None:
+    def __init__(self, bounds: RequestBounds, counters: PublishedFigures) -> None:
         self._bounds = bounds
+        self._counters = counters
         self.passed_on: set[bytes] = set()
         self._bytes = 0
-        self.refused = 0
         self.refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
 
     def change(self, request: bytes) -> bool:
@@ -122,7 +110,7 @@ class _Topics:
         bounds = self._bounds
         if len(self.passed_on) < bounds.upstream_topics and self._bytes + len(topic) <= bounds.upstream_bytes:
             return True
-        self.refused += 1
+        self._counters.refused += 1
         self.refusals.warn(
             "topic '%s' of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
             "already, and %d topics of %d bytes are the most; name the prefix in topics of the proxy, or let "
@@ -143,36 +131,38 @@ class _Stalled(NamedTuple):
     since: float
 
 
-class Connections:
+class Subscribers:
     """Disconnects plain subscribers that read nothing, or that ask for too many topics.
 
     Args:
-        watch: The connections of the XPUB.
         bounds: How much subscribers may ask for.
         stall_timeout: Seconds after which a subscriber that reads nothing is disconnected; None for never.
-
-    Attributes:
-        disconnected: How many were disconnected.
+        counters: Counts those that are disconnected.
     """
 
-    def __init__(self, watch: PeerWatch, bounds: RequestBounds, stall_timeout: float | None) -> None:
-        self._watch = watch
+    def __init__(
+        self, bounds: RequestBounds, stall_timeout: float | None, counters: PublishedFigures
+    ) -> None:
         self._bounds = bounds
+        self._counters = counters
         self._stall_timeout = stall_timeout
         self._stalled: dict[int, _Stalled] = {}
         self._since: dict[int, float] = {}  # when each connection was seen first
-        self.disconnected = 0
         self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
 
-    def check(self, now: float) -> None:
-        """Look at all connections. Called several times a second."""
-        self._lines.flush()
-        self._watch.update()
-        current = {c.inode: c for c in connections(self._watch)}
-        self._end_stalled(current, now)
-        self.end_floods(current, now)
+    def check(self, connections: Connections, now: float) -> None:
+        """Look at all connections. Called several times a second.
 
-    def _end_stalled(self, current: Mapping[int, Connection], now: float) -> None:
+        Args:
+            now: Seconds, monotonic.
+        """
+        self._lines.flush()
+        current = {connection.inode: connection for connection in connections.current()}
+        for connection in [*self._stalled_too_long(current, now), *self._floods(current, now)]:
+            connections.hang_up(connection)
+            self._counters.disconnected += 1
+
+    def _stalled_too_long(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
         for inode in self._stalled.keys() - current.keys():
             del self._stalled[inode]
         for inode, connection in current.items():
@@ -182,20 +172,16 @@ class Connections:
             elif before is None or before.connection.taken != connection.taken:
                 self._stalled[inode] = _Stalled(connection, now)
             elif self._stall_timeout is not None and now - before.since >= self._stall_timeout:
-                self._disconnect(
-                    connection,
+                self._lines.warn(
                     "subscriber %s has taken nothing for %.1f s; it is disconnected (slowSubscriber=disconnect)",
+                    connection.peer,
                     now - before.since,
                 )
                 del self._stalled[inode]
+                yield connection
 
-    def end_floods(self, current: Mapping[int, Connection], now: float) -> None:
-        """Disconnect the subscribers that ask for too much, first the one that asks for most.
-
-        Args:
-            current: All connections, by inode.
-            now: Seconds, monotonic.
-        """
+    def _floods(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
+        """The connections that ask for too much, first the one that asks for most."""
         bounds = self._bounds
         self._since = {inode: self._since.get(inode, now) for inode in current}
         excess = {
@@ -209,20 +195,16 @@ class Connections:
             if size <= bounds.bytes and total <= bounds.total_bytes:
                 return
             total -= size
-            self._disconnect(
-                current[inode],
+            self._lines.warn(
                 "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected (at most %d bytes "
                 "for each subscriber, %d bytes for all): subscribe to fewer topics, or to their common prefix, change "
                 "them less often, and send heartbeats less often (ZMQ_HEARTBEAT_IVL)",
+                current[inode].peer,
                 current[inode].received,
                 bounds.bytes,
                 bounds.total_bytes,
             )
-
-    def _disconnect(self, connection: Connection, line: str, *figures: float) -> None:
-        self._lines.warn(line, connection.peer, *figures)
-        hang_up(self._watch, connection)
-        self.disconnected += 1
+            yield current[inode]
 
     def stalled(self) -> list[dict[str, object]]:
         """The connections that have read nothing for a second or more, although data waits for them."""
@@ -262,16 +244,13 @@ class Backend:
         self._opened = OpenSocket(SocketSpec.of_proxy(options, "XPUB", options.publish), self._prepare)
         self.socket = self._opened.socket
         disconnects = options.slow_subscriber == "disconnect"
-        self._connections = Connections(
-            self._opened.watch, bounds, options.slow_timeout if disconnects else None
-        )
-        self._topics = _Topics(bounds)
+        self._counters = PublishedFigures()
+        self._subscribers = Subscribers(bounds, options.slow_timeout if disconnects else None, self._counters)
+        self._topics = _Topics(bounds, self._counters)
         self._next_check = 0.0
-        self._published = 0
         self._pending: deque[_Pending] = deque()
         self._position = 0  # the next row of the first pending batch
         self._blocked_since: float | None = None
-        self._waited_before = 0.0  # seconds, without the wait that lasts now
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
@@ -317,7 +296,7 @@ class Backend:
             reached = pending.outbox.give(
                 self.socket, self._position, pending.rows, refresh_every=_REFRESH_EVERY
             )
-            self._published += reached - self._position
+            self._counters.published += reached - self._position
             self._position = reached
             if reached < pending.rows:
                 if self._blocked_since is None:
@@ -325,7 +304,7 @@ class Backend:
                 return
             self._pending.popleft()
             self._position = 0
-        self._waited_before, self._blocked_since = self._waited, None
+        self._counters.waited_seconds, self._blocked_since = self._waited, None
 
     def publish_within(self, seconds: float) -> None:
         """Publish the rows that wait; after so many seconds log where publishing has ended."""
@@ -347,25 +326,25 @@ class Backend:
         if now >= self._next_check:
             self._next_check = now + _CHECK_SECONDS
             self._topics.refusals.flush()
-            self._connections.check(now)
+            self._subscribers.check(self._opened.watch.open_connections(), now)
 
     @property
     def _waited(self) -> float:
         """Seconds that publishing has waited for subscribers in all."""
         now = time.monotonic()
-        return self._waited_before + (0 if self._blocked_since is None else now - self._blocked_since)
+        waits = 0 if self._blocked_since is None else now - self._blocked_since
+        return self._counters.waited_seconds + waits
 
     def status(self) -> dict[str, Any]:
         """The plain subscribers' part of the proxy's status."""
         topics = heapq.nsmallest(_MOST_TOPICS_SHOWN, self._topics.passed_on)
+        numbers = replace(
+            self._counters, subscribers=self._opened.watch.peers, waited_seconds=round(self._waited, 1)
+        )
         return {
-            "published": self._published,
-            "subscribers": self._opened.watch.peers,
+            **figures(numbers),
             "subscriptions": [printable(topic, _MOST_CHARACTERS) for topic in topics],
-            "subscriptionsRefused": self._topics.refused,
-            "stalled": self._connections.stalled(),
-            "disconnected": self._connections.disconnected,
-            "waitedSeconds": round(self._waited, 1),
+            "stalled": self._subscribers.stalled(),
         }
 
     def close(self) -> None:

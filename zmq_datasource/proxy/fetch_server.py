@@ -213,7 +213,7 @@ class FetchServer:
             if fetch.confirm and not position.is_on_disk:
                 self._positions.write_now()
                 return False
-        on_the_way = self.wire.answers.of(owner)
+        on_the_way = self.wire.answers.connections_of(owner)
         if waiting.peer in on_the_way or len(on_the_way) > 1:
             self.must_recheck = True
             return False

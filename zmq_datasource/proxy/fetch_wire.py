@@ -110,7 +110,7 @@ class Router:
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
             self._opened.watch.update()
-            self._unfinished.look()
+            self._unfinished.check_connections()
         room = _MOST_INBOX_BYTES
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS and room > 0:
@@ -217,7 +217,7 @@ class ReplayWire(Router):
         outbox = Outbox([SameColumn(peer), SameColumn(b""), *columns], rows.num_rows)
         self.sent += rows.num_rows
         # The last reply stands for all: when it has left, the others have too.
-        return answers.give(outbox, last) and answers.send(
+        return answers.send_rows(outbox, last) and answers.send(
             peer, reply(first + last, messages.message(last), with_topic), owner, rows.nbytes
         )
 

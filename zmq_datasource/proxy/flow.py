@@ -21,11 +21,12 @@ from typing import Any, Self
 import zmq
 
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
-from zmq_datasource.counters import SourceCounters
+from zmq_datasource.counters import SourceCounters, figures
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
+from zmq_datasource.proxy.figures import LiveFigures
 from zmq_datasource.proxy.front import Front
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.positions import read_positions
@@ -244,14 +245,21 @@ class LiveFlow:
 
     def status(self) -> dict[str, Any]:
         """The live process's part of the proxy's status."""
-        log = self.journal.log
+        log, front = self.journal.log, self._front
+        numbers = LiveFigures(
+            next_id=log.next_id,
+            earliest_id=log.earliest,
+            log_bytes=int(log.size),
+            received=front.received,
+            bytes=self.counters.bytes,
+            oversize=self.counters.oversize,
+            protocol_errors=front.protocol_errors,
+            paused=self._pause is not None,
+            paused_seconds=round(self._paused_seconds, 1),
+        )
         return {
-            "nextId": log.next_id,
-            "earliestId": log.earliest,
-            "logBytes": int(log.size),
-            "paused": self._pause is not None,
+            **figures(numbers),
             "diskFault": log.fault,
-            "pausedSeconds": round(self._paused_seconds, 1),
-            **self._front.status(),
+            "publishers": front.publishers(),
             **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),
         }

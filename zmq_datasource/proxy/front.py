@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -181,16 +180,14 @@ class Front:
         if self._acceptor is not None:
             self._acceptor.settle(seconds)
 
-    def status(self) -> dict[str, Any]:
-        """The publishers' part of the proxy's status."""
-        watches = {name: channel.opened.watch for name, channel in self._channels.items()}
-        connections = {name: watch.peers for name, watch in watches.items()}
+    @property
+    def protocol_errors(self) -> int:
+        """How many connections were ended because of what the publisher sent."""
+        return sum(channel.opened.watch.protocol_errors for channel in self._channels.values())
+
+    def publishers(self) -> list[dict[str, object]]:
+        """The sockets, each with the number of its connections."""
+        connections = {name: channel.opened.watch.peers for name, channel in self._channels.items()}
         if self._acceptor is not None:
             connections[f"ROUTER {self._options.router}"] = self._acceptor.connections
-        return {
-            "received": self.received,
-            "bytes": self._counters.bytes,
-            "oversize": self._counters.oversize,
-            "protocolErrors": sum(watch.protocol_errors for watch in watches.values()),
-            "publishers": [{"socket": name, "connections": peers} for name, peers in connections.items()],
-        }
+        return [{"socket": name, "connections": peers} for name, peers in connections.items()]

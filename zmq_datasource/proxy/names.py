@@ -12,6 +12,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from zmq_datasource.counters import figures
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.proxy.fetch_protocol import (
@@ -24,6 +25,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     Refused,
     client_of,
 )
+from zmq_datasource.proxy.figures import SubscriberFigures
 from zmq_datasource.proxy.positions import Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
@@ -209,19 +211,22 @@ class Names:
         accounts = []
         for position in heapq.nsmallest(_MOST_SHOWN, self._positions, key=lambda p: p.next):
             notes, is_present = position.notes, position.asked is not None
+            numbers = SubscriberFigures(
+                connected=is_present,
+                next_id=position.next,
+                backlog=self._view.end - position.next,
+                sent=notes.sent,
+                lost=notes.lost,
+                away_seconds=0.0 if is_present else round(monotonic - position.left, 1),
+            )
             accounts.append(
                 {
                     "name": notes.name,
                     "topics": [printable(t, _MOST_CHARACTERS) for t in notes.topics[:_MOST_TOPICS_SHOWN]],
-                    "connected": is_present,
-                    "nextId": position.next,
-                    "backlog": self._view.end - position.next,
-                    "sent": notes.sent,
-                    "lost": notes.lost,
+                    **figures(numbers),
                     "lastAckSeconds": None
                     if notes.acknowledged is None
                     else round(now - notes.acknowledged, 1),
-                    "awaySeconds": 0.0 if is_present else round(monotonic - position.left, 1),
                     "ageSeconds": round(now - notes.created, 1),
                 }
             )

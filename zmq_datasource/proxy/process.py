@@ -34,7 +34,6 @@ _SWITCH_SECONDS = 0.0005
 # How often the server process gets the progress if it serves no clients.
 _IDLE_SECONDS = 0.1
 _STATUS_SECONDS = 0.5
-_LINE_SECONDS = 10.0
 _RESTART_SECONDS = 2.0
 
 
@@ -145,6 +144,8 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
         while not stop():
             now = time.monotonic()
             if server.status and now >= next_report:
+                if not next_report:
+                    _log.info("ready")
                 next_report = now + _STATUS_SECONDS
                 report({**flow.status(), **server.status})
             elif not server.status and now >= deadline:
@@ -159,9 +160,9 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
 
 
 def run_until_stopped(
-    given: Mapping[str, str], observe: Callable[[dict[str, Any]], None] | None = None
+    given: Mapping[str, str], observe: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> None:
-    """Be a proxy until SIGTERM or SIGINT. While messages pass, log a line every ten seconds.
+    """Be a proxy until SIGTERM or SIGINT.
 
     Args:
         observe: Called with the status twice a second.
@@ -172,38 +173,8 @@ def run_until_stopped(
     set_up_logging()
     allow_many_files()
     stopped = StopFlag()
-    lines = _StatusLines()
-
-    def report(status: dict[str, Any]) -> None:
-        if observe is not None:
-            observe(status)
-        lines.write(status)
-
     with stopped.on_signals():
-        run(given, stopped.is_set, report)
-
-
-class _StatusLines:
-    """Log lines about the status, at most one in ten seconds, and none while no message comes."""
-
-    def __init__(self) -> None:
-        self._next_line = 0.0
-        self._next_id: int | None = None
-
-    def write(self, status: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        if self._next_id is None:
-            _log.info("ready")
-        elif now < self._next_line or status["nextId"] == self._next_id:
-            return
-        self._next_line, self._next_id = now + _LINE_SECONDS, status["nextId"]
-        _log.info(
-            "next id %d, %d plain subscribers, %d durable ones, the largest backlog %d",
-            status["nextId"],
-            status["subscribers"],
-            len(status["durable"]),
-            max((account["backlog"] for account in status["durable"]), default=0),
-        )
+        run(given, stopped.is_set, observe)
 
 
 def main() -> None:

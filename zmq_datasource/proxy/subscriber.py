@@ -142,7 +142,7 @@ class DurableSubscriber:
         """
         self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._link.open()
-        self._session.connected(time.monotonic())
+        self._session.reconnected(time.monotonic())
         try:
             self._run_until(
                 lambda: self._session.is_open,
@@ -292,7 +292,7 @@ class DurableSubscriber:
         self._process.check()
         self._given = None
         self._session.seek(_start(to), time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         self._run_until(
             lambda: self._session.is_open,
             self._timeout,
@@ -308,7 +308,7 @@ class DurableSubscriber:
         self._process.check()
         self._given = None
         self._session.forget(time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         self._run_until(
             lambda: self._session.forgotten,
             self._timeout,
@@ -320,7 +320,7 @@ class DurableSubscriber:
         """Wait until the position on the proxy's disk has reached this id."""
         session = self._session
         session.confirm(True, time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         try:
             self._run_until(
                 lambda: session.confirmed >= wanted,
@@ -356,7 +356,7 @@ class DurableSubscriber:
     def _run(self, wait: float) -> None:
         """Receive and send for up to ``wait`` seconds, until something has come."""
         if self._session.refusal is None:
-            self._link.carry(wait)
+            self._link.run_once(wait)
         if self._session.refusal is not None:
             raise self._session.refusal
 

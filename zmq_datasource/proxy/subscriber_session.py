@@ -2,7 +2,7 @@
 
 The rules:
 
-* One request is open at a time (``transport.requests``). It is repeated after ``SILENCE_SECONDS`` without a byte, and
+* One request is open at a time (``transport.session``). It is repeated after ``SILENCE_SECONDS`` without a byte, and
   after twice as many on a new connection. An answer to a request that is not open is ignored.
 * The next FETCH leaves when the answer to the one before has come, not when the caller has taken its messages: up to
   two answers are in memory.
@@ -37,7 +37,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     frames_of,
     session_number,
 )
-from zmq_datasource.transport.requests import RequestSession
+from zmq_datasource.transport.session import RequestSession
 
 __all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberSession"]
 
@@ -238,13 +238,13 @@ class SubscriberSession(RequestSession):
 
     def _ask(self, request: Open | Fetch | Forget, now: float) -> None:
         self._request = request
-        self._asks(now)
+        self._mark_asked(now)
         self.outbox.append(encode(request, self._topics if isinstance(request, Open) else ()))
         if isinstance(request, Fetch):
             assert request.done is not None
             self._sent_done, self._sent_done_at = request.done, now
 
-    def _say_again(self, now: float) -> None:
+    def _repeat(self, now: float) -> None:
         if isinstance(self._request, Fetch):
             self._fetch(now)  # with what is done by now
         elif self._request is not None:
@@ -289,7 +289,7 @@ class SubscriberSession(RequestSession):
         Raises:
             ProtocolError: It is not a message of this protocol.
         """
-        self._hears(now)
+        self._mark_heard(now)
         message, buffers = decode(frames)
         if isinstance(message, Refused):
             self._refused(message)
@@ -307,7 +307,7 @@ class SubscriberSession(RequestSession):
 
     def _close_request(self) -> None:
         self._request = None
-        self._is_answered()
+        self._mark_answered()
 
     def _opened(self, message: Opened) -> None:
         if not isinstance(self._request, Open):

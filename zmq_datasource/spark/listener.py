@@ -23,6 +23,7 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.spark.progress import complete, fill_in_sinks, fill_in_sources, has_run
+from zmq_datasource.spark.query_events import QueryEvents
 
 __all__ = ["ZmqMetricsListener"]
 
@@ -35,8 +36,8 @@ class ZmqMetricsListener(StreamingQueryListener):
 
     >>> spark.streams.addListener(ZmqMetricsListener(prometheusPort=9400))  # doctest: +SKIP
 
-    Whatever fails here is logged and counted (``failures``, ``zmq_metrics_outlet_failures_total``), and
-    no query notices.
+    A failure here is logged and counted (``failures``, ``zmq_metrics_outlet_failures_total``). It never reaches a
+    query.
 
     Args:
         callback: Called with each event as ``metrics(query).last`` would be then, in a thread of Spark's.
@@ -71,14 +72,21 @@ class ZmqMetricsListener(StreamingQueryListener):
         # Here, because Spark calls listeners in threads in which no session is active.
         self._spark = spark or SparkSession.getActiveSession()
         self._faults = LimitedLog(__name__, "failures")
+        self._events = QueryEvents()
         self._outlet: PrometheusOutlet | None = None
+        self._port, self._address = prometheusPort, prometheusAddress
         self._failures = 0
         self._hanging: threading.Event | None = None  # set once the last reading has ended
         self._sinks: dict[str, dict[str, Any]] = {}  # of each query's last event of which they were known
         if prometheusPort is not None or prometheusGateway is not None:
-            self._outlet = PrometheusOutlet(
-                prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval, prometheusJob
-            )
+            self._outlet = PrometheusOutlet(self._events.shown)
+            self._serve()
+            if prometheusGateway is not None:
+                self._outlet.push(prometheusGateway, prometheusInterval, prometheusJob)
+
+    def _serve(self) -> None:
+        if self._outlet is not None and self._port is not None:
+            self._outlet.serve_if_possible(self._port, self._address)
 
     @property
     def port(self) -> int | None:
@@ -102,7 +110,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._hand_on(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has no progress, but its connections come and go; Spark has asked its sources anew."""
+        """An idle query has no progress, but its connections come and go; Spark has asked its sources again."""
         query = None if self._spark is None else self._spark.streams.get(str(event.id))
         last = None if query is None else query.lastProgress
         if last is not None:
@@ -112,8 +120,7 @@ class ZmqMetricsListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._sinks.pop(str(event.id), None)
-        if self._outlet is not None:
-            self._outlet.ended(str(event.id))
+        self._events.ended(str(event.id))
 
     def _hand_on(self, progress: dict[str, Any]) -> None:
         query, known = progress["id"], True
@@ -123,11 +130,10 @@ class ZmqMetricsListener(StreamingQueryListener):
         except MetricsError as e:
             known = False
             self._failed("metricsLocation", str(e))
-        if self._outlet is not None:
-            # A counter that fell and rose again would count as news.
-            self._outlet.observe(
-                progress if known else progress | {"sink": self._sinks.get(query, progress["sink"])}
-            )
+        # A counter that fell and rose again would count as news.
+        sink = progress["sink"] if known else self._sinks.get(query, progress["sink"])
+        self._events.observe(progress | {"sink": sink})
+        self._serve()
         if self._callback is not None:
             try:
                 self._callback(complete(copy.deepcopy(progress)))

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from zmq_datasource.monitoring.batches import BatchHistory
+from zmq_datasource.monitoring.accounts import BatchHistory
 from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
 from zmq_datasource.spark.datasource import ZmqDataSource
 from zmq_datasource.spark.interpreter import why_workers_lack_package

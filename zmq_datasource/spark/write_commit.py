@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from zmq_datasource.acknowledged.uplink import Uplink
-from zmq_datasource.counters import SinkCounters
+from zmq_datasource.counters import SinkCounters, figures, iso
 from zmq_datasource.errors import SocketError
 from zmq_datasource.host import failpoints
-from zmq_datasource.monitoring.batches import BatchWrite
+from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.accounting import SinkAccumulator, record
@@ -53,21 +54,24 @@ def commit_batch(
             again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""
     if job is not None:
         query, batch = job.counted
-        entry = BatchWrite(
-            query, job.execution, batch, _describe(options), total, job.query_name, in_query=job.of_query
+        account = Account(
+            query=query,
+            name=job.query_name,
+            execution=job.execution,
+            batch=batch,
+            sink=f"{options.socket_type} {options.endpoints}",
+            writes=(job.query,),
+            figures=figures(total),
+            timestamp=iso(time.time()),
+            in_query=job.of_query,
         )
-        total = record(options, entry, accumulator)
+        record(options, account, accumulator)
     failpoints.reach("spark.commit.after_commit")
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
     else:
         _log.info("sink write %s%s", total, again)
     return total
-
-
-def _describe(options: WriteOptions) -> str:
-    """A sink's name among a query's sinks: socket type and endpoints."""
-    return f"{options.socket_type} {options.endpoints}"
 
 
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
