@@ -70,9 +70,7 @@ def test_plain_publishes_the_frames_as_they_came(context: zmq.Context[Socket], t
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_messages_are_the_same_whatever_their_size(
-    size: int, context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_messages_of_any_size_are_unchanged(size: int, context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("pull", "publish")
     with ProxyThreads(tmp_path, sides, slowSubscriber="wait") as proxy:
         sub = subscriber(context, proxy, b"")
@@ -139,7 +137,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         assert receive(sub, 2) == [[b"", number(0), b"1"], [b"", number(1), b"2"]]
 
 
-def test_a_disk_that_takes_its_time_holds_no_publisher_up(
+def test_a_slow_disk_delays_no_publisher(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
@@ -176,7 +174,9 @@ def test_a_disk_that_takes_its_time_holds_no_publisher_up(
         assert [m[1] for m in receive(sub, sent)] == [number(i) for i in range(sent)]
 
 
-def test_subscriptions_go_upstream_and_are_taken_back(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
     sides = endpoints("bind", "publish")
     with ProxyThreads(tmp_path, sides, topics="kept.") as proxy:
         pub = publisher(context, sides["bind"], (b"kept.",))
@@ -198,7 +198,7 @@ def test_subscriptions_go_upstream_and_are_taken_back(context: zmq.Context[Socke
     assert log_rows(tmp_path).column("topic").to_pylist() == ["kept.1", "live.1"]
 
 
-def test_a_stranger_takes_no_subscription_back(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_a_peer_cannot_end_the_subscriptions_of_others(context: zmq.Context[Socket], tmp_path: Path) -> None:
     """libzmq's XPUB passes on a request to leave a topic though its sender has never asked for it."""
     sides = endpoints("bind", "publish")
     with ProxyThreads(tmp_path, sides, topics="kept.") as proxy:
@@ -240,9 +240,7 @@ def test_a_stranger_takes_no_subscription_back(context: zmq.Context[Socket], tmp
         assert receive(sub, 1)[0][0] == b"live.1"
 
 
-def test_the_time_that_publishing_has_waited_goes_on_while_it_waits(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_waited_seconds_grow_while_publishing_waits(context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("pull", "publish")
     small = {"zmq.sndbuf": 4096, "sndhwm": 10, "slowSubscriber": "wait", "linger": 0}
     with ProxyThreads(tmp_path, sides, **small) as proxy:
@@ -274,7 +272,7 @@ def test_transactions_are_published_once_they_are_committed(
     assert log_rows(tmp_path).column("value").to_pylist() == [b"order %d" % i for i in range(6)]
 
 
-def test_ids_go_on_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_ids_continue_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("pull", "publish")
     for start in (0, 10):
         with ProxyThreads(tmp_path, sides) as proxy:
@@ -288,7 +286,7 @@ def test_ids_go_on_after_a_restart(context: zmq.Context[Socket], tmp_path: Path)
             push.close(0)
 
 
-def test_a_stalled_subscriber_is_dropped_for_and_others_have_all(
+def test_messages_are_dropped_for_a_stalled_subscriber_only(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish")
@@ -310,7 +308,7 @@ def test_a_stalled_subscriber_is_dropped_for_and_others_have_all(
         assert len(log_rows(tmp_path)) <= 2000
 
 
-def test_a_stalled_subscriber_is_disconnected_where_that_is_asked_for(
+def test_a_stalled_subscriber_is_disconnected_if_the_option_says_so(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish")
@@ -415,7 +413,7 @@ def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.Monk
         pass
 
 
-def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
+def test_a_log_of_a_query_is_refused(tmp_path: Path) -> None:
     from tests.support import stream_options  # noqa: PLC0415
     from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
 
@@ -460,12 +458,12 @@ def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
         ({"walLocation": "/x", "bind": "tcp://*:1", "publsh": "tcp://*:2"}, "did you mean 'publish'"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, str], problem: str) -> None:
+def test_options_that_contradict_are_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         parse(ProxyOptions, options)
 
 
-def test_ipc_endpoints_and_one_mark_along_the_chain(
+def test_both_sides_have_one_high_water_mark_over_ipc(
     context: zmq.Context[Socket], tmp_path: Path, ipc_path: Path
 ) -> None:
     sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
@@ -510,7 +508,7 @@ def test_heartbeats_of_an_idle_subscriber_are_no_flood(caplog: pytest.LogCapture
         assert advice in caplog.text
 
 
-def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
+def test_a_flood_of_subscriptions_delays_no_subscriber_and_is_disconnected(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     bounds = backend.RequestBounds(bytes=2 << 20)
@@ -581,7 +579,7 @@ def test_the_bytes_of_topics_that_are_passed_on_have_a_bound(
         assert proxy.flow_status()["subscriptionsRefused"] == 1
 
 
-def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_first() -> None:
+def test_all_subscribers_share_a_bound_and_the_largest_is_disconnected_first() -> None:
     bounds = backend.RequestBounds(
         bytes=1000, total_bytes=2000, allowed_bytes=100, allowed_bytes_per_second=10
     )

@@ -108,7 +108,7 @@ def kept(disk: Disk, name: str = "me") -> int | None:
 # What is written, and when.
 
 
-def test_a_name_is_on_the_disk_before_its_client_hears_of_it(known: Positions, disk: Disk) -> None:
+def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Positions, disk: Disk) -> None:
     disk.may_write.clear()
     future = known.open(Open(name="me", session=7, start=30), (b"\xff", b"a"), END, [])
     with pytest.raises(TimeoutError):
@@ -133,7 +133,7 @@ def test_a_name_is_on_the_disk_before_its_client_hears_of_it(known: Positions, d
     )
 
 
-def test_what_was_known_is_known_again(disk: Disk, clock: Clock) -> None:
+def test_positions_are_restored(disk: Disk, clock: Clock) -> None:
     with closing(begun(disk, clock)) as known:
         position = opened(known, topics=(b"\xff",), start=30)
         position.note(sent=4, lost=2, lost_to=6)
@@ -145,9 +145,7 @@ def test_what_was_known_is_known_again(disk: Disk, clock: Clock) -> None:
     again.close()
 
 
-def test_what_no_client_waits_for_is_written_about_once_a_second(
-    known: Positions, disk: Disk, clock: Clock
-) -> None:
+def test_positions_are_written_about_once_a_second(known: Positions, disk: Disk, clock: Clock) -> None:
     position = opened(known)
     look(known, clock)
     disk.written.clear()
@@ -162,7 +160,7 @@ def test_what_no_client_waits_for_is_written_about_once_a_second(
     assert (kept(disk), len(disk.written)) == (39, 1)
 
 
-def test_what_a_client_waits_for_is_written_at_once(known: Positions, disk: Disk) -> None:
+def test_a_position_is_written_at_once_if_a_client_waits(known: Positions, disk: Disk) -> None:
     position = opened(known)
     known.move(position, 5)
     assert not position.is_on_disk
@@ -173,7 +171,7 @@ def test_what_a_client_waits_for_is_written_at_once(known: Positions, disk: Disk
     assert (position.next, position.is_on_disk) == (5, True), "it does not go back"
 
 
-def test_a_disk_that_stalls_at_one_write_makes_no_second_one(known: Positions, disk: Disk) -> None:
+def test_a_stalled_write_is_not_started_twice(known: Positions, disk: Disk) -> None:
     position = opened(known)
     disk.written.clear()
     disk.may_write.clear()
@@ -186,7 +184,7 @@ def test_a_disk_that_stalls_at_one_write_makes_no_second_one(known: Positions, d
     assert disk.written.count("readers/subscriber.me.json") == 1
 
 
-def test_a_name_that_stands_still_is_written_again_now_and_then(
+def test_a_position_that_does_not_move_is_rewritten_once_a_minute(
     known: Positions, disk: Disk, clock: Clock
 ) -> None:
     """The time of its record says that its client was there."""
@@ -200,7 +198,7 @@ def test_a_name_that_stands_still_is_written_again_now_and_then(
     assert 4 <= disk.written.count("readers/subscriber.me.json") <= 6
 
 
-def test_a_disk_that_refuses_is_asked_again_soon_and_nothing_is_confirmed(
+def test_a_refused_write_is_repeated_and_nothing_is_confirmed_before(
     known: Positions, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     position = opened(known)
@@ -251,7 +249,7 @@ def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -
 # What is read.
 
 
-def test_a_record_that_makes_no_sense_is_an_error(known: Positions, disk: Disk, clock: Clock) -> None:
+def test_a_damaged_record_is_an_error(known: Positions, disk: Disk, clock: Clock) -> None:
     opened(known, start=40)
     path = disk.root / "readers" / "subscriber.me.json"
     written = json.loads(path.read_bytes())
@@ -271,7 +269,7 @@ def test_a_record_that_makes_no_sense_is_an_error(known: Positions, disk: Disk, 
     begun(disk, clock).close()
 
 
-def test_a_subscriber_that_has_done_with_all_of_the_log_is_known_and_one_with_more_is_an_error(
+def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
     known: Positions, disk: Disk, clock: Clock
 ) -> None:
     position = opened(known, start=END)
@@ -408,7 +406,7 @@ def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Positi
     assert Readers(LogStorage(disk)).needed() == 30
 
 
-def test_a_client_may_go_somewhere_else(known: Positions, disk: Disk) -> None:
+def test_a_client_seeks(known: Positions, disk: Disk) -> None:
     opened(known, start=20)
     for session, (wanted, place) in enumerate(
         (

@@ -81,7 +81,7 @@ def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
         process.ServerProcess({}, serves=True).start(PROGRESS)
 
 
-def test_what_a_subscriber_needs_is_kept_by_a_server_process_that_begins_again(tmp_path: Path) -> None:
+def test_a_server_process_that_starts_again_knows_its_subscribers(tmp_path: Path) -> None:
     """Its record is all that a killed one has left."""
     storage = opened(tmp_path)
     records, notes = ReaderRecords(storage), SubscriberNotes("me", 1, [], 0.0)

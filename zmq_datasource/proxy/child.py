@@ -92,6 +92,11 @@ class NewestReader:
             raise EOFError("the other process has ended")
         return json.loads(line)
 
+    def wait_until_closed(self) -> None:
+        """Wait until the writer closes the pipe."""
+        while os.read(self.descriptor, _READ_BYTES):
+            pass
+
     def newest(self) -> Any:
         """The newest value since the last call, or None. Never waits."""
         os.set_blocking(self.descriptor, False)

@@ -184,7 +184,7 @@ def main() -> None:
     stopped = StopFlag()
 
     def stop_at_end() -> None:  # in a thread, because the flow may wait for the disk when the pipe closes
-        sys.stdin.buffer.read()
+        parent.values.wait_until_closed()
         stopped.set()
 
     threading.Thread(target=stop_at_end, daemon=True).start()
