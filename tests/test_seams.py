@@ -18,7 +18,6 @@ TESTS = Path(__file__).parent
 # 33: the server of durable subscribers, protocol 1 and the credit of transactions (proxy, acknowledged);
 # 34: the doctor (workbench).
 REACHES: dict[str, int] = {
-    "acknowledged/test_reception.py": 1,
     "log/test_readers.py": 2,
     "source/test_feed_faults.py": 1,
     "source/test_stop_losses.py": 1,

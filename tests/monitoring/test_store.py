@@ -392,3 +392,10 @@ def test_a_history_lacks_what_is_gone_and_what_is_none_of_ours(
     records = [json.loads(text) for text in store(tmp_path).read(listed)]
     assert [record["batch"] for record in records] == [3]
     assert caplog.text.count("it is left out") == 2
+
+
+def test_tidying_that_is_not_due_does_nothing(tmp_path: Path) -> None:
+    never = MetricsStore(Location(str(tmp_path)), tidying=0)
+    never.tidy_reports("log-0", NOW)
+    never.tidy_batches(account(0), NOW)
+    assert files(tmp_path) == []

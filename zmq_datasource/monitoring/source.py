@@ -103,7 +103,7 @@ SOURCE = declared("zmq_source", _Momentary, SourceCounters, Totals)
 
 
 class SourceMonitor:
-    """Watches a running source; never in its way.
+    """Puts together the figures of a running source, and writes reports of them. It never delays or ends the source.
 
     Attributes:
         close_seconds: How long the end of a query waits for its last report.
@@ -144,13 +144,13 @@ class SourceMonitor:
                 _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
 
     def read_to(self, end: int) -> None:
-        """What is below ``end`` is in finished batches."""
+        """Messages below ``end`` are in finished batches, and no longer in the backlog."""
         self._read_to = end
 
     def metrics(self) -> dict[str, Any]:
         """All figures of ``SOURCE`` that are known now. Never raises: no query ends for its metrics."""
         with self._lock:
-            self._look_for_a_hanging_write()
+            self._count_a_hanging_write()
             try:
                 return self._figures()
             # A log of another release, a file system with a fault: the error is raised where rows are read.
@@ -162,7 +162,7 @@ class SourceMonitor:
         self._failures += 1
         self._faults.warn("%s", why)
 
-    def _look_for_a_hanging_write(self) -> None:
+    def _count_a_hanging_write(self) -> None:
         since = self._writing_since
         if since is not None and time.monotonic() - since >= self.hanging_seconds:
             self._writing_since = None  # reported once
@@ -246,7 +246,7 @@ def _name(source: Feed | Ingest, options: StreamReadOptions) -> str:
 
 
 class SourceMonitors:
-    """A monitor for each log partition of what one process receives or reads.
+    """A monitor for each log partition that one process receives into or reads.
 
     Args:
         sources: By log partition; one at least.
@@ -257,10 +257,10 @@ class SourceMonitors:
         self._monitors: dict[int, SourceMonitor] = {}
         self._sources: dict[int, Feed | Ingest] = {}
         self._started = False
-        self.take_up(sources)
+        self.add(sources)
 
-    def take_up(self, sources: Mapping[int, Feed | Ingest]) -> None:
-        """Watch those that have come, too."""
+    def add(self, sources: Mapping[int, Feed | Ingest]) -> None:
+        """Make monitors for the log partitions that have none."""
         for partition, source in sources.items():
             if partition not in self._monitors:
                 self._sources[partition] = source
@@ -280,12 +280,12 @@ class SourceMonitors:
             monitor.stop()
 
     def read_to(self, ends: Mapping[int, int]) -> None:
-        """What is below these ids is in finished batches."""
+        """Messages below these ids are in finished batches."""
         for partition, end in ends.items():
             self._monitors[partition].read_to(end)
 
     def metrics(self) -> dict[str, Any]:
-        """As of one monitor; of several, all together, and each of them under ``partitions``."""
+        """The figures of one monitor; or those of all together, with those of each under ``partitions``."""
         parts = {partition: monitor.metrics() for partition, monitor in self._monitors.items()}
         if len(parts) == 1:
             return next(iter(parts.values()))
@@ -301,7 +301,7 @@ class _Rate:
         self._samples: deque[tuple[float, int]] = deque()
 
     def of(self, count: int, now: float) -> float:
-        """Take in the count as of now; returns what it has grown by a second."""
+        """The growth a second, with this count as of ``now`` in seconds."""
         samples = self._samples
         if not samples or now - samples[-1][0] >= _RATE_SAMPLE_SECONDS:
             samples.append((now, count))

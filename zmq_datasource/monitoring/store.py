@@ -145,6 +145,8 @@ class MetricsStore:
 
     def tidy_batches(self, account: Account, now: float) -> None:
         """Now and then sum up the batches of a sink, and remove files older than the retention; never raises."""
+        if not self._is_tidying_due():
+            return
         directory, name = _place(account)
         with self._tidying_up() as (system, root):
             directory, expired = f"{root}/{directory}", now - self._retention
@@ -172,15 +174,18 @@ class MetricsStore:
 
     def tidy_reports(self, series: str, now: float) -> None:
         """Now and then remove reports older than the retention; never raises."""
+        if not self._is_tidying_due():
+            return
         with self._tidying_up() as (system, root):
             directory = f"{root}/sources/{series}"
             removable = files.find(system, directory)[:-2]
             files.remove_expired(system, directory, removable, now - self._retention, now)
 
+    def _is_tidying_due(self) -> bool:
+        return random.random() * 100 < self._tidying
+
     @contextmanager
     def _tidying_up(self) -> Iterator[tuple[Any, str]]:
-        if random.random() * 100 >= self._tidying:
-            return
         try:
             with self._storing("summing up and removing old metrics") as found:
                 yield found

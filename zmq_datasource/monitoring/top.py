@@ -18,12 +18,12 @@ from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.proxy import PROXY, SUBSCRIBER
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.monitoring.store import MetricsStore
+from zmq_datasource.monitoring.tables import print_fitted
 from zmq_datasource.monitoring.view import LiveView, Record, fault_record, proxy_record, watch
 from zmq_datasource.options.types import Location
 
 __all__ = ["records_of_page", "show"]
 
-_WIDTH = 160
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -43,11 +43,9 @@ def show(places: Sequence[str], interval: float, since: float, *, once: bool = F
         raise OptionError(
             "a LOCATION is empty; name the metricsLocation of a source or sink, or a URL of metrics"
         )
-    console = Console()
-    if not console.is_terminal:  # in a file a line is as wide as it must be
-        console, once = Console(width=_WIDTH), True
-    if once:
-        console.print(LiveView(since, console.width).render(chain(*map(_records, places))))
+    if once or not Console().is_terminal:
+        records = list(chain(*map(_records, places)))
+        print_fitted(lambda width: LiveView(since, width).render(records))
     else:
         watch(lambda: chain(*map(_readable_records, places)), interval, since=since)
 

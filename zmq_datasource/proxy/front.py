@@ -74,7 +74,11 @@ class Front:
                     zmq=options.zmq,
                     access=options.access,
                 )
-                terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes)
+                terms = AcceptorTerms(
+                    options.transaction_timeout,
+                    options.wal_max_bytes,
+                    retry_seconds=options.wal_retry_timeout,
+                )
                 files = journal.storage.staged_files()
                 self._acceptor = stack.enter_context(
                     Acceptor(spec, terms, self._counters, files, transactions, journal)

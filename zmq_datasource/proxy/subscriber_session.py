@@ -104,6 +104,8 @@ class SubscriberSession(RequestSession):
         refusal: The error with which the proxy has ended the conversation.
     """
 
+    states = SUBSCRIPTION_STATES
+
     def __init__(
         self,
         name: str,
@@ -137,9 +139,6 @@ class SubscriberSession(RequestSession):
         self._lost_to = 0
         self._request: Open | Fetch | Forget | None = None
         self._sent_done_at = self._listening = 0.0
-
-    def _step(self, event: str) -> None:
-        self.state = SUBSCRIPTION_STATES.get((self.state, event), self.state)
 
     @property
     def is_open(self) -> bool:

@@ -1,4 +1,4 @@
-"""A committed batch's account on its way out: to the user's driver process, and to ``metricsLocation``.
+"""Sends a committed batch's account to the user's driver process, and writes it to ``metricsLocation``.
 
 The rule: no outlet ever stops the data, nor holds a batch up for long. One that fails is logged with
 the account, and counted in it.
@@ -31,7 +31,7 @@ _PATIENCE_SECONDS = 2.0
 
 
 class _HistoryParam(AccumulatorParam[Any]):
-    """The history in the driver; in the processes that add to it, a list of entries on their way there."""
+    """The history in the driver; in the processes that add to it, a list of accounts on their way there."""
 
     def zero(self, value: Any) -> list[Account]:
         return []
@@ -53,7 +53,7 @@ def new_accumulator(context: SparkContext) -> SinkAccumulator:
 
 
 def record(options: WriteOptions, account: Account, accumulator: SinkAccumulator | None) -> None:
-    """Let out the account of a batch. A failure of its file is counted in it."""
+    """Report the account of a batch. If its file cannot be written, the account says so."""
     if options.metrics_location is not None:
         store = MetricsStore(options.metrics_location, options.metrics_retention)
         what = f"writing the account of batch {account.batch}"
