@@ -98,47 +98,30 @@ def show(location: str, as_json: bool) -> None:
         )
         return
     click.echo(f"log {storage.log_id()} in {storage.root}\n")
-    tables = [list(map(_partition_row, found)), list(map(_reader_row, known))]
+    tables = [[_row("partition", each) for each in found], [_row("reader", each) for each in known]]
     print_fitted(lambda width: stack(tables, width))
 
 
-def _partition_row(partition: PartitionSummary) -> Row:
-    cells = {
-        "first id": str(partition.first),
-        "end": str(partition.end),
-        "messages": str(partition.end - partition.first),
-        "bytes": str(partition.bytes),
-        "oldest": _time(partition.oldest),
-        "newest": _time(partition.newest),
-        "writer": printable(partition.writer or "none", _MOST_CHARACTERS),
-    }
-    return _row("partition", str(partition.partition), cells)
-
-
-def _reader_row(reader: ReaderSummary) -> Row:
-    position = ", ".join(str(n) if len(reader.next) == 1 else f"{p}: {n}" for p, n in reader.next.items())
-    cells = {
-        "kind": reader.kind,
-        "position": position,
-        "behind": str(reader.behind),
-        "oldest unread": "" if reader.behind_seconds is None else f"{reader.behind_seconds:.1f} s",
-        "last seen": "running" if reader.running else _time(reader.seen),
-        "dropped": _time(reader.dropped_at) if reader.named else "walRetention after its end",
-    }
-    return _row("reader", printable(reader.name, _MOST_CHARACTERS), cells)
-
-
-def _row(kind: str, name: str, cells: dict[str, str]) -> Row:
+def _row(kind: str, summary: PartitionSummary | ReaderSummary) -> Row:
+    """The fields of the JSON object as a line of a table; the first one is the name."""
     from zmq_datasource.monitoring.tables import Cell, Row  # noqa: PLC0415
 
-    return Row(kind, name, {column: Cell(text) for column, text in cells.items()})
+    (_, name), *fields = summary._asdict().items()
+    return Row(
+        kind, _text("", name), {field.replace("_", " "): Cell(_text(field, value)) for field, value in fields}
+    )
 
 
-def _time(seconds: float | None) -> str:
-    """In ISO 8601, UTC, to the second; a dash if there is none."""
-    if seconds is None:
-        return "-"
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def _text(field: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if field in ("oldest", "newest", "seen", "dropped_at"):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    if isinstance(value, dict) and len(value) == 1:  # ids by partition
+        (value,) = value.values()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(f"{value:.1f}" if isinstance(value, float) else str(value), _MOST_CHARACTERS)
 
 
 @log.command(short_help="Read every checksum, and name the files that are damaged.")
@@ -167,13 +150,13 @@ def verify(location: str) -> None:
 
 @log.command(short_help="Print messages.")
 @_location
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Of this log partition alone.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this log partition.")
 @click.option(
-    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Of these ids, END not included."
+    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Only these ids, END not included."
 )
-@click.option("--topic", metavar="PREFIX", help="Of the topics that begin with this.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The newest N of each partition.")
-@click.option("--follow", is_flag=True, help="Go on with the messages that come, until Ctrl-C.")
+@click.option("--topic", metavar="PREFIX", help="Only topics that begin with this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
+@click.option("--follow", is_flag=True, help="Then print new messages until Ctrl-C.")
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )
@@ -224,13 +207,13 @@ def readers() -> None:
     """Change what the log keeps for a query that does not run."""
 
 
-@readers.command(short_help="Keep nothing for a reader any more.")
+@readers.command(short_help="Drop a reader and its position.")
 @_location
 @click.argument("name")
 def drop(location: str, name: str) -> None:
     """Drop the position of the reader NAME: the log keeps nothing for it any more.
 
-    If its query comes back and misses messages, failOnDataLoss decides.
+    If the query starts again and misses messages, failOnDataLoss decides.
     """
     from zmq_datasource.workbench.log import drop_reader  # noqa: PLC0415
 
@@ -249,7 +232,7 @@ def drop(location: str, name: str) -> None:
     help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
 )
 def seek(location: str, name: str, to: Position) -> None:
-    """Set the position of the reader NAME, from which on the log keeps messages for it.
+    """Set the position of the reader NAME: the log keeps the messages from there on for it.
 
     A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.
     """
