@@ -23,6 +23,7 @@ from tests.support import Socket, wait_for
 from tests.support.proxies import Client, ProxyThreads, endpoints
 from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters, figures, iso
+from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring import proxy as proxy_figures
 from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
@@ -294,6 +295,23 @@ def test_top_shows_a_proxy_by_its_url(statuses: list[dict[str, Any]]) -> None:
     proxy = dict(zip(cells(result.stdout, "published/s"), cells(result.stdout, url), strict=True))
     assert (proxy["received"], proxy["paused"]) == ("2,000", "now")
     assert cells(result.stdout, "me ")[:6] == ["me", "12,345", "9", "3", "never", "2 hours"]
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("<html>no metrics</html>", None),
+        ("up 1\n", []),
+        ('zmq_proxy_next_id 5\nzmq_sink_batches_total{query="q",query_id="q",sink="PUSH x"} 3\n', []),
+        ("zmq_query_active 0\nzmq_source_rcvhwm 5\n", []),
+    ],
+)
+def test_a_page_of_another_program_or_release_is_no_traceback(page: str, shown: list[Record] | None) -> None:
+    if shown is None:
+        with pytest.raises(MetricsError, match="not in Prometheus' text format"):
+            records_of_page(page, "http://a/metrics")
+    else:
+        assert records_of_page(page, "http://a/metrics") == shown
 
 
 def test_top_shows_the_queries_of_a_spark_application_by_its_url() -> None:

@@ -98,47 +98,30 @@ def show(location: str, as_json: bool) -> None:
         )
         return
     click.echo(f"log {storage.log_id()} in {storage.root}\n")
-    tables = [list(map(_partition_row, found)), list(map(_reader_row, known))]
+    tables = [[_row("partition", each) for each in found], [_row("reader", each) for each in known]]
     print_fitted(lambda width: stack(tables, width))
 
 
-def _partition_row(partition: PartitionSummary) -> Row:
-    cells = {
-        "first id": str(partition.first),
-        "end": str(partition.end),
-        "messages": str(partition.end - partition.first),
-        "bytes": str(partition.bytes),
-        "oldest": _time(partition.oldest),
-        "newest": _time(partition.newest),
-        "writer": printable(partition.writer or "none", _MOST_CHARACTERS),
-    }
-    return _row("partition", str(partition.partition), cells)
-
-
-def _reader_row(reader: ReaderSummary) -> Row:
-    position = ", ".join(str(n) if len(reader.next) == 1 else f"{p}: {n}" for p, n in reader.next.items())
-    cells = {
-        "kind": reader.kind,
-        "position": position,
-        "behind": str(reader.behind),
-        "oldest unread": "" if reader.behind_seconds is None else f"{reader.behind_seconds:.1f} s",
-        "last seen": "running" if reader.running else _time(reader.seen),
-        "dropped": _time(reader.dropped_at) if reader.named else "walRetention after its end",
-    }
-    return _row("reader", printable(reader.name, _MOST_CHARACTERS), cells)
-
-
-def _row(kind: str, name: str, cells: dict[str, str]) -> Row:
+def _row(kind: str, summary: PartitionSummary | ReaderSummary) -> Row:
+    """The fields of the JSON object as a line of a table; the first one is the name."""
     from zmq_datasource.monitoring.tables import Cell, Row  # noqa: PLC0415
 
-    return Row(kind, name, {column: Cell(text) for column, text in cells.items()})
+    (_, name), *fields = summary._asdict().items()
+    return Row(
+        kind, _text("", name), {field.replace("_", " "): Cell(_text(field, value)) for field, value in fields}
+    )
 
 
-def _time(seconds: float | None) -> str:
-    """In ISO 8601, UTC, to the second; a dash if there is none."""
-    if seconds is None:
-        return "-"
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def _text(field: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if field in ("oldest", "newest", "seen", "dropped_at"):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    if isinstance(value, dict) and len(value) == 1:  # ids by partition
+        (value,) = value.values()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(f"{value:.1f}" if isinstance(value, float) else str(value), _MOST_CHARACTERS)
 
 
 @log.command(short_help="Read every checksum, and name the files that are damaged.")

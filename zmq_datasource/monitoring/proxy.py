@@ -7,9 +7,7 @@ from typing import Any
 
 from zmq_datasource.counters import declared
 from zmq_datasource.monitoring.prometheus import Shown
-from zmq_datasource.proxy.backend import PublishedFigures
-from zmq_datasource.proxy.flow import LiveFigures
-from zmq_datasource.proxy.names import SubscriberFigures
+from zmq_datasource.proxy.figures import LiveFigures, PublishedFigures, SubscriberFigures
 
 __all__ = ["PROXY", "SUBSCRIBER", "shown"]
 
