@@ -63,7 +63,7 @@ def test_an_array_is_a_struct_by_the_order_of_its_fields(spark: SparkSession) ->
     )
 
 
-def test_what_is_written_is_read_again(spark: SparkSession) -> None:
+def test_written_values_are_read_again(spark: SparkSession) -> None:
     rows = spark.createDataFrame([tuple(FULL.values()), (None,) * len(FULL)], SCHEMA)
     written = rows.select(to_msgpack(struct("*")).alias("value"))
     again = written.select(from_msgpack("value", SCHEMA).alias("row")).select("row.*")
@@ -96,7 +96,7 @@ UNFIT = [
 ]
 
 
-def test_what_does_not_fit_is_null(spark: SparkSession) -> None:
+def test_values_that_do_not_fit_are_null(spark: SparkSession) -> None:
     names = [f"c{at}" for at in range(len(UNFIT))]
     rows = spark.createDataFrame(
         [tuple(value for value, _ in UNFIT)], ", ".join(f"{name} BINARY" for name in names)
@@ -112,13 +112,13 @@ def test_only_the_field_that_does_not_fit_is_null(spark: SparkSession) -> None:
     assert read(spark, value, schema) == Row(a=None, b=Row(c=None, f=None), d=[1, None, 3], e={"k": None})
 
 
-def test_integers_without_a_sign_are_decimals(spark: SparkSession) -> None:
+def test_unsigned_integers_are_decimals(spark: SparkSession) -> None:
     value = msgspec.msgpack.encode([2**64 - 1, 0])
     assert read(spark, value, "ARRAY<DECIMAL(20, 0)>", mode="failfast") == [Decimal(2**64 - 1), Decimal(0)]
 
 
 @pytest.mark.parametrize("at", [0, 5])
-def test_what_does_not_fit_fails_if_so_wished(spark: SparkSession, at: int) -> None:
+def test_values_that_do_not_fit_fail_with_failfast(spark: SparkSession, at: int) -> None:
     with pytest.raises(PySparkException, match=r"RowError: from_msgpack: .*mode='permissive'"):
         read(spark, *UNFIT[at], mode="failfast")
 
@@ -128,7 +128,7 @@ def test_a_null_and_nil_are_null(spark: SparkSession) -> None:
     assert read(spark, msgspec.msgpack.encode(None), "a INT", mode="failfast") is None
 
 
-def test_what_messagepack_has_no_type_for_is_written_as_text(spark: SparkSession) -> None:
+def test_types_without_a_messagepack_type_are_written_as_text(spark: SparkSession) -> None:
     rows = spark.sql(
         "SELECT 1.50 AS price, DATE'2026-11-22' AS day, TIMESTAMP_NTZ'2026-11-22 12:00:00' AS at"
     )
@@ -140,7 +140,7 @@ def test_what_messagepack_has_no_type_for_is_written_as_text(spark: SparkSession
     }
 
 
-def test_what_messagepack_does_not_have_is_refused(spark: SparkSession) -> None:
+def test_types_that_messagepack_does_not_have_are_refused(spark: SparkSession) -> None:
     with pytest.raises(OptionError, match=r"schema\.a is interval.*read it as a number or text"):
         read(spark, b"", "a INTERVAL DAY TO SECOND")
     with pytest.raises(OptionError, match="'permissive' or 'failfast'"):

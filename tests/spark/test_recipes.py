@@ -128,7 +128,7 @@ def test_numpy(spark: SparkSession, context: zmq.Context[zmq.Socket[bytes]]) -> 
         send_array(np.arange(6, dtype="int16").reshape(2, 3))
         send_array(np.array([0.5], dtype="float32"))
 
-    sending = threading.Thread(target=send)  # each send waits until somebody reads
+    sending = threading.Thread(target=send)  # each send waits for a reader
     sending.start()
     reader = spark.read.format("zmq").option("socketType", "PULL").option("connect", endpoint)
     feed = reader.option("includeFrames", "true").option("maxMessages", "2").load().cache()
