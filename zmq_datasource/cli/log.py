@@ -150,13 +150,13 @@ def verify(location: str) -> None:
 
 @log.command(short_help="Print messages.")
 @_location
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Of this log partition alone.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this log partition.")
 @click.option(
-    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Of these ids, END not included."
+    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Only these ids, END not included."
 )
-@click.option("--topic", metavar="PREFIX", help="Of the topics that begin with this.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The newest N of each partition.")
-@click.option("--follow", is_flag=True, help="Go on with the messages that come, until Ctrl-C.")
+@click.option("--topic", metavar="PREFIX", help="Only topics that begin with this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
+@click.option("--follow", is_flag=True, help="Then print new messages until Ctrl-C.")
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )
@@ -207,13 +207,13 @@ def readers() -> None:
     """Change what the log keeps for a query that does not run."""
 
 
-@readers.command(short_help="Keep nothing for a reader any more.")
+@readers.command(short_help="Drop a reader and its position.")
 @_location
 @click.argument("name")
 def drop(location: str, name: str) -> None:
     """Drop the position of the reader NAME: the log keeps nothing for it any more.
 
-    If its query comes back and misses messages, failOnDataLoss decides.
+    If the query starts again and misses messages, failOnDataLoss decides.
     """
     from zmq_datasource.workbench.log import drop_reader  # noqa: PLC0415
 
@@ -232,7 +232,7 @@ def drop(location: str, name: str) -> None:
     help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
 )
 def seek(location: str, name: str, to: Position) -> None:
-    """Set the position of the reader NAME, from which on the log keeps messages for it.
+    """Set the position of the reader NAME: the log keeps the messages from there on for it.
 
     A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.
     """

@@ -30,10 +30,10 @@ __all__ = ["proxy"]
 )
 @prometheus_port
 def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **named: object) -> None:
-    """Stand between publishers and subscribers, write down what passes, and give it again.
+    """Stand between publishers and subscribers, keep the messages in a log, and serve them again.
 
-    Messages are published as topic, id (8 bytes, big-endian), value, once they are in the log. Any Spark job
-    can read the log. Ctrl-C or SIGTERM takes what is on its way, and ends.
+    A message is published as topic, id (8 bytes, big-endian), value, once it is in the log. Any Spark job can
+    read the log. On Ctrl-C or SIGTERM the proxy takes the messages that are on the way, and ends.
 
     \b
     Examples:
