@@ -1,4 +1,4 @@
-"""The receiver as a program of its own: what ``zmq-datasource receive`` runs."""
+"""The receiver as a program: ``zmq-datasource receive``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
-from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
-from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
+from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
+from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import side_by_side
@@ -28,18 +28,17 @@ __all__ = ["receive_until", "receive_until_stopped"]
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
-_REPORT_SECONDS = 10.0
 _FULL_SECONDS = 60.0
 
 
 def receive_until_stopped(
     options: Mapping[str, str], partition: int | None = None, prometheus: int | None = None
 ) -> None:
-    """Receive into a log until SIGTERM or SIGINT, then drain the sockets and end.
+    """Receive into a log until SIGTERM or SIGINT; then receive what libzmq holds, and return.
 
     Args:
         options: Of the whole feed.
-        partition: Of several ``receivers``, the one whose share this process receives; None: all of them.
+        partition: The one of several ``receivers`` for which this process receives; None receives for all.
         prometheus: The port at which figures are served for Prometheus; None serves none.
 
     Raises:
@@ -59,9 +58,12 @@ def receive_until(
     stopped: Callable[[float], bool],
     prometheus: int | None = None,
 ) -> None:
-    """Receive into a log until ``stopped(seconds)``, which waits for so long at most, is true; then drain and end.
+    """Receive into a log until ``stopped`` says so; then receive what libzmq holds, and return.
 
-    For the other arguments and errors see ``receive_until_stopped``.
+    The other arguments, and the errors, are those of ``receive_until_stopped``.
+
+    Args:
+        stopped: Waits for so many seconds at most, and returns whether to stop.
     """
     check_location("deadLetterLocation", options.dead_letter_location)
     check_location("metricsLocation", options.metrics_location, reach=False)
@@ -73,30 +75,32 @@ def receive_until(
     partitions = range(options.receivers) if partition is None else [partition]
     receivers = [_Receiver(options, partition) for partition in partitions]
     idle = _IdlePartitions(options)
-    close_metrics = serve_metrics(prometheus, lambda: _shown(receivers)) if prometheus is not None else None
+    outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
+    if outlet is not None and prometheus is not None:
+        outlet.serve(prometheus)
     try:
         while not stopped(0.0):
             for receiver in receivers:
-                receiver.look()
+                receiver.step()
             if partitions[0] == PARTITION:
                 idle.expire()
             if stopped(_TICK_SECONDS):
                 return
     finally:
         forget_signal()
-        if close_metrics is not None:
-            close_metrics()
+        if outlet is not None:
+            outlet.close()
         side_by_side([receiver.stop for receiver in receivers])
 
 
 def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
-    """The figures of those that receive now, for Prometheus."""
+    """The figures of the receivers that receive now, for Prometheus."""
     figures = [found for receiver in receivers if (found := receiver.metrics()) is not None]
     yield Shown(SOURCE, ("source", "log", "partition"), figures)
 
 
 class _Receiver:
-    """What fills one log partition, once nobody else does."""
+    """Fills one log partition, once no other process does."""
 
     def __init__(self, options: StreamReadOptions, partition: int) -> None:
         self._options = options
@@ -106,11 +110,10 @@ class _Receiver:
         self._is_waiting = False
         self._warnings = LimitedLog(__name__, "warnings about readers")
         self._next_full_line = 0.0
-        self._next_report = 0.0
-        self._reported = 0
+        self._status = StatusLines(_log)
 
-    def look(self) -> None:
-        """Become the writer if nobody is; then delete what all have read, and say what there is to say.
+    def step(self) -> None:
+        """Become the writer if there is none; then delete what all readers have read, and log what users should know.
 
         Raises:
             ZmqDataSourceError: Receiving cannot begin, or has ended.
@@ -118,25 +121,21 @@ class _Receiver:
         if self._monitor is None:
             self._become_writer()
             return
-        ingest, now = self._ingest, time.monotonic()
+        ingest, monitor, now = self._ingest, self._monitor, time.monotonic()
         ingest.check()
         if self._gives_way():
             return
         try:
-            self._monitor.read_to(ingest.commit_readers() or 0)
+            monitor.read_to(ingest.commit_readers() or 0)
             if ingest.log.full and now >= self._next_full_line:
                 self._next_full_line = now + _FULL_SECONDS
                 _log.warning("%s", _why_full(ingest))
-        except LogError as e:  # a reader's file that makes no sense keeps what it may still need
+        except LogError as e:  # while the record of a reader cannot be read, nothing is deleted
             self._warnings.warn("%s", e)
-        if now >= self._next_report:
-            self._next_report = now + _REPORT_SECONDS
-            if ingest.log.durable_end != self._reported:
-                self._reported = ingest.log.durable_end
-                _log.info("%s: next id %d, %s", ingest.storage, self._reported, ingest.counters)
+        self._status.show(lambda: source_record(monitor.metrics()), ingest.log.durable_end)
 
     def metrics(self) -> tuple[tuple[str, ...], Mapping[str, Any]] | None:
-        """What tells this receiver from others, and its figures; None while another process receives."""
+        """The labels and figures of this receiver; None while another process receives."""
         monitor = self._monitor
         if monitor is None:
             return None
@@ -147,11 +146,11 @@ class _Receiver:
         try:
             return self._ingest.better_receiver()
         except LogError as e:
-            self._warnings.warn("looking for a query that receives with a replayEndpoint: %s", e)
+            self._warnings.warn("looking for a query with a replayEndpoint: %s", e)
             return None
 
     def _gives_way(self) -> bool:
-        """Let a query receive that has a ``replayEndpoint``, while this program has none; True if there is one."""
+        """Stop receiving if a query has a ``replayEndpoint`` and this program has none; return whether that is so."""
         if (better := self._better_receiver()) is None:
             return False
         _log.warning(
@@ -174,8 +173,6 @@ class _Receiver:
             ingest.start()
             self._monitor = SourceMonitor(ingest, self._options)
             self._monitor.start()
-            self._reported = ingest.log.durable_end
-            self._next_report = time.monotonic() + _REPORT_SECONDS
         elif not self._is_waiting:
             self._is_waiting = True
             _log.info(
@@ -183,19 +180,19 @@ class _Receiver:
             )
 
     def _others_receive(self) -> bool:
-        """Whether another process still receives this feed, so that there is no need to try."""
+        """Whether another process receives this feed, so that the lock need not be tried."""
         storage = self._ingest.storage
         try:
             return storage.is_written() and storage.feed() == feed_of(self._options)
         except DiskFaultError as e:
-            self._warnings.warn("looking whether another process receives: %s", e)
+            self._warnings.warn("checking whether another process receives: %s", e)
             return True
 
     def stop(self) -> None:
-        """Drain the socket, seal, and let others have the log.
+        """Drain the socket, seal, and give up the log.
 
         Raises:
-            LogError: What was received last could not be sealed.
+            LogError: The last messages could not be written.
         """
         if self._monitor is None:
             return
@@ -206,20 +203,20 @@ class _Receiver:
 
 
 class _IdlePartitions:
-    """The partitions beyond the feed's receivers, which earlier receivers have filled."""
+    """The partitions that the feed had with more ``receivers``, and that no receiver fills now."""
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
         self._known: dict[int, IdlePartition] = {}
-        self._next_look = 0.0
+        self._next_expiry = 0.0
         self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
 
     def expire(self) -> None:
-        """Now and then delete what is done there."""
+        """Once a minute, delete what all readers have read there."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_expiry:
             return
-        self._next_look = now + _FULL_SECONDS
+        self._next_expiry = now + _FULL_SECONDS
         storage = log_storage(self._options)
         try:
             for partition in storage.partitions():
@@ -232,18 +229,18 @@ class _IdlePartitions:
 
 
 def _why_full(ingest: Ingest) -> str:
-    """Which reader keeps a full log from going on, and what to do."""
+    """Why a full log does not go on: the reader that is furthest behind, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
     readers = {
         name: record.needs(ingest.storage.partition) for name, record in ingest.readers.others().items()
     }
     if not readers:
         return (
-            f"{full}: no query has read it yet, and nothing is deleted before. Start one "
+            f"{full}: no query has read it yet, so nothing is deleted. Start one "
             '(spark.readStream.format("zmq").option("walLocation", ...)), or set a larger walMaxBytes'
         )
     slowest = min(readers, key=lambda name: readers[name])
     return (
-        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query is gone for "
-        f"ever: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
+        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query does not "
+        f"come back: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
     )

@@ -679,7 +679,7 @@ def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
         monkeypatch.setattr(os, "scandir", refuse)
         push.connect(sides["pull"])
         push.send(b"1")
-        wait_for(lambda: "reading the log along: " in caplog.text, "a refusal")
+        wait_for(lambda: "reading the log on: " in caplog.text, "a refusal")
         push.send(b"2")
         received = [subscriber.receive(20), subscriber.receive(20)]
     assert [message and message.value for message in received] == [b"1", b"2"]

@@ -52,7 +52,7 @@ def test_the_package_is_a_program() -> None:
     assert zmq_datasource.__version__ in done.stdout
 
 
-def test_each_command_is_told_in_a_sentence_that_has_an_end() -> None:
+def test_help_describes_each_command_in_a_whole_sentence() -> None:
     told = CliRunner().invoke(main, ["--help"]).output
     _, commands = told.split("Commands:\n")
     assert len(commands.splitlines()) == len(main.commands)
@@ -90,6 +90,18 @@ def test_the_options_of_one_kind_are_listed() -> None:
             ["receive", "--connect", "tcp://a:1", "--wal-location", "/tmp"],
             "--connect needs --socket-type: SUB",
         ),
+        (
+            ["receive", "--bind", "tcp://*:1", "--reader", "me"],
+            "--reader has no effect here: reader is set at a query that reads",
+        ),
+        (["receive", "--bind", "tcp://*:1", "-o", "noBlock=true"], "noblock is set at a query that writes"),
+        (
+            ["proxy", "--framing", "vllm"],
+            "--framing has no effect here: framing is set at a query that reads",
+        ),
+        (["receive", "--subscriber-expiry", "1d"], "subscriberExpiry is set at zmq-datasource proxy"),
+        (["proxy", "--subscriber-expiry", "1d"], "--subscriber-expiry: write -o subscriberExpiry=..."),
+        (["proxy", "--nonsense"], "No such option"),
         (["options", "walRetentoin"], "there is no option 'walRetentoin'; did you mean walRetention?"),
         (["options", "topics", "--json"], "--json is for source, sink or proxy"),
         (
@@ -110,7 +122,7 @@ def test_the_options_of_one_kind_are_listed() -> None:
         (["doctor", "--connect", "tcp://a:1", "-o", "socketType=PULL"], "of its own"),
     ],
 )
-def test_what_would_be_ignored_is_refused(arguments: list[str], why: str) -> None:
+def test_an_option_without_an_effect_is_refused_with_its_place(arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert why in result.output
@@ -144,12 +156,9 @@ HUGE = "1" + "0" * 30
         ),
         (["keygen", "x", "--directory", "/proc/nope"], "--directory"),
         (["keygen", "x", "--directory", "a" * 5000], "--directory"),
-        *(
-            (["top", "--metrics", "/tmp", "--interval", value], "'--interval': ")
-            for value in ("1e300s", "30d")
-        ),
-        (["top", "--metrics", "/tmp", "--since", "1e300d"], "'--since': "),
-        (["top", "--metrics", ""], "--metrics is empty"),
+        *((["top", "/tmp", "--interval", value], "'--interval': ") for value in ("1e300s", "30d")),
+        (["top", "/tmp", "--since", "1e300d"], "'--since': "),
+        (["top", ""], "a LOCATION is empty"),
         (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
         (["doctor", "--connect", "tcp://a:1", "--rcvhwm", HUGE], "rcvhwm"),
         *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
@@ -182,11 +191,11 @@ def test_keys_for_a_name_that_exists_are_not_made(tmp_path: Path) -> None:
     assert "remove it, or choose another name" in again.stderr
 
 
-def test_what_is_not_set_is_left_to_the_declaration() -> None:
+def test_an_option_that_is_not_given_has_the_declared_default() -> None:
     assert run() == "{} SUB ()"
 
 
-def test_what_is_set_is_passed_on_as_text_under_its_own_name() -> None:
+def test_a_given_option_is_passed_on_as_text_under_its_name() -> None:
     told = run("--wal-max-bytes", "5g", "--rcvhwm", "7", "--slow-subscriber", "WAIT", "--plain", "-o", "x=1")
     assert told == (
         "{'walMaxBytes': '5g', 'rcvhwm': '7', 'slowSubscriber': 'wait', 'plain': 'true'} SUB ('x=1',)"
@@ -203,7 +212,7 @@ def test_help_shows_declared_defaults_choices_and_meanings() -> None:
     assert "`" not in told
 
 
-def test_only_some_choices_make_sense_here() -> None:
+def test_a_command_offers_only_the_choices_that_make_sense() -> None:
     assert "'ROUTER' is not one of" in run("--socket-type", "ROUTER")
 
 
@@ -221,10 +230,8 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
         (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGTERM),
     ],
 )
-def test_a_command_that_is_told_to_end_ends_its_processes(
-    arguments: list[str], number: signal.Signals
-) -> None:
-    # Who runs in the background of a shell ignores it, and so do all that are started there.
+def test_a_stopped_command_ends_its_processes(arguments: list[str], number: signal.Signals) -> None:
+    # In the background of a shell a process ignores it, and so do the processes that it starts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "zmq_datasource", *arguments],
@@ -271,7 +278,8 @@ def _runs(process: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "option", ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest"]
+    "option",
+    ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest", "maxMessages=5"],
 )
 def test_receive_refuses_what_only_a_query_can_do(option: str, tmp_path: Path) -> None:
     arguments = ["receive", "--bind", "ipc://a", "--wal-location", str(tmp_path / "log"), "-o", option]

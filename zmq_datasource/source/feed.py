@@ -290,8 +290,8 @@ class Feed:
     def _check_log(self, found: str) -> None:
         if found != self._source.log.log_id:
             raise DataLossError(
-                f"reading along log {self.storage.root}: it was created again ({found}, not {self._source.log.log_id}); "
-                "give the query a new checkpoint"
+                f"reading along log {self.storage.root}: it was created again ({found}, not "
+                f"{self._source.log.log_id}); give the query a new checkpoint"
             )
 
     def _take_over(self) -> bool:
