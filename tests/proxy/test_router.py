@@ -1,4 +1,4 @@
-"""The ROUTER of a proxy's servers: it takes little, whatever clients send, and never waits for one of them."""
+"""The ROUTER of the server process: it bounds what it takes from clients, and never waits for one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A durable subscriber's side of its protocol, without a socket and by a clock of the test's own."""
+"""The session of a durable subscriber, without a socket and with a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
 
 
 class Subscribed:
-    """A session, what it says, and the time; it has been opened at 0, and has asked for the first messages."""
+    """A session, its requests, and the time. It was opened at 0, and has sent its first FETCH."""
 
     def __init__(
         self, timeout: float | None = 30.0, opened: bool = True, at: int = 0, start: Start | None = None
@@ -45,7 +45,7 @@ class Subscribed:
             self.it.receive(encode(message), self.now)
 
     def hear_rows(self, first: int, *ids: int, after: int | None = None, done: int = 0) -> None:
-        """A BATCH of these ids; it ends behind the last one, or before ``after``."""
+        """Receive a BATCH of these ids that ends behind the last one, or before ``after``."""
         columns, buffers = rows([(number, b"a", b"%d" % number) for number in ids])
         head = Batch(
             session=self.session,
@@ -61,7 +61,7 @@ class Subscribed:
     session = 1
 
     def said(self) -> list[FromClient]:
-        """What is to be sent, as if it were sent now."""
+        """The requests that the session sends now."""
         return [message for message, _ in self.said_with_topics()]
 
     def said_with_topics(self) -> list[tuple[Any, Sequence[bytes]]]:
@@ -70,7 +70,7 @@ class Subscribed:
         return messages
 
     def pass_time(self, seconds: float, step: float = 0.5) -> list[tuple[float, FromClient]]:
-        """What is said meanwhile, and when."""
+        """The requests that the session sends meanwhile, with their times."""
         said, end = [], self.now + seconds
         while self.now < end:
             self.now += step
@@ -85,7 +85,7 @@ class Subscribed:
         return ids
 
     def fill_memory(self) -> None:
-        """Two answers are there, with the ids 0 to 3, and none is asked for."""
+        """Receive two answers with the ids 0 to 3, so that no request is open."""
         self.hear_rows(0, 0, 1)
         self.hear_rows(2, 2, 3)
         self.said()
@@ -128,9 +128,9 @@ def test_it_begins_by_opening_its_name_and_asks_for_messages_once_it_has_it(
     assert here.said_with_topics() == [(OPEN, [b"a", b"b"])]
     assert (here.it.is_open, here.it.forgotten, here.it.new) == (False, False, False)
     here.hear_rows(0, 0)
-    assert (here.taken(), here.said()) == ([], []), "nothing was asked for yet"
+    assert (here.taken(), here.said()) == ([], []), "there was no FETCH yet"
     here.hear(Opened(session=2, next=5, end=100, new=True))
-    assert not here.it.is_open, "that answers another question"
+    assert not here.it.is_open, "it answers another session"
     here.hear(Opened(session=1, next=7, end=100, new=True))
     assert here.it.is_open
     assert here.it.new
@@ -194,10 +194,10 @@ def test_the_next_answer_is_asked_for_when_one_has_come_and_two_are_in_memory_at
     assert here.said() == [fetch(2)], "nothing is taken yet"
     here.hear_rows(2, 2, 3)
     assert here.said() == []
-    assert here.pass_time(60) == [], "no silence: nothing is asked"
+    assert here.pass_time(60) == [], "without a request there is no silence"
     assert [here.it.take(), here.it.take()] == [(0, (b"a", b"0")), (1, (b"a", b"1"))]
     assert here.pass_time(0.5) == []
-    assert here.it.take() == (2, (b"a", b"2")), "so the first answer is used up"
+    assert here.it.take() == (2, (b"a", b"2")), "the last message of the first answer"
     assert here.pass_time(0.5) == [(61.0, fetch(4))]
     here.hear_rows(4, 4)
     assert here.taken() == [3, 4]
@@ -215,7 +215,7 @@ def test_an_answer_without_messages_moves_it_on() -> None:
 
 
 def test_a_second_answer_is_ignored() -> None:
-    """It was asked for twice."""
+    """The request was repeated."""
     here = Subscribed()
     here.hear_rows(0, 0, 1)
     here.said()
@@ -226,7 +226,7 @@ def test_a_second_answer_is_ignored() -> None:
 
 
 def test_an_answer_beyond_what_was_asked_for_is_ignored() -> None:
-    """Else the ids in between would never come."""
+    """Otherwise the ids in between would never come."""
     here = Subscribed()
     here.hear_rows(5, 5, 6)
     here.hear(empty(5, after=9), lost(5, 9))
@@ -292,7 +292,7 @@ def test_the_bytes_of_a_large_message_are_no_silence() -> None:
 
 
 def test_silence_begins_with_the_request() -> None:
-    """A proxy says nothing while nothing is asked: that is no reason for a new connection."""
+    """A proxy without a request sends nothing, which is no reason for a new connection."""
     here = Subscribed()
     here.fill_memory()
     here.pass_time(60)
@@ -331,7 +331,7 @@ def test_a_proxy_that_is_not_asked_is_not_silent() -> None:
 
 
 def test_a_proxy_that_was_never_there_is_not_silent() -> None:
-    """The caller decides how long it waits for the first answer."""
+    """The caller bounds the wait for the first answer."""
     here = Subscribed(timeout=1, opened=False)
     here.pass_time(100, step=1)
 
@@ -426,7 +426,7 @@ def test_text_from_a_proxy_has_no_control_characters() -> None:
     assert len(str(here.it.refusal)) < 3000
 
 
-# What is done.
+# Acknowledging.
 
 
 def test_the_next_request_carries_done() -> None:
@@ -453,7 +453,7 @@ def test_a_position_that_has_moved_is_sent_once_a_second() -> None:
     assert here.pass_time(0.5) == [(1.0, told)]
     here.hear(empty(5, done=1))
     assert here.it.confirmed == 1
-    assert here.pass_time(10) == [], "it stands still"
+    assert here.pass_time(10) == [], "it does not move"
     assert here.it.take() is not None
     here.it.ack(1)
     assert here.pass_time(0.5) == [(11.5, fetch(5, done=2, max_bytes=0, wait=0))]
@@ -467,7 +467,7 @@ def test_a_position_is_confirmed_when_the_proxy_says_so() -> None:
     assert here.it.has_unconfirmed
     here.hear(empty(2, done=1))
     assert here.it.has_unconfirmed
-    here.hear(empty(0, done=2))  # late, but true
+    here.hear(empty(0, done=2))  # it comes late
     assert not here.it.has_unconfirmed
     here.hear(Lost(session=1, first=2, next=9, end=100, done=1))
     assert here.it.confirmed == 2, "it never goes back"
@@ -481,7 +481,7 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
     here.said()
     here.it.confirm(True, here.now)
     assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
-    here.hear(empty(2, done=1))  # the answer to what was asked before
+    here.hear(empty(2, done=1))  # the answer to the FETCH before
     assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
     here.hear(empty(2, done=2))
     assert here.it.confirmed == 2
@@ -512,7 +512,7 @@ def test_without_room_an_answer_that_confirms_too_little_is_followed_by_the_same
     here.it.confirm(True, here.now)
     asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
     assert here.said() == [asked]
-    here.hear(empty(4, done=0))  # the answer to what was asked before
+    here.hear(empty(4, done=0))  # the answer to the FETCH before
     assert here.said() == [asked]
     here.hear(empty(4, done=1))
     assert here.said() == [], "it is confirmed"
@@ -555,7 +555,7 @@ def test_ids_of_other_topics_wait_for_a_message_before_them() -> None:
 
 
 def test_the_position_of_a_subscriber_to_a_rare_topic_moves() -> None:
-    """Else the log would keep everything for it."""
+    """Otherwise the log would keep everything for it."""
     here = Subscribed()
     here.hear(empty(0, after=50))
     assert here.taken() == []
@@ -573,10 +573,10 @@ def test_done_is_never_beyond_what_has_come() -> None:
     here.said()
     here.it.ack(7)
     here.it.reconnected(0)
-    assert here.said() == [fetch(1, done=1)], "or the proxy would refuse the question"
+    assert here.said() == [fetch(1, done=1)], "the proxy would refuse a larger done"
 
 
-# What was lost.
+# Losses.
 
 
 def lost(first: int, after: int) -> Lost:
@@ -596,10 +596,10 @@ def test_what_was_lost_is_counted_once_and_logged(caplog: pytest.LogCaptureFixtu
 
 
 def test_lost_ids_are_acknowledged_after_all_messages_before_them() -> None:
-    """Or a proxy that waits for its subscribers would wait for ever for one whose next message is rare."""
+    """Otherwise a proxy with whenFull=wait would wait for a subscriber to a rare topic for ever."""
     here = Subscribed()
     here.hear(lost(0, 100))
-    assert here.it.done == 0, "the caller has not asked"
+    assert here.it.done == 0, "the caller has not asked for the next message"
     here.taken()
     here.taken()
     assert here.it.done == 100
@@ -626,7 +626,7 @@ def test_repeated_losses_do_not_fill_the_log_output(
     assert 0 < len([r for r in caplog.records if "the proxy deleted" in r.getMessage()]) < 10
 
 
-# Going elsewhere.
+# Seeking.
 
 
 def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_has_moved() -> None:
@@ -635,7 +635,7 @@ def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_ha
     here.said()
     here.it.forget(here.now)
     assert here.said() == [Forget(name="me", session=2)]
-    here.hear(Opened(session=2, next=100, end=100, new=False))  # it was late
+    here.hear(Opened(session=2, next=100, end=100, new=False))  # an answer to an earlier session
     here.hear(Forgotten(session=2))
     assert here.it.forgotten
 
@@ -665,7 +665,7 @@ def test_a_seek_drops_messages_that_have_come() -> None:
     assert here.taken() == [20]
     assert here.it.done == 20
     here.hear(Lost(session=2, first=21, next=30, end=100, done=20))
-    assert here.it.lost == 37 + 9, "also what was lost once before"
+    assert here.it.lost == 37 + 9, "a second loss of the same ids counts too"
 
 
 def test_a_seek_is_repeated_after_silence() -> None:
@@ -707,7 +707,7 @@ def test_a_subscription_is_ended_and_nothing_is_asked_after_that() -> None:
 
 
 def test_messages_do_not_answer_a_forget() -> None:
-    """The question is lost with its connection, and the answer to the one before arrives."""
+    """The FORGET is lost with its connection, and the answer to the FETCH before it arrives."""
     here = Subscribed()
     here.it.forget(here.now)
     here.said()
