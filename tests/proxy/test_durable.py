@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -340,9 +339,8 @@ def test_messages_behind_a_new_position_are_not_deleted(
             wait_for(lambda i=i: log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
         place = Positions.open
 
-        def open_as_the_older_one_leaves(known: Positions, *given: Any) -> Future[Position]:
+        def open_as_the_older_one_leaves(known: Positions, *given: Any) -> Position:
             placed = place(known, *given)
-            placed.result(30)
             records.remove("subscriber.older")
             log.retention.remove_expired()
             return placed
@@ -911,16 +909,17 @@ def test_a_confirmation_is_answered_though_another_subscriber_begins_at_that_mom
         feed(context, proxy, [b"t", b"0"])
         one, other = (Client(context, proxy.sides["durable"]) for _ in range(2))
         one.open("one")
-        inbox, held = Router.inbox, list[Request]()
+        receive, held = Router.receive, list[Request]()
 
-        def both_at_once(router: Router) -> list[Request]:
-            held.extend(inbox(router))
-            if len(held) < 2:
-                return []
-            requests, held[:] = list(held), []
-            return requests
+        def both_at_once(router: Router) -> None:
+            receive(router)
+            held.extend(router.requests)
+            router.requests.clear()
+            if len(held) > 1:
+                router.requests.extend(held)
+                held.clear()
 
-        monkeypatch.setattr(Router, "inbox", both_at_once)
+        monkeypatch.setattr(Router, "receive", both_at_once)
         one.say(Fetch(name="one", session=1, first=1, done=1, confirm=True))
         wait_for(lambda: len(held) == 1, "the acknowledgement")
         other.say(Open(name="other", session=2, start="latest"))

@@ -90,7 +90,9 @@ def opened(
     known: Positions, name: str = "me", topics: tuple[bytes, ...] = (), session: int = 1, **wanted: Any
 ) -> Position:
     """Open a name for a client, which is present then."""
-    position: Position = known.open(Open(name=name, session=session, **wanted), topics, END, []).result(10)
+    position: Position = known.submit(
+        known.open, Open(name=name, session=session, **wanted), topics, END, []
+    ).result(10)
     position.asked = position.left  # now
     return position
 
@@ -110,7 +112,7 @@ def kept(disk: Disk, name: str = "me") -> int | None:
 
 def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Positions, disk: Disk) -> None:
     disk.may_write.clear()
-    future = known.open(Open(name="me", session=7, start=30), (b"\xff", b"a"), END, [])
+    future = known.submit(known.open, Open(name="me", session=7, start=30), (b"\xff", b"a"), END, [])
     with pytest.raises(TimeoutError):
         future.result(0.05)
     assert known.get("me") is None
@@ -222,7 +224,7 @@ def test_a_refused_write_is_repeated_and_nothing_is_confirmed_before(
 
 def test_a_name_that_is_forgotten_leaves_nothing(known: Positions, disk: Disk) -> None:
     position = opened(known, topics=(b"abc",))
-    known.forget(position).result(10)
+    known.submit(known.forget, position).result(10)
     assert (known.get("me"), len(known), on_disk(disk)) == (None, 0, None)
     assert not [path for path in (disk.root / "readers").iterdir() if "me" in path.name]
     again = opened(known, start="latest")
@@ -307,7 +309,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     wait_for(lambda: not records.is_running(position.key), "the name is free")
     assert kept(disk) == 30, "its position is written before"
     # Nothing has changed: it is locked again.
-    assert known.lock_again(position, []).result(10) is True
+    assert known.submit(known.lock_again, position, []).result(10) is True
     assert records.is_running(position.key)
     # Another process has changed it.
     known.release(position)
@@ -316,7 +318,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     assert record is not None
     assert record.subscriber is not None
     records.write(position.key, ReaderRecord({0: 5}, EXPIRY, begins=True, subscriber=_moved_by_hand(record)))
-    assert known.lock_again(position, []).result(10) is False
+    assert known.submit(known.lock_again, position, []).result(10) is False
     assert not records.is_running(position.key)
     again = opened(known, session=2)
     assert again.next == 5
@@ -324,7 +326,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     known.release(again)
     wait_for(lambda: not records.is_running(again.key), "the name is free")
     records.remove(again.key)
-    assert known.lock_again(again, []).result(10) is False
+    assert known.submit(known.lock_again, again, []).result(10) is False
     assert known.get("me") is None
 
 
@@ -340,7 +342,7 @@ def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
     first = opened(known, start=20)
     known.move(first, 30)
     disk.may_write.clear()
-    opening = known.open(Open(name="me", session=2), (), END, [])
+    opening = known.submit(known.open, Open(name="me", session=2), (), END, [])
     known.release(first)  # the keeper does this after the OPEN
     disk.may_write.set()
     second = opening.result(10)
@@ -378,7 +380,7 @@ def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was
             clock.now += 10
             list_records(known, clock)
         assert len(caplog.records) == count
-        assert known.lock_again(position, []).result(10)
+        assert known.submit(known.lock_again, position, []).result(10)
     assert (
         "durable subscriber 'me' has been away for 802 s and is forgotten in 198 s; messages from id 7 on are kept for "
         "it" in caplog.text
@@ -392,7 +394,9 @@ def list_records(known: Positions, clock: Clock) -> None:
             position.asked = clock.now
     clock.now += 1
     known.step()
-    known.open(Open(name="here", session=1), (), END, []).result(10)  # the keeper has done everything before
+    known.submit(known.open, Open(name="here", session=1), (), END, []).result(
+        10
+    )  # the keeper has done everything before
 
 
 # What the log keeps.

@@ -35,7 +35,9 @@ def connected(context: zmq.Context[Socket], tmp_path: Path) -> Iterator[tuple[Ro
 
 def inbox(router: Router) -> list[Request]:
     router.receive()
-    return router.inbox()
+    found = list(router.requests)
+    router.requests.clear()
+    return found
 
 
 def test_requests_to_a_busy_server_are_bounded_in_bytes(context: zmq.Context[Socket], tmp_path: Path) -> None:

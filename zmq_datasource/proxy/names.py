@@ -78,7 +78,8 @@ class Names:
             return self._opened(known)  # the same OPEN again
         if (reason := self._why_full(known, topics)) is not None:
             return Refused(code="full", reason=reason, session=request.session)
-        future = self._positions.open(request, topics, self._view.end, self._view.open_rows())
+        positions, view = self._positions, self._view
+        future = positions.submit(positions.open, request, topics, view.end, view.open_rows())
         self._jobs[request.name] = Job(peer, request, future)
         self._opening[request.name] = bytes_of_topics(topics)
         return None
@@ -95,7 +96,9 @@ class Names:
         job = self._jobs.get(request.name)
         if job is None:
             open_rows = self._view.open_rows() if position.next < position.notes.snapshot else []
-            self._jobs[request.name] = Job(peer, request, self._positions.lock_again(position, open_rows))
+            self._jobs[request.name] = Job(
+                peer, request, self._positions.submit(self._positions.lock_again, position, open_rows)
+            )
         elif isinstance(job.request, Fetch):
             self._jobs[request.name] = job._replace(peer=peer, request=request)
         return None
@@ -109,7 +112,7 @@ class Names:
         session = known.notes.session
         if session != request.session and not _are_of_one_client(session, request.session):
             return _taken(request)
-        self._jobs[request.name] = Job(peer, request, self._positions.forget(known))
+        self._jobs[request.name] = Job(peer, request, self._positions.submit(self._positions.forget, known))
         return None
 
     def _why_full(self, known: Position | None, topics: tuple[bytes, ...]) -> str | None:
