@@ -115,12 +115,12 @@ class Run:
             self._judge_opening()
         kept = self.proxy.names[NAME].kept
         assert session.confirmed <= kept, "more is confirmed than is on the disk"
-        assert session.confirmed <= session.done, "more is confirmed than is done"
+        assert session.confirmed <= session.inbox.done, "more is confirmed than is done"
         self.reached["confirmed"] += session.confirmed > self.confirmed
         self.confirmed = max(self.confirmed, session.confirmed)
 
     def _judge_opening(self) -> None:
-        self.first = first = self.session.done
+        self.first = first = self.session.inbox.done
         if self.seeking is not None:
             assert first == min(self.seeking, len(self.proxy.log)), (
                 "it continues at another place than it has sought"
@@ -214,7 +214,7 @@ class Run:
 
     def take(self, most: int) -> None:
         for _ in range(most):
-            message = self.session.take()
+            message = self.session.inbox.take()
             if message is None:
                 break
             self.judge_taken(*message)
@@ -225,7 +225,7 @@ class Run:
         if open_ones:
             self.acked = self.random.choice(open_ones)
             self.settled.update(range(self.acked + 1))
-            self.session.ack(self.acked)
+            self.session.inbox.ack(self.acked)
 
     def happen(self) -> None:
         """Let one thing happen, or nothing."""
@@ -287,12 +287,12 @@ class Run:
             assert self.now < deadline, f"{self.session.confirmed} of {end} are confirmed after a minute"
             self.step()
             self.take(100)
-            if self.session.done == end:
+            if self.session.inbox.done == end:
                 self.session.confirm(self.waits, self.now)
             if self.given:
                 self.acked = self.given[-1]
                 self.settled.update(range(self.acked + 1))
-                self.session.ack(self.acked)
+                self.session.inbox.ack(self.acked)
         missing = [n for n in range(end) if self.matches(n) and n not in self.settled]
         assert not missing
         if not self.topics and self.first is not None:

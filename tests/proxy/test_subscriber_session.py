@@ -80,7 +80,7 @@ class Subscribed:
 
     def taken(self) -> list[int]:
         ids = []
-        while (message := self.it.take()) is not None:
+        while (message := self.it.inbox.take()) is not None:
             ids.append(message[0])
         return ids
 
@@ -136,7 +136,7 @@ def test_it_begins_by_opening_its_name_and_asks_for_messages_once_it_has_it(
     assert here.it.new
     assert here.said_with_topics() == [(fetch(7, done=7), [])]
     assert "subscribed as 'me' at tcp://proxy:1, from id 7 on" in caplog.text
-    assert (here.it.done, here.it.confirmed, here.it.handed) == (7, 7, None)
+    assert (here.it.inbox.done, here.it.confirmed, here.it.inbox.handed) == (7, 7, None)
     assert not here.it.has_unconfirmed
 
 
@@ -172,8 +172,12 @@ def test_the_messages_that_come_are_given_with_all_their_frames() -> None:
     columns, buffers = rows([(3, b"a", b"x"), (5, None, b"y")])
     head = Batch(session=1, first=0, next=9, end=100, done=0, rows=2, columns=columns)
     here.it.receive([bytes(frame) for frame in encode(head, buffers)], 0)
-    assert [here.it.take(), here.it.take(), here.it.take()] == [(3, (b"a", b"x")), (5, (b"", b"y")), None]
-    assert here.it.handed == 5
+    assert [here.it.inbox.take(), here.it.inbox.take(), here.it.inbox.take()] == [
+        (3, (b"a", b"x")),
+        (5, (b"", b"y")),
+        None,
+    ]
+    assert here.it.inbox.handed == 5
 
 
 @pytest.mark.parametrize(
@@ -195,9 +199,9 @@ def test_the_next_answer_is_asked_for_when_one_has_come_and_two_are_in_memory_at
     here.hear_rows(2, 2, 3)
     assert here.said() == []
     assert here.pass_time(60) == [], "without a request there is no silence"
-    assert [here.it.take(), here.it.take()] == [(0, (b"a", b"0")), (1, (b"a", b"1"))]
+    assert [here.it.inbox.take(), here.it.inbox.take()] == [(0, (b"a", b"0")), (1, (b"a", b"1"))]
     assert here.pass_time(0.5) == []
-    assert here.it.take() == (2, (b"a", b"2")), "the last message of the first answer"
+    assert here.it.inbox.take() == (2, (b"a", b"2")), "the last message of the first answer"
     assert here.pass_time(0.5) == [(61.0, fetch(4))]
     here.hear_rows(4, 4)
     assert here.taken() == [3, 4]
@@ -352,8 +356,8 @@ def test_a_queue_that_takes_nothing_more_is_that_of_a_dead_connection() -> None:
 def test_a_new_connection_goes_on_where_it_was_with_what_is_done() -> None:
     here = Subscribed()
     here.hear_rows(0, *range(5))
-    assert here.it.take() is not None
-    here.it.ack(0)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(0)
     here.said()
     here.it.reconnected(1)
     assert here.said() == [fetch(5, done=1)]
@@ -432,12 +436,12 @@ def test_text_from_a_proxy_has_no_control_characters() -> None:
 def test_the_next_request_carries_done() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)
-    assert [here.it.take(), here.it.take()] != [None, None]
-    here.it.ack(0)
+    assert [here.it.inbox.take(), here.it.inbox.take()] != [None, None]
+    here.it.inbox.ack(0)
     here.said()
     here.hear_rows(3, 3)
     here.hear_rows(4, 4)
-    assert (here.it.done, here.it.confirmed) == (1, 0)
+    assert (here.it.inbox.done, here.it.confirmed) == (1, 0)
     assert here.pass_time(1) == [(1.0, fetch(5, done=1, max_bytes=0, wait=0))]
 
 
@@ -446,16 +450,16 @@ def test_a_position_that_has_moved_is_sent_once_a_second() -> None:
     here.hear_rows(0, 0, 1, 2, 3)
     here.hear_rows(4, 4)
     here.said()
-    assert here.it.take() is not None
-    here.it.ack(0)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(0)
     assert here.pass_time(0.5) == []
     told = fetch(5, done=1, max_bytes=0, wait=0)
     assert here.pass_time(0.5) == [(1.0, told)]
     here.hear(empty(5, done=1))
     assert here.it.confirmed == 1
     assert here.pass_time(10) == [], "it does not move"
-    assert here.it.take() is not None
-    here.it.ack(1)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(1)
     assert here.pass_time(0.5) == [(11.5, fetch(5, done=2, max_bytes=0, wait=0))]
 
 
@@ -463,7 +467,7 @@ def test_a_position_is_confirmed_when_the_proxy_says_so() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, done=0)
     here.taken()
-    here.it.ack(1)
+    here.it.inbox.ack(1)
     assert here.it.has_unconfirmed
     here.hear(empty(2, done=1))
     assert here.it.has_unconfirmed
@@ -477,7 +481,7 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1)
     here.taken()
-    here.it.ack(1)
+    here.it.inbox.ack(1)
     here.said()
     here.it.confirm(True, here.now)
     assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
@@ -494,8 +498,8 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
 def test_a_confirmation_is_asked_for_again_behind_messages_that_have_come() -> None:
     here = Subscribed()
     here.fill_memory()
-    assert here.it.take() is not None
-    here.it.ack(0)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(0)
     here.it.confirm(True, here.now)
     asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
     assert here.said() == [asked], "there is no room for messages"
@@ -507,8 +511,8 @@ def test_a_confirmation_is_asked_for_again_behind_messages_that_have_come() -> N
 def test_without_room_an_answer_that_confirms_too_little_is_followed_by_the_same_request() -> None:
     here = Subscribed()
     here.fill_memory()
-    here.it.take()
-    here.it.ack(0)
+    here.it.inbox.take()
+    here.it.inbox.ack(0)
     here.it.confirm(True, here.now)
     asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
     assert here.said() == [asked]
@@ -530,28 +534,28 @@ def test_nothing_is_confirmed_before_the_name_is_there() -> None:
 def test_ids_of_other_topics_are_acknowledged_after_all_messages_before_them() -> None:
     here = Subscribed()
     here.hear_rows(0, 3, after=10)
-    assert here.it.take() is not None
-    assert here.it.take() is None
-    assert here.it.done == 0, "message 3 may be worked on"
-    here.it.ack(3)
-    assert here.it.done == 4
-    assert here.it.take() is None
-    assert here.it.done == 10
+    assert here.it.inbox.take() is not None
+    assert here.it.inbox.take() is None
+    assert here.it.inbox.done == 0, "message 3 may be worked on"
+    here.it.inbox.ack(3)
+    assert here.it.inbox.done == 4
+    assert here.it.inbox.take() is None
+    assert here.it.inbox.done == 10
 
 
 def test_ids_of_other_topics_wait_for_a_message_before_them() -> None:
     here = Subscribed()
     here.hear_rows(0, 3, after=10)
     here.hear_rows(10, 12, after=20)
-    assert here.it.take() is not None
-    here.it.ack(3)
-    assert here.it.take() == (12, (b"a", b"12"))
-    assert here.it.done <= 10
-    here.it.take()
-    assert here.it.done <= 10
-    here.it.ack(12)
-    here.it.take()
-    assert here.it.done == 20
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(3)
+    assert here.it.inbox.take() == (12, (b"a", b"12"))
+    assert here.it.inbox.done <= 10
+    here.it.inbox.take()
+    assert here.it.inbox.done <= 10
+    here.it.inbox.ack(12)
+    here.it.inbox.take()
+    assert here.it.inbox.done == 20
 
 
 def test_the_position_of_a_subscriber_to_a_rare_topic_moves() -> None:
@@ -560,7 +564,7 @@ def test_the_position_of_a_subscriber_to_a_rare_topic_moves() -> None:
     here.hear(empty(0, after=50))
     assert here.taken() == []
     assert here.taken() == []
-    assert here.it.done == 50
+    assert here.it.inbox.done == 50
     assert here.said() == [fetch(50)]
     here.hear(empty(50))
     assert here.said() == [fetch(50, done=50)]
@@ -571,7 +575,7 @@ def test_done_is_never_beyond_what_has_come() -> None:
     here.hear_rows(0, 0)
     here.taken()
     here.said()
-    here.it.ack(7)
+    here.it.inbox.ack(7)
     here.it.reconnected(0)
     assert here.said() == [fetch(1, done=1)], "the proxy would refuse a larger done"
 
@@ -599,20 +603,20 @@ def test_lost_ids_are_acknowledged_after_all_messages_before_them() -> None:
     """Otherwise a proxy with whenFull=wait would wait for a subscriber to a rare topic for ever."""
     here = Subscribed()
     here.hear(lost(0, 100))
-    assert here.it.done == 0, "the caller has not asked for the next message"
+    assert here.it.inbox.done == 0, "the caller has not asked for the next message"
     here.taken()
     here.taken()
-    assert here.it.done == 100
+    assert here.it.inbox.done == 100
     here.hear_rows(100, 100, 101)
     here.taken()
     here.hear(lost(102, 150))
     here.taken()
-    here.it.ack(100)
+    here.it.inbox.ack(100)
     here.taken()
-    assert here.it.done == 101
-    here.it.ack(101)
+    assert here.it.inbox.done == 101
+    here.it.inbox.ack(101)
     here.taken()
-    assert here.it.done == 150
+    assert here.it.inbox.done == 150
 
 
 def test_repeated_losses_do_not_fill_the_log_output(
@@ -643,8 +647,8 @@ def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_ha
 def test_a_seek_drops_messages_that_have_come() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)
-    here.it.take()
-    here.it.ack(0)
+    here.it.inbox.take()
+    here.it.inbox.ack(0)
     here.hear(lost(3, 40))
     here.said()
     here.it.seek(Start("latest"), here.now)
@@ -660,10 +664,10 @@ def test_a_seek_drops_messages_that_have_come() -> None:
     assert not here.it.is_open
     here.hear(Opened(session=2, next=20, end=100, new=False))
     assert here.said() == [fetch(20, done=20, session=2)]
-    assert (here.it.handed, here.it.done, here.it.confirmed) == (None, 20, 20)
+    assert (here.it.inbox.handed, here.it.inbox.done, here.it.confirmed) == (None, 20, 20)
     here.hear_rows(20, 20)
     assert here.taken() == [20]
-    assert here.it.done == 20
+    assert here.it.inbox.done == 20
     here.hear(Lost(session=2, first=21, next=30, end=100, done=20))
     assert here.it.lost == 37 + 9, "a second loss of the same ids counts too"
 
