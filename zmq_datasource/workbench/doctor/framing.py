@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import OptionError
+from zmq_datasource.messages.columns import number
 from zmq_datasource.messages.framing import name_of
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import ReadOptions
@@ -108,7 +109,7 @@ class Numbered:
         groups = table.group_by([*dict.fromkeys(counter), "sequence"]).aggregate(
             [("value", "count"), ("value", "count_distinct"), ("first", "count_distinct")]
         )
-        one = pa.scalar(1)
+        one = number(1)
         repeated = groups.filter(pc.greater(groups["value_count"], one))
         kinds = pc.max_element_wise(repeated["value_count_distinct"], repeated["first_count_distinct"])
         equal = repeated.filter(pc.equal(kinds, one))
