@@ -21,6 +21,8 @@ PAGES = {"README.md": "index.md", "SECURITY.md": "threat-model.md", "benchmarks/
 NOTEBOOKS = {
     path.relative_to(ROOT).as_posix(): f"{path.stem}.md" for path in sorted(ROOT.glob("notebooks/*.ipynb"))
 }
+# The site's search shows an option or an error on its own page before the pages that mention it.
+FOUND_FIRST = {"options.md": 8, "errors.md": 2}
 API = {
     "In Spark": [
         "register",
@@ -62,6 +64,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     del config, files
+    if boost := FOUND_FIRST.get(page.file.src_uri):
+        page.meta["search"] = {"boost": boost}
     markdown = _PLOT_MARK.sub(lambda mark: f"![{mark[1].replace('-', ' ')}](plots/{mark[1]}.svg)", markdown)
     return markdown if page.file.generated_by else _relinked(markdown, ROOT / "docs")
 

@@ -57,7 +57,7 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 def test_every_error_is_explained() -> None:
     page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
-    explained = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    explained = set(re.findall(r"^### `(\w+)`\n\n\S.*\n\n\*\*What to do:\*\* \S", page, re.MULTILINE))
     assert explained | {"ZmqDataSourceError", "SocketError", "LogError"} == set(errors.__all__)
 
 

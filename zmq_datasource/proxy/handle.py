@@ -23,8 +23,10 @@ _END_SECONDS = 300.0
 class Proxy:
     """An XSUB/XPUB proxy that writes down what passes, and gives it again.
 
-    >>> with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal"):
-    ...     ...  # doctest: +SKIP
+    ```python
+    with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal") as proxy:
+        print(proxy.status())
+    ```
 
     It runs in processes of its own: a busy notebook does not slow it, and it ends with this one, whatever this one has
     forked. What they log goes to

@@ -53,9 +53,11 @@ class DurableMessage(NamedTuple):
 class DurableSubscriber:
     """A named subscription at a proxy; use it in a ``with`` block, in one thread.
 
-    >>> with DurableSubscriber("tcp://proxy:5558", "billing", topics=["orders."]) as orders:
-    ...     for order in orders:
-    ...         ...  # doctest: +SKIP
+    ```python
+    with DurableSubscriber("tcp://proxy:5558", "billing", topics=["orders."]) as orders:
+        for order in orders:
+            print(order.id, order.topic, order.value)
+    ```
 
     The proxy keeps its position. A subscriber that comes again under the same name gets what follows the last
     acknowledged message. So each message is handled at least once, and exactly once if the subscriber saves the ``id``
