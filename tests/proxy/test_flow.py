@@ -22,7 +22,7 @@ from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport import core
-from zmq_datasource.transport.kernel import Connection
+from zmq_datasource.transport.connections import Connection
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
 

@@ -30,7 +30,6 @@ from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import ConnectionLostError, SocketError
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.transport.kernel import connections
 from zmq_datasource.transport.opened import OpenSocket
 
 Context = zmq.Context[Socket]
@@ -59,8 +58,10 @@ def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
 
 def lose(sender: Sender) -> None:
     """Wait until libzmq has reported a lost connection."""
-    before = sender.socket.watch.cut
-    wait_for(lambda: (sender.socket.watch.update(), sender.socket.watch.cut > before)[1], "the loss")
+    before = sender.socket.watch.possibly_lost
+    wait_for(
+        lambda: (sender.socket.watch.update(), sender.socket.watch.possibly_lost > before)[1], "the loss"
+    )
 
 
 def test_a_middlebox_that_resets_once_costs_no_row(context: Context) -> None:
@@ -357,7 +358,7 @@ def test_the_rows_kept_to_be_sent_again_are_bounded(context: Context) -> None:
 
 def unsent(sender: Sender) -> int:
     """Bytes in the kernel's queues that the peers have not acknowledged."""
-    return sum(connection.unsent for connection in connections(sender.socket.watch))
+    return sum(connection.unsent for connection in sender.socket.watch.open_connections().current())
 
 
 def handshake(listener: socket.socket) -> socket.socket:

@@ -143,7 +143,7 @@ class DurableSubscriber:
         """
         self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._link.open()
-        self._session.connected(time.monotonic())
+        self._session.reconnected(time.monotonic())
         try:
             self._carry_until(
                 lambda: self._session.is_open,
@@ -287,7 +287,7 @@ class DurableSubscriber:
         self._process.check()
         self._given = None
         self._session.seek(_start(to), time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         self._carry_until(
             lambda: self._session.is_open,
             self._timeout,
@@ -303,7 +303,7 @@ class DurableSubscriber:
         self._process.check()
         self._given = None
         self._session.forget(time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         self._carry_until(
             lambda: self._session.forgotten,
             self._timeout,
@@ -315,7 +315,7 @@ class DurableSubscriber:
         """Until the proxy has on its disk that everything below this id is done with."""
         session = self._session
         session.confirm(True, time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         try:
             self._carry_until(
                 lambda: session.confirmed >= wanted,
@@ -342,7 +342,7 @@ class DurableSubscriber:
 
     def _carry(self, wait: float) -> None:
         if self._session.refusal is None:
-            self._link.carry(wait)
+            self._link.run_once(wait)
         if self._session.refusal is not None:
             raise self._session.refusal
 

@@ -9,12 +9,12 @@ import logging
 import math
 import os
 import time
-from socket import socket
 
 import zmq
 
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.transport.connections import Handle
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.kernel import ended_in_order
 from zmq_datasource.transport.opened import OpenSocket
@@ -53,7 +53,7 @@ class SendingSocket:
         self._subscriptions = 0
         self._absent: set[str] = set()  # endpoints that this task does without
         self._handled_losses = 0
-        self._handles: dict[int, tuple[socket, bool]] = {}  # on connections, by inode; and whether ipc
+        self._handles: dict[int, Handle] = {}  # by inode
         self.has_peer = True
         try:
             self._wait_for_peers(continues)
@@ -91,7 +91,7 @@ class SendingSocket:
 
     def _wait_for_handshakes(self) -> None:
         deadline = time.monotonic() + self.handshake_seconds
-        while not self._is_pub and self.watch.unsure:
+        while not self._is_pub and self.watch.handshakes.unsure:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -196,15 +196,14 @@ class SendingSocket:
         """
         if self._is_pub:  # what a PUB has sent is never sent again
             return
-        held = self.watch.hold()
-        if (
-            self.watch.cut == self._handled_losses
-        ):  # otherwise the old handles show how the lost connections ended
+        held = self.watch.handles()
+        # Otherwise the old handles show how the lost connections ended.
+        if self.watch.possibly_lost == self._handled_losses:
             self.release_connections()
-        for handle, ipc in held:
-            inode = os.fstat(handle.fileno()).st_ino
-            if self._handles.setdefault(inode, (handle, ipc))[0] is not handle:
-                handle.close()
+        for handle in held:
+            inode = os.fstat(handle.sock.fileno()).st_ino
+            if self._handles.setdefault(inode, handle) is not handle:
+                handle.sock.close()
 
     def release_connections(self) -> None:
         """Close all handles."""
@@ -215,7 +214,7 @@ class SendingSocket:
     def losses(self) -> int:
         """The number of connections that were lost and not yet marked as handled."""
         self.watch.update()
-        return self.watch.cut - self._handled_losses
+        return self.watch.possibly_lost - self._handled_losses
 
     def mark_handled(self, losses: int) -> None:
         """Count this many losses no more, and close all handles."""
@@ -227,8 +226,8 @@ class SendingSocket:
         return ended_in_order(list(self._handles.values()), losses)
 
     def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
-        """Wait until all queues are empty. See ``OpenSocket.settle``."""
-        return self._open.settle(patience, most, quiet)
+        """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
+        return self._open.wait_until_flushed(patience, most, quiet)
 
     def close(self, linger: int) -> tuple[bool, bool]:
         """Close, after waiting for what is queued. May be called again.

@@ -113,7 +113,7 @@ class Channel:
         watch.update()
         watch.redial()
         watch.report_absent()
-        self.unfinished.look()
+        self.unfinished.check_connections()
         if self.replayer is not None:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
@@ -129,7 +129,7 @@ class Channel:
     def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """Take messages until none is there, or no room: as ``Inbox.take``. One that no row can hold is discarded."""
         taken = self.unfinished.take(inbox, most, room, wait)
-        self.opened.watch.taken += taken.messages
+        self.opened.watch.redialer.messages_read += taken.messages
         if taken.messages and self.replayer is not None:
             self.replayer.heard()
         if taken.excess:
@@ -141,7 +141,7 @@ class Channel:
                 MAX_MESSAGE_BYTES,
             )
         if taken.empty:
-            self.opened.watch.found_empty()
+            self.opened.watch.redialer.note_empty()
         return taken
 
 
