@@ -38,6 +38,7 @@ API = {
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")
 # Where a page shows a plot. On GitHub the mark is invisible, because the plots are not in the repository.
 _PLOT_MARK = re.compile(r"<!-- plot: ([\w-]+) -->")
+_PAGE_NAME = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 _TEST_MARK = re.compile(r"<!-- test: \w+ -->\n")
 
 
@@ -70,12 +71,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown if page.file.generated_by else _relinked(markdown, ROOT / "docs")
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    del config, files
+    # Docstrings name a page by its path in the repository.
+    return _PAGE_NAME.sub(r'<a href="\1.html\2">\1</a>', html) if page.file.src_uri == "api.md" else html
+
+
+def _title(path: Path) -> str:
+    """The heading of a page up to a colon, for links that name the page by its file."""
+    heading = path.read_text(encoding="utf-8").partition("\n")[0]
+    return heading.removeprefix("# ").partition(":")[0]
+
+
 def _relinked(text: str, directory: Path) -> str:
     """Links as they are in the site; what is not part of it is only named."""
 
     def replaced(link: re.Match[str]) -> str:
         image, words, path, anchor = link[1], link[2], link[3], link[4] or ""
         target = (directory / path).resolve().relative_to(ROOT).as_posix()
+        if words.endswith(".md"):
+            words = _title(ROOT / target)
         if page := (PAGES | NOTEBOOKS).get(target):
             return f"{image}[{words}]({page}{anchor})"
         if target.startswith("docs/"):

@@ -14,7 +14,12 @@ from zmq_datasource import errors
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.parser import describe
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "SECURITY.md",
+    REPOSITORY / "benchmarks" / "RESULTS.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
 _OPTIONS = {option.name for kind in (ReadOptions, WriteOptions) for option in describe(kind)}
 _SPARKS_OWN = {"checkpointLocation", "path", "rowsPerBatch"}
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -24,7 +24,7 @@ from tests.support.ports import free_port
 
 _BLOCK = re.compile(r"(?:<!-- test: (\w+) -->\n)?```(python|sh|text)\n(.*?)```", re.DOTALL)
 _PORT = re.compile(r"(tcp://(?:localhost|\*):)(\d+)")
-_SECONDS = 90
+_BATCH_SECONDS, _LINE_SECONDS = 90, 30
 
 
 class Snippet(NamedTuple):
@@ -93,7 +93,7 @@ def run(page: Iterator[Snippet], stack: ExitStack, directory: Path, *read_next: 
 
 
 def _wait_for_batch(query: StreamingQuery, done: Callable[[StreamingQuery], object], name: str) -> None:
-    wait_for(lambda: done(query) or query.exception(), f"rows of {name}", _SECONDS)
+    wait_for(lambda: done(query) or query.exception(), f"rows of {name}", _BATCH_SECONDS)
     assert query.exception() is None
 
 
@@ -122,7 +122,7 @@ class _Printed:
 
     def wait_for(self, line: str) -> None:
         try:
-            wait_for(lambda: self._has(line), f"the line {line!r}", _SECONDS)
+            wait_for(lambda: self._has(line), f"the line {line!r}", _LINE_SECONDS)
         except AssertionError as e:
             raise AssertionError(f"{e}\nPrinted was:\n{self.text()}") from None
 
