@@ -27,12 +27,13 @@ API = {
     "In Spark": [
         "register",
         "metrics",
+        "reason",
         "live_view",
         "metrics_dataframe",
         "ZmqMetricsListener",
         "start_receivers",
     ],
-    "Values": ["functions.from_msgpack", "functions.to_msgpack"],
+    "Values": ["functions.from_msgpack", "functions.from_cbor", "functions.to_msgpack"],
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")

@@ -1,4 +1,4 @@
-"""Every error this package raises, in one tree, sorted by whose fault it is.
+"""All errors of this package, in one tree, sorted by the side at fault.
 
 ::
 
@@ -11,25 +11,25 @@
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
     │   ├── ConnectionLostError  connections are lost again and again before their rows have left
-    │   ├── ProtocolError      the other side of a transaction or a durable subscription speaks something else
+    │   ├── ProtocolError      the other side of a transaction or a durable subscription uses another protocol
     │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
     ├── DeadLetterError        the storage of a sink's dead letters
-    ├── WorkbenchError         an experiment with high-water marks that could not be made
+    ├── WorkbenchError         an experiment with high-water marks that failed
     ├── MetricsError           the storage of metrics; never ends a query
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
         ├── LogWriteError      the disk refused: full, read-only, gone
         │   └── DiskFaultError     a refusal that may pass, and is waited out for walRetryTimeout
-        ├── DamagedChunkError  a chunk whose bytes are not what was written
+        ├── DamagedChunkError  a chunk with other bytes than were written
         ├── LogFetchError      an executor that does not see the log could not read it from the driver
         └── DataLossError      an offset asks for messages that the log no longer has
 
-A message is worded as the act that did not succeed, then the reason, then the way out. ``docs/errors.md``
-is generated from the docstrings: what has happened, and what to do.
+A message names the act that did not succeed, then the reason, then the way out. ``docs/errors.md`` is
+generated from the docstrings: what has happened, and what to do.
 """
 
 from typing import Self
@@ -184,7 +184,7 @@ class DeadLetterError(ZmqDataSourceError):
 class MetricsError(ZmqDataSourceError):
     """Metrics could not be read or written. It never ends a query, where it is logged and counted.
 
-    What to do: Check ``metricsLocation``.
+    What to do: Check ``metricsLocation``. Move files of another format, which the message names, away.
     """
 
 
@@ -219,7 +219,7 @@ class LogFormatError(LogError):
     """
 
 
-# What to do about a file of the log that is not what was written.
+# The way out for a damaged file of the log.
 RESTORE = "Restore the file, or use a new walLocation and, for each query of this log, a new checkpoint"
 
 
@@ -248,7 +248,7 @@ class DamagedChunkError(LogError):
 
     @classmethod
     def of(cls, what: str) -> Self:
-        """The error for a file that is needed: what was found, and the way out."""
+        """The error for a needed file: what was found, and the way out."""
         return cls(f"{what}. {RESTORE}")
 
 

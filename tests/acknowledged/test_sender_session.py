@@ -1,4 +1,4 @@
-"""The sender's side of the transaction protocol, without a socket and by a clock of the test's own."""
+"""The sending side of the transaction protocol, without a socket and with a clock of the test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def session() -> SenderSession:
 
 
 def said(session: SenderSession) -> list[Message]:
-    """What is to be sent, as if it were sent now."""
+    """Take the messages out of the outbox, as if they were sent."""
     messages = [decode(frames)[0] for frames in session.outbox]
     session.outbox.clear()
     return messages
@@ -54,18 +54,18 @@ def welcome(session: SenderSession, received: int = 0, **fields: int | str) -> l
 
 
 def greeted() -> SenderSession:
-    """At the time 0."""
+    """A session that is welcome at the time 0."""
     it = session()
-    it.ask(0)
+    it.greet(0)
     it.receive(welcome(it), 0)
     said(it)
     return it
 
 
 def push(it: SenderSession) -> int:
-    """One row; its size."""
+    """Send one row. Returns its size."""
     size, frames = it.pack(ROW)
-    it.push(size, frames, 1)
+    it.send_packed(size, frames, 1)
     return size
 
 
@@ -74,7 +74,7 @@ def taken(it: SenderSession, received: int) -> list[bytes]:
 
 
 def busy(it: SenderSession) -> list[bytes]:
-    return encode(Refusal(code=BUSY, reason="256 senders are at work already", attempt=it.attempt))
+    return encode(Refusal(code=BUSY, reason="256 senders are sending already", attempt=it.attempt))
 
 
 def commit(it: SenderSession, now: float = 0) -> None:
@@ -88,7 +88,7 @@ def indices(messages: list[Message]) -> list[int]:
 # Asking.
 
 
-def test_nothing_is_known_before_the_welcome() -> None:
+def test_before_the_welcome_nothing_is_committed() -> None:
     it = session()
     assert (it.state, it.committed, it.by, it.again, it.rows, it.bytes) == ("new", None, None, False, 0, 0)
 
@@ -96,7 +96,7 @@ def test_nothing_is_known_before_the_welcome() -> None:
 @pytest.mark.parametrize(
     ("ask", "what"),
     [
-        (lambda it: it.ask(0), "a welcome"),
+        (lambda it: it.greet(0), "a welcome"),
         (lambda it: it.wait_for_room(1, 0), "room for data"),
         (lambda it: it.wait_until_taken(0), "the last data to be taken"),
         (lambda it: it.end(0), "the end to be staged"),
@@ -104,19 +104,19 @@ def test_nothing_is_known_before_the_welcome() -> None:
         (lambda it: it.abort([it.attempt], 0), "the abort"),
     ],
 )
-def test_what_does_not_come_is_named(ask: Callable[[SenderSession], None], what: str) -> None:
+def test_a_timeout_names_the_missing_answer(ask: Callable[[SenderSession], None], what: str) -> None:
     it = greeted()
     push(it)
     ask(it)
     with pytest.raises(
         SendTimeoutError,
-        match=f"^waiting 10.0 for {what} from tcp://receiver:1: nothing came. The receiver is stopped, its log is "
-        "full, or the network is gone; the transaction can be repeated$",
+        match=f"^waiting 10.0 for {what} from tcp://receiver:1: no answer. The receiver is stopped, its log is "
+        "full, or the network is down; the transaction can be repeated$",
     ):
         it.wake(TIMEOUT)
 
 
-def test_what_was_sent_is_counted() -> None:
+def test_sent_rows_and_bytes_are_counted() -> None:
     it = greeted()
     sizes = [push(it), push(it)]
     assert (it.rows, it.bytes, it.kept_bytes) == (2, sum(sizes), sum(sizes))
@@ -125,7 +125,7 @@ def test_what_was_sent_is_counted() -> None:
 
 def test_a_greeting_waits_for_its_welcome() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
     assert it.waiting
     it.receive(welcome(it, committed=6, by="f" * 32), 1)
@@ -133,13 +133,15 @@ def test_a_greeting_waits_for_its_welcome() -> None:
     assert (it.committed, it.by, it.state) == (6, "f" * 32, "sending")
 
 
-def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> None:
+def test_a_request_is_repeated_until_the_timeout() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     said(it)
     asked = []
     now = 0.0
-    with pytest.raises(SendTimeoutError, match=r"waiting 10\.0 for a welcome from tcp://receiver:1: nothing"):
+    with pytest.raises(
+        SendTimeoutError, match=r"waiting 10\.0 for a welcome from tcp://receiver:1: no answer"
+    ):
         while now < 2 * TIMEOUT:
             now += 0.5
             it.wake(now)
@@ -148,9 +150,9 @@ def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> 
     assert now == TIMEOUT
 
 
-def test_a_new_connection_is_asked_at_once() -> None:
+def test_a_request_is_repeated_on_a_new_connection_at_once() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     it.reconnected(0.5)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")], "what waited for the old one is void"
     it.wake(2)
@@ -159,12 +161,12 @@ def test_a_new_connection_is_asked_at_once() -> None:
     assert len(said(it)) == 1
 
 
-def test_answers_to_another_attempt_are_none() -> None:
+def test_answers_to_another_attempt_are_ignored() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     old = welcome(it)
-    it.renew()
-    it.ask(0)
+    it.begin_attempt()
+    it.greet(0)
     for frames in (
         old,
         encode(Taken(attempt="f" * 32, received=3)),
@@ -178,15 +180,15 @@ def test_answers_to_another_attempt_are_none() -> None:
 @pytest.mark.parametrize("code", ["unknown", "no_room"])
 def test_a_refusal_is_raised(code: str) -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     with pytest.raises(TransactionError, match=rf"refused \({code}\): because") as raised:
         it.receive(encode(Refusal(code=code, reason="because", attempt=it.attempt)), 1)
     assert isinstance(raised.value, AttemptLostError) == (code == "unknown")
 
 
-def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
+def test_control_characters_of_a_refusal_are_escaped() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     reason = "\x1b]0;owned\x07" + "x" * 1_000_000
     with pytest.raises(TransactionError) as raised:
         it.receive(encode(Refusal(code=reason, reason=reason, attempt=it.attempt)), 1)
@@ -194,10 +196,10 @@ def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
     assert len(str(raised.value)) < 3000
 
 
-# What is on the way.
+# Data on the way.
 
 
-def test_one_data_message_is_on_the_way_until_the_first_was_taken_and_then_two() -> None:
+def test_one_data_message_is_on_the_way_before_the_first_is_taken_and_two_after_it() -> None:
     it = greeted()
     assert it.has_room(1 << 30)
     push(it)
@@ -210,7 +212,7 @@ def test_one_data_message_is_on_the_way_until_the_first_was_taken_and_then_two()
     assert not it.has_room(1)
 
 
-def test_room_comes_with_what_is_taken_and_is_not_asked_for_at_once() -> None:
+def test_waiting_for_room_sends_no_request_at_first() -> None:
     it = greeted()
     push(it)
     said(it)
@@ -222,13 +224,13 @@ def test_room_comes_with_what_is_taken_and_is_not_asked_for_at_once() -> None:
     assert it.kept_bytes == 0
 
 
-def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
+def test_a_busy_receiver_is_asked_until_it_has_a_place() -> None:
     it = greeted()
     push(it)
     said(it)
     it.wait_until_taken(0)
     hello = Hello(attempt=it.attempt, producer="me")
-    for second in range(0, 50, 5):  # for longer than the timeout: the receiver is there
+    for second in range(0, 50, 5):  # longer than the timeout, but the receiver answers
         answer = busy(it) if second == 0 else welcome(it, busy=True)
         it.receive(answer, second)
         assert (it.state, said(it)) == ("waiting for a place", [])
@@ -236,7 +238,7 @@ def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
         assert said(it) == [hello]
     it.receive(welcome(it), 50)
     assert (it.state, indices(said(it))) == ("sending", [0])
-    it.receive(busy(it), 51)  # another sender came first
+    it.receive(busy(it), 51)  # another sender was faster
     it.wake(54)
     assert said(it) == [hello]
     it.receive(welcome(it), 54)
@@ -245,7 +247,7 @@ def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
     assert not it.waiting
 
 
-def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> None:
+def test_an_attempt_whose_repeated_data_found_a_place_is_staged() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -254,7 +256,7 @@ def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> Non
         (1, busy(it)),
         (2, welcome(it)),
         (5, welcome(it)),
-    ):  # asked twice; both times there was a place
+    ):  # repeated twice, with the same answer
         it.receive(answer, now)
     assert indices(said(it)) == [0, 0]
     it.receive(busy(it), 6)
@@ -263,13 +265,13 @@ def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> Non
     it.end(7)
     it.receive(encode(Staged(attempt=it.attempt, rows=1)), 7)
     said(it)
-    it.let_go()
+    it.abort_unfinished()
     assert said(it) == []
 
 
-def test_a_short_timeout_gives_time_to_ask_again() -> None:
+def test_a_request_is_repeated_within_a_short_timeout() -> None:
     it = SenderSession("me", 7, 0, 1.0, "tcp://receiver:1")
-    it.ask(0)
+    it.greet(0)
     it.receive(welcome(it), 0)
     push(it)
     it.wait_until_taken(0)
@@ -280,7 +282,7 @@ def test_a_short_timeout_gives_time_to_ask_again() -> None:
         assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
-def test_a_receiver_that_falls_silent_while_it_is_busy_is_given_up() -> None:
+def test_a_busy_receiver_that_becomes_silent_is_a_timeout() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -290,13 +292,13 @@ def test_a_receiver_that_falls_silent_while_it_is_busy_is_given_up() -> None:
         it.wake(TIMEOUT + 1)
 
 
-def test_waiting_for_room_that_is_there_is_no_waiting() -> None:
+def test_with_room_there_is_no_waiting() -> None:
     it = greeted()
     it.wait_for_room(200, 0)
     assert not it.waiting
 
 
-def test_progress_puts_off_the_timeout() -> None:
+def test_progress_extends_the_timeout() -> None:
     it = greeted()
     for _ in range(9):
         push(it)
@@ -308,7 +310,7 @@ def test_progress_puts_off_the_timeout() -> None:
         it.wake(9 * (TIMEOUT - 1) + 1)
 
 
-def test_while_there_is_progress_nothing_is_asked_again() -> None:
+def test_while_there_is_progress_no_request_is_repeated() -> None:
     it = greeted()
     for _ in range(9):
         push(it)
@@ -323,7 +325,7 @@ def test_while_there_is_progress_nothing_is_asked_again() -> None:
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
-def test_room_that_does_not_come_is_asked_for_by_a_greeting() -> None:
+def test_a_greeting_asks_for_room_after_silence() -> None:
     it = greeted()
     push(it)
     said(it)
@@ -332,7 +334,7 @@ def test_room_that_does_not_come_is_asked_for_by_a_greeting() -> None:
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
-def test_messages_that_bring_nothing_do_not() -> None:
+def test_messages_without_progress_do_not_extend_the_timeout() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -350,10 +352,10 @@ def test_a_row_larger_than_a_receiver_takes_is_an_error(monkeypatch: pytest.Monk
         it.pack(ROW)
 
 
-# A connection that is lost.
+# Lost connections.
 
 
-def test_what_the_receiver_has_not_is_sent_again_from_where_it_is() -> None:
+def test_data_is_sent_again_from_the_message_that_the_receiver_names() -> None:
     it = greeted()
     for _ in range(5):
         push(it)
@@ -389,7 +391,7 @@ def test_after_a_pause_of_the_receiver_data_is_sent_again_once() -> None:
     assert indices(said(it)) == [0], "it was lost"
 
 
-def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -> None:
+def test_a_lost_connection_between_requests_has_no_effect() -> None:
     it = greeted()
     push(it)
     push(it)
@@ -399,7 +401,7 @@ def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -
     assert indices(said(it)) == [0, 1]
 
 
-def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
+def test_an_end_is_repeated_after_the_lost_data() -> None:
     it = greeted()
     push(it)
     it.receive(taken(it, 1), 0)
@@ -413,14 +415,14 @@ def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
     assert not it.waiting
 
 
-def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
+def test_a_receiver_that_has_lost_taken_data_ends_the_attempt() -> None:
     it = greeted()
     push(it)
     it.receive(taken(it, 1), 0)
     push(it)
     it.wait_until_taken(0)
     it.reconnected(1)
-    with pytest.raises(AttemptLostError, match="it has restarted"):
+    with pytest.raises(AttemptLostError, match="the receiver has restarted"):
         it.receive(welcome(it, received=0), 2)
 
 
@@ -459,7 +461,7 @@ def test_an_abort_waits_for_its_answer() -> None:
 
 
 def stage(it: SenderSession) -> None:
-    it.ask(0)
+    it.greet(0)
     it.receive(welcome(it), 0)
     it.end(0)
     it.receive(encode(Staged(attempt=it.attempt, rows=0)), 0)
@@ -468,15 +470,15 @@ def stage(it: SenderSession) -> None:
 
 @pytest.mark.parametrize(
     ("before", "given_back"),
-    [(lambda it: None, False), (lambda it: (it.ask(0), said(it))[0], True), (stage, False)],
+    [(lambda it: None, False), (lambda it: (it.greet(0), said(it))[0], True), (stage, False)],
 )
-def test_an_attempt_that_was_announced_and_not_staged_is_given_back(
+def test_an_announced_attempt_is_aborted_unless_it_is_staged(
     before: Callable[[SenderSession], None], given_back: bool
 ) -> None:
     it = session()
     before(it)
     attempt = it.attempt
-    it.renew()
+    it.begin_attempt()
     assert it.attempt != attempt
     aborted = [Abort(producer="me", number=7, attempts=[attempt])] if given_back else []
     assert said(it) == aborted

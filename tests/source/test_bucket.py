@@ -299,7 +299,7 @@ def test_what_is_no_bucket_is_refused(store: str) -> None:
 def test_what_has_no_effect_with_a_bucket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="option serveLog has no effect with walStore"):
         stream_options(connect="tcp://a:1", walStore="s3://bucket/log", serveLog="tcp://*:5599")
-    with pytest.raises(OptionError, match="each say where the log is"):
+    with pytest.raises(OptionError, match="a log is in one place"):
         stream_options(connect="tcp://a:1", walStore="s3://bucket/log", walLocation=tmp_path)
 
 

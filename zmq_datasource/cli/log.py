@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
 from zmq_datasource.host.printable import printable
-from zmq_datasource.options.types import Position, Timestamp
+from zmq_datasource.options.types import Place, Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
+    from zmq_datasource.monitoring.tables import Row
     from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
 
 __all__ = ["log"]
+
+_MOST_CHARACTERS = 500  # of a name
 
 
 class _LogCommands(click.Group):
@@ -39,12 +42,12 @@ def _location(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("location", type=DIRECTORY, metavar="LOCATION")(command)
 
 
-def _read_place(text: str) -> Position:
+def _read_place(text: str) -> Place:
     if text.isdecimal():
-        return Position.read(json.dumps({"next": {"0": int(text)}}))
+        return Place.read(json.dumps({"next": {"0": int(text)}}))
     if text.lower() in ("earliest", "latest") or text.lstrip().startswith("{"):
-        return Position.read(text)
-    return Position(None, None, Timestamp.read(text))
+        return Place.read(text)
+    return Place(None, None, Timestamp.read(text))
 
 
 def _read_ids(text: str) -> tuple[int | None, int | None]:
@@ -77,6 +80,7 @@ def log() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(location: str, as_json: bool) -> None:
     """Show the partitions and the readers of a log."""
+    from zmq_datasource.monitoring.tables import print_fitted, stack  # noqa: PLC0415
     from zmq_datasource.workbench.log import partitions, readers  # noqa: PLC0415
 
     storage = _storage(location)
@@ -94,51 +98,30 @@ def show(location: str, as_json: bool) -> None:
         )
         return
     click.echo(f"log {storage.log_id()} in {storage.root}\n")
-    _print_table(
-        ("PARTITION", "FIRST ID", "END", "MESSAGES", "BYTES", "OLDEST", "NEWEST", "WRITER"),
-        map(_partition_row, found),
-    )
-    if known:
-        click.echo()
-        _print_table(
-            ("READER", "KIND", "POSITION", "BEHIND", "OLDEST UNREAD", "LAST SEEN", "DROPPED"),
-            map(_reader_row, known),
-        )
+    tables = [[_row("partition", each) for each in found], [_row("reader", each) for each in known]]
+    print_fitted(lambda width: stack(tables, width))
 
 
-def _partition_row(partition: PartitionSummary) -> tuple[str, ...]:
-    return (
-        str(partition.partition),
-        str(partition.first),
-        str(partition.end),
-        str(partition.end - partition.first),
-        str(partition.bytes),
-        _time(partition.oldest),
-        _time(partition.newest),
-        partition.writer or "none",
+def _row(kind: str, summary: PartitionSummary | ReaderSummary) -> Row:
+    """The fields of the JSON object as a line of a table; the first one is the name."""
+    from zmq_datasource.monitoring.tables import Cell, Row  # noqa: PLC0415
+
+    (_, name), *fields = summary._asdict().items()
+    return Row(
+        kind, _text("", name), {field.replace("_", " "): Cell(_text(field, value)) for field, value in fields}
     )
 
 
-def _reader_row(reader: ReaderSummary) -> tuple[str, ...]:
-    position = ", ".join(str(n) if len(reader.next) == 1 else f"{p}: {n}" for p, n in reader.next.items())
-    seen = "running" if reader.running else _time(reader.seen)
-    dropped = "walRetention after its end" if not reader.named else _time(reader.dropped_at)
-    age = "" if reader.behind_seconds is None else f"{reader.behind_seconds:.1f} s"
-    return (reader.name, reader.kind, position, str(reader.behind), age, seen, dropped)
-
-
-def _time(seconds: float | None) -> str:
-    """In ISO 8601, UTC, to the second; a dash if there is none."""
-    if seconds is None:
-        return "-"
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _text(field: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if field in ("oldest", "newest", "seen", "dropped_at"):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    if isinstance(value, dict) and len(value) == 1:  # ids by partition
+        (value,) = value.values()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(f"{value:.1f}" if isinstance(value, float) else str(value), _MOST_CHARACTERS)
 
 
 @log.command(short_help="Read every checksum, and name the files that are damaged.")
@@ -167,13 +150,13 @@ def verify(location: str) -> None:
 
 @log.command(short_help="Print messages.")
 @_location
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Of this log partition alone.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this log partition.")
 @click.option(
-    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Of these ids, END not included."
+    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Only these ids, END not included."
 )
-@click.option("--topic", metavar="PREFIX", help="Of the topics that begin with this.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The newest N of each partition.")
-@click.option("--follow", is_flag=True, help="Go on with the messages that come, until Ctrl-C.")
+@click.option("--topic", metavar="PREFIX", help="Only topics that begin with this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
+@click.option("--follow", is_flag=True, help="Then print new messages until Ctrl-C.")
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )
@@ -224,13 +207,13 @@ def readers() -> None:
     """Change what the log keeps for a query that does not run."""
 
 
-@readers.command(short_help="Keep nothing for a reader any more.")
+@readers.command(short_help="Drop a reader and its position.")
 @_location
 @click.argument("name")
 def drop(location: str, name: str) -> None:
     """Drop the position of the reader NAME: the log keeps nothing for it any more.
 
-    If its query comes back and misses messages, failOnDataLoss decides.
+    If the query starts again and misses messages, failOnDataLoss decides.
     """
     from zmq_datasource.workbench.log import drop_reader  # noqa: PLC0415
 
@@ -248,8 +231,8 @@ def drop(location: str, name: str) -> None:
     metavar="earliest|latest|ID|TIME",
     help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
 )
-def seek(location: str, name: str, to: Position) -> None:
-    """Set the position of the reader NAME, from which on the log keeps messages for it.
+def seek(location: str, name: str, to: Place) -> None:
+    """Set the position of the reader NAME: the log keeps the messages from there on for it.
 
     A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.
     """

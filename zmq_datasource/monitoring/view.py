@@ -86,10 +86,14 @@ class LiveView:
         return stack(tables.values(), self._width, remarks)
 
     def line(self, record: Record) -> str:
-        """The figures of a record as a line of text, without those that tell of no fault."""
+        """The figures of a record as a line of text, without those that are not known or tell of no fault."""
         row = next(self._rows(record, 0.0))
-        cells = (f"{column} {cell.text}" for column, cell in row.cells.items() if cell.fault is not False)
-        return f"{row.name}: {', '.join(cells)}"
+        figures = (
+            f"{column} {cell.text}"
+            for column, cell in row.cells.items()
+            if cell.fault is not False and cell.text != "–" and column != "age"
+        )
+        return f"{row.name}: {', '.join(figures)}"
 
     def _rows(self, record: Record, age: float) -> Iterator[Row]:
         at = datetime.fromisoformat(record["timestamp"]).timestamp()
@@ -206,7 +210,7 @@ def proxy_record(name: str, status: Mapping[str, Any]) -> Record:
 
 
 def fault_record(name: str, fault: str) -> Record:
-    """The record of something whose figures cannot be read now."""
+    """The record of a place that cannot be read now."""
     return {"kind": "fault", "timestamp": datetime.now(UTC).isoformat(), "name": name, "fault": fault}
 
 
@@ -286,27 +290,29 @@ class StatusLines:
 
 
 def watch(
-    read: Callable[[], Iterable[Record] | None],
+    read: Callable[[], Iterable[Record]],
     interval: float,
     seconds: float | None = None,
     since: float | None = None,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
     """Keep the tables of some records up to date, on a terminal or in a notebook.
 
     Args:
-        read: Called for each look; None ends it.
+        read: Called for each look.
         interval: Seconds between two looks.
-        seconds: End after this long; None goes on until Ctrl-C (in a notebook: interrupt), or until ``read`` ends it.
+        seconds: End after this long; None goes on until Ctrl-C (in a notebook: interrupt).
         since: As in ``LiveView``.
+        goes_on: Called after each look; False ends it.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     with _screen() as (show, width):
         view = LiveView(since, width)
         try:
-            while (records := read()) is not None:
-                show(view.render(records))
+            while True:
+                show(view.render(read()))
                 left = interval if deadline is None else min(interval, deadline - time.monotonic())
-                if left <= 0:
+                if left <= 0 or not goes_on():
                     return
                 time.sleep(left)
         except KeyboardInterrupt:
