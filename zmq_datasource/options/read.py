@@ -328,6 +328,18 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Duration(300)
 
+    connect_timeout: Annotated[
+        Duration,
+        doc(
+            "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
+            "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
+            "end, and a line in the log says which endpoints have not answered.",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+        ),
+    ] = Duration(0)
+
     transaction_timeout: Annotated[
         Duration,
         doc(

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.printable import printable
+from zmq_datasource.messages.columns import integers_of, number
 from zmq_datasource.messages.framing import name_of, raw_messages, subscriptions
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import ReadOptions
@@ -239,16 +240,16 @@ class Probe:
     def _count(self, raw: RawMessages, timestamps: pa.Array) -> None:
         frames = raw.lists()
         sizes = pc.binary_length(frames.values).cast(pa.int64())
-        ends = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(sizes)])
+        ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(sizes)])
         size = pc.subtract(ends.take(frames.offsets[1:]), ends.take(frames.offsets[:-1]))
-        headers = pc.if_else(pc.less(sizes, pa.scalar(256)), pa.scalar(_SHORT), pa.scalar(_LONG))
+        headers = pc.if_else(pc.less(sizes, number(256)), number(_SHORT), number(_LONG))
         self._bytes += pc.sum(sizes).as_py()
         self._wire_bytes += pc.sum(sizes).as_py() + pc.sum(headers).as_py()
         self.largest_frame = max(self.largest_frame, pc.max(sizes).as_py())
         _add(self._sizes, size)
         _add(self._frames, raw.counts())
         _add(self._topics, raw.first.drop_null())
-        _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), pa.scalar(round(_BUCKET_SECONDS * 1e6))))
+        _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), number(round(_BUCKET_SECONDS * 1e6))))
 
     @property
     def lost(self) -> int:
