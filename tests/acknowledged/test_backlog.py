@@ -1,4 +1,4 @@
-"""Messages that wait at a receiver: bounded whatever senders do, and in their order."""
+"""Messages that wait at a receiver stay within the bounds and in their order."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def offer(backlog: Backlog[int], peer: bytes, size: int, message: int) -> bool:
     )
 )
 def test_the_bounds_hold_and_each_sender_keeps_its_order(steps: list[tuple[str, int] | None]) -> None:
-    """None takes a message."""
+    """A step without a message removes the oldest one."""
     backlog: Backlog[int] = Backlog(EACH, ALL_BYTES)
     offered = taken = 0
     last: dict[bytes, int] = defaultdict(int)
     for number, step in enumerate(steps, 1):
         if step is None:
             was_empty = not backlog
-            entry = backlog.take()
+            entry = backlog.pop()
             assert (entry is None) == was_empty
             if entry is not None:
                 peer, _, message = entry
@@ -56,7 +56,7 @@ def test_the_bounds_hold_and_each_sender_keeps_its_order(steps: list[tuple[str, 
             offer(backlog, peer, size, number)
         assert backlog.bytes <= ALL_BYTES
     rest = 0
-    while backlog.take() is not None:
+    while backlog.pop() is not None:
         rest += 1
     assert offered == taken + rest + backlog.dropped
     assert (bool(backlog), backlog.bytes) == (False, 0)
@@ -70,11 +70,11 @@ def test_a_sender_has_its_share_or_one_message() -> None:
     assert offer(backlog, b"small", 40, 3)
     assert not offer(backlog, b"small", 1, 4)
     assert backlog.dropped == 2
-    assert backlog.take() == (b"large", 700, 0)
+    assert backlog.pop() == (b"large", 700, 0)
     assert offer(backlog, b"large", 1, 5)
 
 
-def test_a_sender_with_little_is_not_kept_out_by_those_with_much() -> None:
+def test_a_sender_with_few_bytes_displaces_those_with_many() -> None:
     backlog: Backlog[int] = Backlog(EACH, ALL_BYTES)
     for number in range(10):
         for half in (0, 1):
@@ -82,13 +82,13 @@ def test_a_sender_with_little_is_not_kept_out_by_those_with_much() -> None:
     assert offer(backlog, b"honest", 10, 99)
     assert backlog.bytes == ALL_BYTES - 50 + 10
     left = []
-    while (entry := backlog.take()) is not None:
+    while (entry := backlog.pop()) is not None:
         left.append(entry[2])
-    assert left == [0, *range(2, 20), 99]  # one lost its newest message
+    assert left == [0, *range(2, 20), 99]  # one has lost its newest message
 
 
 @pytest.mark.spark  # no Spark, but a process and its memory
-def test_a_sender_that_has_too_much_on_the_way_takes_little_memory_of_a_receiver_with_a_full_log(
+def test_a_sender_that_ignores_the_bounds_takes_little_memory(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     endpoint = free_endpoint()
