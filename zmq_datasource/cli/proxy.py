@@ -86,20 +86,21 @@ def _monitor(name: str, given: dict[str, str], observers: list[Callable[[dict[st
 
     with Proxy(**given) as running:
 
-        def read() -> list[Record] | None:
-            if not running.running:
-                return None
-            status = dict(running.status())
+        def status() -> dict[str, Any]:
+            found = dict(running.status())
             for observe in observers:
-                observe(status)
-            return [proxy_record(name, status)] if status else []
+                observe(found)
+            return found
+
+        def read() -> list[Record]:
+            return [proxy_record(name, found)] if (found := status()) else []
 
         if Console().is_terminal:
-            watch(read, 1.0)
+            watch(read, 1.0, goes_on=lambda: running.running)
             return
         try:
-            while (records := read()) is not None:
-                click.echo(json.dumps(records[0]["status"] if records else {}))
+            while running.running:
+                click.echo(json.dumps(status()))
                 time.sleep(1.0)
         except KeyboardInterrupt:
             return
