@@ -56,11 +56,11 @@ class Filler:
         done.set_result(7)
         return done
 
-    def hold_still(self) -> None:
+    def postpone(self) -> None:
         self.asked.append("hold still")
 
-    def settle(self, patience: float) -> None:
-        self.asked.append("settle")
+    def finish(self, patience: float) -> None:
+        self.asked.append("finish")
 
     def still_asking(self) -> bool:
         return False
@@ -168,7 +168,7 @@ def test_a_stop_takes_what_is_on_its_way_and_then_what_is_under_way_is_answered(
     slow.slow = False
     thread.stop()
     assert filler.messages == 0
-    assert filler.asked[-2:] == ["settle", "close"]
+    assert filler.asked[-2:] == ["finish", "close"]
 
 
 def test_a_feed_that_goes_on_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

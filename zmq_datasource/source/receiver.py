@@ -266,8 +266,8 @@ class Receiver:
         asking = [replayer.session.still_asking() for replayer in self._replayers]  # each is hurried
         return any(asking)
 
-    def hold_still(self) -> None:
-        """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
+    def postpone(self) -> None:
+        """Keep connections alive, and let replays wait. Called while nothing is received."""
         self.keep_alive()
         for replayer in self._replayers:
             replayer.postpone()
