@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import zmq
 
 import zmq_datasource.source.receiver as receiver_module
 from tests.support import Socket, bind_when_free, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import NoPeerError
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import core
 
@@ -53,6 +56,45 @@ def test_topics_are_prefixes(context: Context) -> None:
         receive(receiver, 2)
         assert receiver.receive() == 0
         assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
+
+
+def test_a_topic_before_a_delimiter_is_a_topic(context: Context) -> None:
+    """As bluesky, monerod and others send it, in one frame. The SUB still compares the beginning of that frame."""
+    publisher, endpoint = bound(context, zmq.XPUB)
+    options = stream_options(connect=endpoint, topics="json-", topicDelimiter=":", includeFrames="true")
+    with Receiver(options, SourceCounters()) as receiver:
+        assert publisher.recv() == b"\x01json-"
+        for message in (b'json-full-txpool_add:[{"id":"a:b"}]', b"other:1", b"json-without"):
+            publisher.send(message)
+        publisher.send_multipart([b"json-two", b"in:frames"])
+        receive(receiver, 3)
+        rows = receiver.take()
+    assert rows.column("topic").to_pylist() == ["json-full-txpool_add", None, "json-two"]
+    assert rows.column("value").to_pylist() == [b'[{"id":"a:b"}]', b"json-without", b"in:frames"]
+
+
+def test_topics_before_a_delimiter_have_counters_of_their_own(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = stream_options(
+        connect=endpoint,
+        socketType="PULL",
+        topicDelimiter=" ",
+        framing="custom",
+        topicFrame=0,
+        sequenceFrame=-1,
+        sequencePath="seq",
+        sequenceBy="endpoint,topic",
+    )
+    counters = SourceCounters()
+    with Receiver(options, counters) as receiver:
+        for message in (b'a {"seq": 1}', b'b {"seq": 7}', b'a {"seq": 2}', b'b {"seq": 9}'):
+            push.send(message)
+        receive(receiver, 4)
+        rows = receiver.take()
+        tracker = receiver.intake.tracker
+        assert tracker is not None
+        assert [(gap.first, gap.last) for gap in tracker.gaps] == [(8, 8)]
+    assert rows.column("sequence").to_pylist() == [1, 7, 2, 9]
 
 
 def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
@@ -169,3 +211,40 @@ def test_a_restarted_publisher_is_heard_again(context: Context) -> None:
         wait_for(lambda: (receiver.keep_alive(), again.poll(10))[1], "the subscription")
         again.send(b"v")
         receive(receiver, 1)
+
+
+def test_an_endpoint_that_never_answers_ends_receiving_after_connect_timeout(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    silent = free_endpoint()
+    options = stream_options(connect=f"{endpoint},{silent}", socketType="PULL", connectTimeout="1s")
+    with Receiver(options, SourceCounters()) as receiver:
+        push.send(b"of the one that answers")
+        wait_for(lambda: (receiver.receive(), receiver.failure)[1] is not None, "a failure")
+        assert isinstance(receiver.failure, NoPeerError)
+        assert str(receiver.failure) == (
+            f"waiting 1 second for the publishers of PULL: no answer from {silent}. Start the publisher, correct the "
+            "endpoint, raise connectTimeout, or leave it out to wait without end"
+        )
+        assert receiver.pending == 1  # what came is handed over before receiving ends
+
+
+@pytest.mark.parametrize("side", ["connect", "bind"])
+def test_a_publisher_that_has_come_once_may_go_away(context: Context, side: str) -> None:
+    endpoint = free_endpoint()
+    options = stream_options(**{side: endpoint}, socketType="PULL", connectTimeout="2s")
+    push = context.socket(zmq.PUSH)
+    with Receiver(options, SourceCounters()) as receiver:
+        (push.bind if side == "connect" else push.connect)(endpoint)
+        push.send(b"")
+        receive(receiver, 1)
+        push.close(linger=0)
+        until = time.monotonic() + 2.5
+        wait_for(lambda: (receiver.receive(), time.monotonic() >= until)[1], "longer than connectTimeout")
+        assert receiver.failure is None
+
+
+def test_without_connect_timeout_a_feed_is_waited_for_without_end(context: Context) -> None:
+    with Receiver(stream_options(connect=free_endpoint()), SourceCounters()) as receiver:
+        until = time.monotonic() + 0.5
+        wait_for(lambda: (receiver.receive(), time.monotonic() >= until)[1], "some rounds")
+        assert receiver.failure is None

@@ -56,10 +56,10 @@ class Filler:
         done.set_result(7)
         return done
 
-    def keep_alive_while_paused(self) -> None:
+    def postpone(self) -> None:
         self.asked.append("hold still")
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, patience: float) -> None:
         self.asked.append("finish")
 
     def still_asking(self) -> bool:

@@ -200,18 +200,18 @@ class Acceptor:
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
-    def keep_alive_while_paused(self) -> None:
+    def postpone(self) -> None:
         """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
         self._watch_connections()
         self._fill_backlog()
         try:
-            self._reception.keep_alive_while_paused(self._monotonic())
+            self._reception.postpone(self._monotonic())
         finally:
             self._answer()
 
-    def finish(self, seconds: float) -> None:
-        """Answer for what is being written, for up to ``seconds``. Called once, after the last round."""
-        deadline = time.monotonic() + seconds
+    def finish(self, patience: float) -> None:
+        """Answer for what is being written, for up to ``patience`` seconds. Called once, after the last round."""
+        deadline = time.monotonic() + patience
         while self._reception.busy and time.monotonic() < deadline:
             self._answer_completed()
             time.sleep(WAIT_MS / 1000)

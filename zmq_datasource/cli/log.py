@@ -12,7 +12,7 @@ import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
 from zmq_datasource.host.printable import printable
-from zmq_datasource.options.types import Position, Timestamp
+from zmq_datasource.options.types import Place, Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
@@ -42,12 +42,12 @@ def _location(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("location", type=DIRECTORY, metavar="LOCATION")(command)
 
 
-def _read_place(text: str) -> Position:
+def _read_place(text: str) -> Place:
     if text.isdecimal():
-        return Position.read(json.dumps({"next": {"0": int(text)}}))
+        return Place.read(json.dumps({"next": {"0": int(text)}}))
     if text.lower() in ("earliest", "latest") or text.lstrip().startswith("{"):
-        return Position.read(text)
-    return Position(None, None, Timestamp.read(text))
+        return Place.read(text)
+    return Place(None, None, Timestamp.read(text))
 
 
 def _read_ids(text: str) -> tuple[int | None, int | None]:
@@ -231,7 +231,7 @@ def drop(location: str, name: str) -> None:
     metavar="earliest|latest|ID|TIME",
     help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
 )
-def seek(location: str, name: str, to: Position) -> None:
+def seek(location: str, name: str, to: Place) -> None:
     """Set the position of the reader NAME: the log keeps the messages from there on for it.
 
     A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.

@@ -68,11 +68,11 @@ class Filler(Protocol):
     def cut(self) -> Future[int]:
         """Append all received messages and cut the chunk: see ``LogWriter.cut``. Raises what ``receive`` does."""
 
-    def keep_alive_while_paused(self) -> None:
-        """Keep connections alive. Called every few hundred milliseconds while receiving is paused."""
+    def postpone(self) -> None:
+        """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
 
-    def finish(self, seconds: float) -> None:
-        """Append the last messages, and answer open requests for so many seconds. Called after the last ``receive``."""
+    def finish(self, patience: float) -> None:
+        """Append the last messages, and answer open requests for ``patience`` seconds. Called after the last ``receive``."""
 
     def still_asking(self) -> bool:
         """Whether requested messages (a replay) may still arrive although the sockets are silent."""

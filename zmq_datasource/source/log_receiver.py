@@ -83,7 +83,7 @@ class LogReceiver(Receiver):
         if self.failure is not None:
             raise self.failure
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, patience: float) -> None:
         """Append the rest; no sender waits for an answer."""
         self._append_rest()
 

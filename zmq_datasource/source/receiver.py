@@ -7,6 +7,7 @@ receiver belongs to one thread and starts none.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import SocketError
+from zmq_datasource.errors import NoPeerError, SocketError
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
@@ -80,6 +81,7 @@ class Receiver:
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
+        self._no_peer: NoPeerError | None = None
         self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def __enter__(self) -> Self:
@@ -100,6 +102,7 @@ class Receiver:
         self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
         self._ask_for_history()
         self._watch_sockets()
+        self._await_peers_until = time.monotonic() + self._options.connect_timeout
         return self
 
     def __exit__(
@@ -164,7 +167,7 @@ class Receiver:
     @property
     def failure(self) -> SocketError | None:
         """Why receiving must end, once what was taken so far is in the log."""
-        return self._incidents.failure
+        return self._incidents.failure or self._no_peer
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
         """One round: wait a moment for a message, then take what is there, from the sockets in turn.
@@ -263,8 +266,8 @@ class Receiver:
         asking = [replayer.session.still_asking() for replayer in self._replayers]  # each is hurried
         return any(asking)
 
-    def keep_alive_while_paused(self) -> None:
-        """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
+    def postpone(self) -> None:
+        """Keep connections alive, and let replays wait. Called while nothing is received."""
         self.keep_alive()
         for replayer in self._replayers:
             replayer.postpone()
@@ -275,6 +278,20 @@ class Receiver:
             channel.keep_alive()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
         self._incidents.flush()
+        if self._options.connect_timeout and time.monotonic() >= self._await_peers_until:
+            self._check_peers()
+
+    def _check_peers(self) -> None:
+        self._await_peers_until = math.inf  # an endpoint that has answered once may go away and come back
+        watches = [channel.opened.watch for channel in self.channels]
+        missing = [endpoint for watch in watches for endpoint in watch.never_up]
+        if missing:
+            refusals = "".join(f"; {at}: {why}" for watch in watches for at, why in watch.refused.items())
+            self._no_peer = NoPeerError(
+                f"waiting {self._options.connect_timeout} for the publishers of {self._options.socket_type}: no answer "
+                f"from {', '.join(missing)}{refusals}. Start the publisher, correct the endpoint, raise "
+                "connectTimeout, or leave it out to wait without end"
+            )
 
     def report_absent(self) -> None:
         """Say, at the end of a read, at which endpoints nobody has answered."""

@@ -31,7 +31,7 @@ _PAUSES = {
 }
 _PAUSE_LINE_SECONDS = 10.0
 # How long what is under way is waited for at the end.
-_SETTLE_SECONDS = 120.0
+_FINISH_SECONDS = 120.0
 
 
 class ReceivingThread:
@@ -197,7 +197,7 @@ class ReceivingThread:
                 break
             if self._log.failure is not None:
                 raise self._log.failure
-            self._filler.keep_alive_while_paused()
+            self._filler.postpone()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()
@@ -227,4 +227,4 @@ class ReceivingThread:
                 continue
             if self._filler.receive():
                 quiet_from = came_at = time.monotonic()
-        self._filler.finish(_SETTLE_SECONDS)
+        self._filler.finish(_FINISH_SECONDS)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 # Of the options of framing those by which the same message would be another row.
 _ROWS_BY = (
-    *("framing", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
+    *("framing", "topic_delimiter", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
     *(
         "sequence_frame",
         "sequence_offset",

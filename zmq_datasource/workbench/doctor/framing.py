@@ -103,18 +103,19 @@ class Numbered:
 
     def _compare_equals(self, rows: pa.RecordBatch, topics: pa.Array) -> None:
         """Count the numbers that came twice, and those of them whose messages differ in topic or value."""
+        # Not by Arrow's group_by, which imports pandas: the queue of a fast feed overflows meanwhile.
         counter = ["publisher" if name == "endpoint" else name for name in self.by]
-        table = pa.Table.from_batches([rows]).append_column("first", topics)
-        groups = table.group_by([*dict.fromkeys(counter), "sequence"]).aggregate(
-            [("value", "count"), ("value", "count_distinct"), ("first", "count_distinct")]
-        )
-        one = pa.scalar(1)
-        repeated = groups.filter(pc.greater(groups["value_count"], one))
-        kinds = pc.max_element_wise(repeated["value_count_distinct"], repeated["first_count_distinct"])
-        equal = repeated.filter(pc.equal(kinds, one))
-        self.compared += repeated.num_rows
-        self.unequal += repeated.num_rows - equal.num_rows
-        self.copies += (pc.sum(equal["value_count"]).as_py() or 0) - equal.num_rows
+        columns = [rows.column(name).to_pylist() for name in (*counter, "sequence")]
+        contents = zip(topics.to_pylist(), rows.column("value").to_pylist(), strict=True)
+        first: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        equal: dict[tuple[Any, ...], bool] = {}
+        for key, content in zip(zip(*columns, strict=True), contents, strict=True):
+            if key in first:
+                equal[key] = equal.get(key, True) and content == first[key]
+                self.copies += content == first[key]
+            first.setdefault(key, content)
+        self.compared += len(equal)
+        self.unequal += len(equal) - sum(equal.values())
 
     def newest(self) -> dict[tuple[str, ...], int]:
         """The last number of each counter, under the names that the log's rows have for it."""
