@@ -72,7 +72,7 @@ class Filler(Protocol):
         """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
 
     def finish(self, patience: float) -> None:
-        """Append the last messages, and answer open requests for ``patience`` seconds. Called after the last ``receive``."""
+        """Append the last messages, and answer open requests for ``patience`` seconds. Called at the end."""
 
     def still_asking(self) -> bool:
         """Whether requested messages (a replay) may still arrive although the sockets are silent."""
