@@ -270,7 +270,7 @@ class Intake(CarriedState):
             if _alike(other.numbering, self.tracker.numbering):
                 self.tracker.learn_newer_counters(other)
 
-    # log.carried
+    # log.state
 
     def _sections(self) -> dict[str, Any]:
         return {} if self.tracker is None else {"sequences": state.save(self.tracker)}
