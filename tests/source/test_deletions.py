@@ -145,7 +145,7 @@ def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
     assert not list(log.path.glob("readers/*.skipped"))
 
 
-def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
+def test_a_batch_whose_messages_were_all_discarded_has_no_rows(log: Discarding) -> None:
     with querying(log) as query:
         start, end, read = planned(query)
         begin = log.discard(11)
@@ -162,7 +162,7 @@ def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
         assert start["next"] == {"0": 0}
 
 
-def test_a_batch_that_a_restart_repeats_counts_what_is_gone_once(log: Discarding) -> None:
+def test_a_repeated_batch_counts_skipped_messages_once(log: Discarding) -> None:
     with querying(log) as query:
         start, end, read = planned(query)
         log.discard(3)
@@ -173,7 +173,9 @@ def test_a_batch_that_a_restart_repeats_counts_what_is_gone_once(log: Discarding
         assert losses(query) == (1, 4)
 
 
-def test_what_the_last_batch_before_a_stop_has_skipped_is_counted_by_the_next_run(log: Discarding) -> None:
+def test_messages_skipped_in_the_last_batch_before_a_stop_are_counted_by_the_next_run(
+    log: Discarding,
+) -> None:
     with querying(log) as query:
         _, end, read = planned(query)
         log.discard(3)
@@ -183,7 +185,7 @@ def test_what_the_last_batch_before_a_stop_has_skipped_is_counted_by_the_next_ru
         assert losses(query) == (1, 4)
 
 
-def test_what_cannot_be_recorded_is_logged(
+def test_skipped_messages_that_cannot_be_recorded_are_logged(
     log: Discarding, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -197,7 +199,7 @@ def test_what_cannot_be_recorded_is_logged(
     assert "Read-only file system. dataLosses and messagesExpired leave these ids out" in caplog.text
 
 
-def test_the_planning_goes_on_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
+def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
     """A batch is cut off by bytes (``maxBytesPerTrigger``): for that its values are read."""
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
@@ -208,7 +210,7 @@ def test_the_planning_goes_on_after_ids_that_are_discarded_meanwhile(log: Discar
         end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), fails)
 
 
-def test_ids_that_go_while_a_batch_is_planned_are_left_out(
+def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
     log: Discarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of the metrics lists the log while Spark's calls plan."""
@@ -230,7 +232,7 @@ def test_ids_that_go_while_a_batch_is_planned_are_left_out(
         assert losses(query) == (1, 4)
 
 
-def test_a_time_is_looked_for_in_what_is_left(log: Discarding) -> None:
+def test_a_starting_time_is_found_among_the_remaining_messages(log: Discarding) -> None:
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
     assert first_since(log.storage, chunks, 0) == 4
@@ -247,7 +249,7 @@ WRITER = (
 )
 
 
-def test_a_task_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: Discarding) -> None:
+def test_a_task_with_failOnDataLoss_fails_because_the_writer_deleted_the_ids(log: Discarding) -> None:
     with querying(log, fails=True) as query:
         _, _, read = planned(query)
         log.discard(3)
@@ -255,7 +257,7 @@ def test_a_task_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: 
             read()
 
 
-def test_a_planning_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: Discarding) -> None:
+def test_planning_with_failOnDataLoss_fails_because_the_writer_deleted_the_ids(log: Discarding) -> None:
     with querying(log, fails=True) as query:
         start, end, _ = planned(query)
         log.discard(3)
@@ -288,7 +290,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Discarding) -> None:
+def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: Discarding) -> None:
     def elsewhere(query: ZmqStreamReader, start: Offset, end: Offset) -> list[LogInputPartition]:
         return [
             LogInputPartition(
@@ -360,7 +362,7 @@ def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_batch_read_ends_if_the_log_stays_away(log: Discarding, fails: bool) -> None:
+def test_a_batch_read_fails_if_the_log_stays_away(log: Discarding, fails: bool) -> None:
     reader = ZmqLogReader(
         parse(BatchReadOptions, {"walLocation": str(log.path), "failOnDataLoss": str(fails).lower()})
     )
@@ -370,7 +372,7 @@ def test_a_batch_read_ends_if_the_log_stays_away(log: Discarding, fails: bool) -
         ids(reader, shares)
 
 
-def test_a_query_that_may_lose_messages_goes_on_after_a_chunk_that_is_missing(
+def test_a_query_without_failOnDataLoss_continues_after_a_missing_chunk(
     log: Discarding, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also in a later batch, when the first chunk of the log is still there."""

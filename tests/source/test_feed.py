@@ -182,7 +182,7 @@ def test_a_query_joins_a_feed_that_is_received_already(context: Context, tmp_pat
         assert two.rows == numbered(200, 100)
 
 
-def test_what_one_query_has_not_read_is_kept_from_the_other(context: Context, tmp_path: Path) -> None:
+def test_a_query_does_not_delete_messages_that_another_has_not_read(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as fast, querying(tmp_path, connect=endpoint) as slow:
         fast.step(), slow.step()
@@ -253,7 +253,7 @@ def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
 # One ends, another receives.
 
 
-def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_path: Path) -> None:
+def test_when_the_receiving_query_stops_another_query_receives(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with Connections(push) as connections, querying(tmp_path, connect=endpoint) as two:
         with querying(tmp_path, connect=endpoint) as one:
@@ -274,7 +274,7 @@ def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_pa
 
 
 @pytest.mark.parametrize("socket_type", ["PULL", "ROUTER"])
-def test_when_the_receiving_process_is_killed_a_query_goes_on(
+def test_when_the_receiving_process_is_killed_a_query_receives(
     context: Context, tmp_path: Path, socket_type: str
 ) -> None:
     """What was acknowledged, or sealed, is there once; ids go on."""
@@ -423,7 +423,7 @@ def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(
 # Where a query goes on.
 
 
-def test_a_query_goes_on_from_its_checkpoint_whatever_the_log_recorded(tmp_path: Path) -> None:
+def test_a_query_continues_from_its_checkpoint_and_not_from_its_record(tmp_path: Path) -> None:
     filled(tmp_path, 4).close()
     with querying(tmp_path, maxMessagesPerTrigger=1) as query:
         query.step(), query.step()
@@ -432,7 +432,9 @@ def test_a_query_goes_on_from_its_checkpoint_whatever_the_log_recorded(tmp_path:
         assert query.rows == numbered(4, 2)
 
 
-def test_a_new_query_with_latest_takes_nothing_over_from_another(context: Context, tmp_path: Path) -> None:
+def test_a_new_query_with_latest_gets_no_older_messages_of_another_query(
+    context: Context, tmp_path: Path
+) -> None:
     """Also if that one was stopped in its first batch, or before it, and has the same options."""
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as one:
@@ -530,7 +532,9 @@ def test_a_named_query_that_was_killed_before_its_first_batch_begins_at_the_same
         assert query.rows == []
 
 
-def test_a_copy_of_a_checkpoint_costs_the_original_nothing(context: Context, tmp_path: Path) -> None:
+def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(
+    context: Context, tmp_path: Path
+) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walRetention": "10m"}
     with querying(tmp_path, **options) as one:
@@ -579,7 +583,7 @@ def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Con
                 assert slow.rows == numbered(11)
 
 
-def test_a_query_without_a_name_is_told_once_what_that_means(
+def test_a_query_without_a_name_logs_one_warning(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -610,7 +614,7 @@ def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.Mo
             two.step()
 
 
-def test_a_lock_whose_file_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> None:
+def test_a_removed_lock_file_does_not_let_two_queries_have_one_name(tmp_path: Path) -> None:
     """Of two that come just then, one has the name."""
     storage = LogStorage(str(tmp_path))
     storage.open_log()
@@ -678,7 +682,7 @@ def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) 
     assert readers.needed() == 2
 
 
-def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_that_runs(
+def test_without_a_retention_an_ended_query_keeps_no_messages_from_a_running_one(
     tmp_path: Path,
 ) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
@@ -694,7 +698,7 @@ def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_tha
     lock.release()
 
 
-def test_what_the_last_reader_of_a_log_has_not_read_stays(tmp_path: Path) -> None:
+def test_messages_that_the_last_reader_of_a_log_has_not_read_stay(tmp_path: Path) -> None:
     """Nothing else has a use for the room."""
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
@@ -731,7 +735,7 @@ def test_a_reader_without_a_name_makes_room_for_one_that_runs_when_the_log_is_fu
     assert readers.needed() == 2
 
 
-def test_a_partition_that_a_reader_has_never_seen_is_kept_whole_for_it(tmp_path: Path) -> None:
+def test_a_partition_that_a_reader_does_not_know_keeps_all_messages_for_it(tmp_path: Path) -> None:
     """It was stopped before there was a second receiver: all of that one's messages are new to it."""
     first = LogStorage(str(tmp_path))
     first.open_log()
@@ -746,7 +750,7 @@ def test_a_partition_that_a_reader_has_never_seen_is_kept_whole_for_it(tmp_path:
     lock.release()
 
 
-def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: Path) -> None:
+def test_a_query_whose_position_was_dropped_fails_with_the_reason(context: Context, tmp_path: Path) -> None:
     """Through the queries themselves: the log is full, one query runs, and one does not come back in time."""
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walMaxBytes": "50k", "walRetention": "10m"}
@@ -800,7 +804,7 @@ def test_history_makes_room_for_new_messages(context: Context, tmp_path: Path) -
         assert 1 < log_rows(tmp_path).num_rows < 20
 
 
-def test_a_full_log_that_discards_tells_the_query_that_it_overtakes(context: Context, tmp_path: Path) -> None:
+def test_a_query_counts_messages_that_a_full_log_has_discarded(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walMaxBytes": "50k", "whenFull": "discard"}
     with querying(tmp_path, **options) as fast:
@@ -822,9 +826,7 @@ def test_a_full_log_that_discards_tells_the_query_that_it_overtakes(context: Con
         assert [i for i, _ in fast.rows] == list(range(len(fast.rows)))
 
 
-def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
-    context: Context, tmp_path: Path
-) -> None:
+def test_an_offset_beyond_the_end_of_a_restored_copy_is_refused(context: Context, tmp_path: Path) -> None:
     """A query that followed was given ids that the copy does not have; whoever opens the log to write refuses."""
     push, endpoint = bound(context, zmq.PUSH)
     log = tmp_path / "log"

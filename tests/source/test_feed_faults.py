@@ -44,7 +44,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "hold_seconds", 0.1)
 
 
-def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(
+def test_a_query_waits_while_the_feed_of_the_receiving_process_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, feed, faults = free_endpoint(), LogStorage.feed, [DiskFaultError("too many open files")]
@@ -65,7 +65,7 @@ def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(
 # Standing by.
 
 
-def test_of_several_that_cannot_receive_in_place_of_another_each_says_why(
+def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them has the lock for a moment whenever it tries, and the others see that."""
@@ -87,7 +87,7 @@ def test_of_several_that_cannot_receive_in_place_of_another_each_says_why(
 
 
 @pytest.mark.parametrize("least", [1, 1000])
-def test_whatever_keeps_a_query_from_receiving_in_place_of_another_is_said(
+def test_any_error_of_a_takeover_ends_the_query_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     """An error that nobody has thought of must not end the thread alone; and is heard while a batch is held back."""
@@ -106,7 +106,7 @@ def test_whatever_keeps_a_query_from_receiving_in_place_of_another_is_said(
             wait_for(lambda: two.step() < 0, "an error", 5.0)
 
 
-def test_a_log_that_is_gone_is_not_made_anew_by_who_stands_by(context: Context, tmp_path: Path) -> None:
+def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:
     """It would take messages into a log that no checkpoint knows."""
     _, endpoint = bound(context, zmq.PUSH)
     log = tmp_path / "log"
@@ -123,7 +123,7 @@ def test_a_log_that_is_gone_is_not_made_anew_by_who_stands_by(context: Context, 
             two.step()
 
 
-def test_who_follows_a_feed_does_not_go_on_with_another(
+def test_a_query_that_follows_a_feed_fails_when_another_feed_is_received(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two that receive the lock is free, and whoever comes then may receive something else."""
@@ -139,7 +139,7 @@ def test_who_follows_a_feed_does_not_go_on_with_another(
         other.close()
 
 
-def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
+def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It drains for longer than a thread is waited for."""
@@ -178,7 +178,9 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
         ('{"next": {"7": 1}}', r"the log has no partition \[7\], only \[0\]"),
     ],
 )
-def test_offsets_that_a_user_has_mistyped_are_no_data_loss(tmp_path: Path, offsets: str, said: str) -> None:
+def test_mistyped_offsets_are_an_option_error_and_no_data_loss(
+    tmp_path: Path, offsets: str, said: str
+) -> None:
     filled(tmp_path, 4).close()
     with (
         querying(tmp_path, startingOffsets=offsets, failOnDataLoss=False) as query,
@@ -203,7 +205,7 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
 # What is kept for whom.
 
 
-def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_path: Path) -> None:
+def test_a_full_log_drops_only_readers_that_keep_it_full(context: Context, tmp_path: Path) -> None:
     """The query that receives is the slow one; the other is ahead of it, and only just being restarted."""
     push, endpoint = bound(context, zmq.PUSH)
     options: dict[str, Any] = {"connect": endpoint, "walMaxBytes": "50k"}
@@ -226,7 +228,7 @@ def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_pat
         assert name in positions(tmp_path)
 
 
-def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> None:
+def test_a_full_log_drops_no_more_readers_than_necessary(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
     records = ReaderRecords(storage)
@@ -243,7 +245,7 @@ def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> Non
     assert positions(tmp_path) == ["named", "restarts", "slow"]
 
 
-def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(
+def test_the_timeout_of_a_reader_begins_when_its_query_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its feed was silent for long, so its position had not moved."""
@@ -295,7 +297,7 @@ def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_pa
     assert query.rows == numbered(8)
 
 
-def test_a_passing_fault_of_the_disk_ends_no_query_that_follows(
+def test_a_passing_disk_fault_does_not_end_a_query_that_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that lasts for walRetryTimeout does."""

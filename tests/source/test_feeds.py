@@ -52,7 +52,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
-    monkeypatch.setattr(Feeds, "look_seconds", 0.01)
+    monkeypatch.setattr(Feeds, "refresh_seconds", 0.01)
 
 
 class Several(Query):
@@ -179,7 +179,7 @@ def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Pa
         assert begins == shares
 
 
-def test_subs_have_publishers_of_their_own(context: Context, tmp_path: Path) -> None:
+def test_each_sub_receives_from_its_own_publishers(context: Context, tmp_path: Path) -> None:
     pubs = [bound(context, zmq.XPUB) for _ in range(3)]
     endpoints = ",".join(endpoint for _, endpoint in pubs)
     with several(tmp_path, socketType="SUB", connect=endpoints, receivers=2) as query:
@@ -217,7 +217,7 @@ def test_a_limit_is_for_the_batch_and_partitions_share_it(context: Context, tmp_
 
 
 @pytest.mark.parametrize("then", [1, 4])
-def test_another_number_of_receivers_goes_on_with_the_same_log(
+def test_another_number_of_receivers_continues_with_the_same_log(
     context: Context, tmp_path: Path, then: int
 ) -> None:
     """What fewer receivers no longer fill is read to its end; what more of them fill begins at its first id."""
@@ -241,7 +241,7 @@ def test_another_number_of_receivers_goes_on_with_the_same_log(
         assert query.values == list(range(100, 300))
 
 
-def test_a_query_that_follows_takes_up_the_partitions_that_come(tmp_path: Path) -> None:
+def test_a_query_that_follows_opens_new_partitions(tmp_path: Path) -> None:
     fill(tmp_path, 0, b"0", b"1")
     with several(tmp_path) as query:
         query.until(2)
@@ -291,7 +291,7 @@ def test_queries_on_a_shared_feed_have_all_partitions(context: Context, tmp_path
 
 
 @pytest.mark.parametrize("reader", [{}, {"reader": "mine"}])
-def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_partition(
+def test_an_unfinished_first_batch_begins_at_the_same_ids_again(
     context: Context, tmp_path: Path, reader: dict[str, str]
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -312,9 +312,7 @@ def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_pa
         assert again.values == list(range(100))
 
 
-def test_a_repeated_first_batch_has_no_rows_of_a_partition_that_came_later(
-    context: Context, tmp_path: Path
-) -> None:
+def test_a_repeated_first_batch_has_no_rows_of_a_newer_partition(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with several(tmp_path, connect=endpoint) as query:
         query.begin()
@@ -331,7 +329,7 @@ def test_a_repeated_first_batch_has_no_rows_of_a_partition_that_came_later(
         assert again.values == list(range(100))
 
 
-def test_who_shares_a_feed_out_otherwise_is_refused(
+def test_a_receiver_with_another_division_of_the_feed_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would receive some of it twice."""
@@ -364,7 +362,7 @@ def shared_otherwise(location: Path) -> Iterator[None]:
         other.close()
 
 
-def test_what_an_earlier_receiver_has_said_is_not_taken_for_one_that_runs(
+def test_the_noted_feed_of_a_stopped_receiver_refuses_no_other_division(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query that waits for it would wait for ever."""
@@ -378,7 +376,7 @@ def test_what_an_earlier_receiver_has_said_is_not_taken_for_one_that_runs(
         Ingest(options, 1).open_unless_received()
 
 
-def test_who_stands_by_ends_where_it_may_not_receive(
+def test_a_standby_with_another_division_of_the_feed_fails(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_over(monkeypatch, takeover=0.1)
@@ -517,7 +515,7 @@ def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
             ingest.stop()
 
 
-def test_what_a_new_partition_has_lost_is_told(tmp_path: Path) -> None:
+def test_losses_in_a_new_partition_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, 0, b"0")
     with several(tmp_path) as query:
         query.until(1)
@@ -547,7 +545,9 @@ def test_endpoints_in_another_order_are_another_division(context: Context, tmp_p
         one.stop()
 
 
-def test_of_two_that_begin_at_the_same_moment_one_notices(context: Context, tmp_path: Path) -> None:
+def test_of_two_divisions_that_begin_at_the_same_moment_one_is_refused(
+    context: Context, tmp_path: Path
+) -> None:
     """Each has looked before the other one had the lock of its partition."""
     _, endpoint = bound(context, zmq.PUSH)
     options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
@@ -586,7 +586,7 @@ def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginnin
         assert query.placed == [(1, 0, b"1"), (1, 1, b"2")]
 
 
-def test_a_first_batch_that_had_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
+def test_a_first_batch_with_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
     """A query without a name dies after it, and another one begins in the same way."""
     for partition in (0, 1):
         fill(tmp_path, partition)
@@ -614,7 +614,7 @@ def test_a_time_that_one_partition_has_is_enough(tmp_path: Path) -> None:
         ZmqLogReader(parse(BatchReadOptions, later)).partitions()
 
 
-def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
+def test_a_passing_fault_while_partitions_are_listed_does_not_end_the_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, 0, b"0")
@@ -632,7 +632,7 @@ def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
         query.until(2)
 
 
-def test_of_two_partitions_that_come_both_are_taken_up_or_none(
+def test_of_two_new_partitions_both_are_opened_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault at the second one would leave the first one known to nobody."""
@@ -656,7 +656,7 @@ def test_of_two_partitions_that_come_both_are_taken_up_or_none(
         assert query.values == [0, 1, 2]
 
 
-def test_a_start_that_is_cut_short_leaves_nothing_to_stop(
+def test_after_a_failed_start_there_is_nothing_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, 0, b"0")
@@ -671,11 +671,11 @@ def test_a_start_that_is_cut_short_leaves_nothing_to_stop(
     query.reader.stop()
 
 
-def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
+def test_committed_chunks_of_a_partition_without_a_receiver_are_deleted(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the newest chunk, which has the numbers of its publishers; and not what another query needs."""
-    monkeypatch.setattr(IdlePartition, "look_seconds", 0.0)
+    monkeypatch.setattr(IdlePartition, "check_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(5):
         fill(tmp_path, 0, b"0")
@@ -710,7 +710,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
 def test_the_retention_holds_in_a_partition_without_a_receiver(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(IdlePartition, "look_seconds", 0.0)
+    monkeypatch.setattr(IdlePartition, "check_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(3):
         fill(tmp_path, 1, b"0")
@@ -722,7 +722,7 @@ def test_the_retention_holds_in_a_partition_without_a_receiver(
         assert len(list(LogStorage(str(tmp_path), 1).chunks())) == 3
 
 
-def test_a_program_deletes_what_is_done_in_a_partition_without_a_receiver(
+def test_receive_deletes_committed_chunks_of_a_partition_without_a_receiver(
     context: Context, tmp_path: Path
 ) -> None:
     _, endpoint = bound(context, zmq.PUSH)

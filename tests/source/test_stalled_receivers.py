@@ -222,7 +222,7 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     "point",
     ["log.chunk.before_put", "log.store.before_link", "log.chunk.after_put", "log.chunk.before_delete"],
 )
-def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_directory_whose_lock_is_lost(
+def test_a_stalled_receiver_reuses_no_id_in_a_directory_whose_lock_is_lost(
     context: Context, tmp_path: Path, directory: str, point: str, deleted: bool
 ) -> None:
     """Also if all was deleted meanwhile that it had written."""
@@ -234,7 +234,7 @@ def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_director
     ("point", "deleted"),
     [("log.store.before_put", False), ("log.store.before_put", True), ("log.chunk.after_put", True)],
 )
-def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_bucket(
+def test_a_stalled_receiver_reuses_no_id_in_a_bucket(
     context: Context, tmp_path: Path, bucket: str, point: str, deleted: bool
 ) -> None:
     """A holder that is silent loses the lock."""
@@ -242,7 +242,7 @@ def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_bucket(
         stalled(feed, point, deleted, lambda: None)
 
 
-def test_receivers_that_stall_one_after_the_other_give_out_each_id_once(
+def test_receivers_that_stall_one_after_another_use_each_id_once(
     context: Context, tmp_path: Path, directory: str
 ) -> None:
     with Feed(context, directory, tmp_path) as feed:
@@ -263,7 +263,7 @@ def test_receivers_that_stall_one_after_the_other_give_out_each_id_once(
         feed.check_all(deleted=False)
 
 
-def test_a_receiver_that_has_stalled_goes_on_in_a_directory_whose_lock_it_has(
+def test_a_stalled_receiver_continues_in_a_directory_whose_lock_it_has(
     context: Context, tmp_path: Path, directory: str
 ) -> None:
     with Feed(context, directory, tmp_path) as feed:
@@ -281,7 +281,7 @@ def test_a_receiver_that_has_stalled_goes_on_in_a_directory_whose_lock_it_has(
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_a_receiver_that_has_stalled_for_a_minute_ends(
+def test_a_receiver_that_has_stalled_for_a_minute_ends_itself(
     context: Context, tmp_path: Path, request: pytest.FixtureRequest, where: str
 ) -> None:
     """Wherever it is, with the times that count outside of tests."""

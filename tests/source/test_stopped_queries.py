@@ -90,7 +90,7 @@ def test_a_new_query_does_not_take_the_place_of_a_stopped_one(feed: Feed) -> Non
         reader.stop()
 
 
-def test_a_copy_of_a_checkpoint_costs_the_original_nothing(feed: Feed) -> None:
+def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(feed: Feed) -> None:
     feed.run("original", lambda values: values[-1:] == ["49"], send=50)
     feed.copy("original", "copy")
     copied = feed.run("copy", lambda values: values[-1:] == ["349"], send=300)

@@ -198,7 +198,7 @@ class Acceptor:
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
-    def hold_still(self) -> None:
+    def keep_alive_in_pause(self) -> None:
         """To be called while nothing is received."""
         self._watch_connections()
         self._fill()
@@ -207,7 +207,7 @@ class Acceptor:
         finally:
             self._answer()
 
-    def settle(self, patience: float) -> None:
+    def finish(self, patience: float) -> None:
         """Answer what is under way."""
         deadline = time.monotonic() + patience
         while self._reception.busy and time.monotonic() < deadline:
@@ -218,7 +218,7 @@ class Acceptor:
         """Cut the log's chunk; committed transactions are in it already."""
         return self._log.cut()
 
-    def still_asking(self) -> bool:
+    def awaits_replies(self) -> bool:
         """Nothing is asked for here: senders repeat what nobody has confirmed."""
         return False
 

@@ -270,7 +270,7 @@ class LiveFlow:
             raise self.journal.log.failure
 
     def _take(self, channel: Channel) -> None:
-        taken = channel.take(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
+        taken = channel.receive(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
         if taken.messages:
             now = self.counters.last_received = time.time()
             self._arrivals.append((int(now * 1_000_000), taken.messages))
@@ -319,7 +319,7 @@ class LiveFlow:
             if room:
                 self._acceptor.receive(0, wait=False)
             else:
-                self._acceptor.hold_still()
+                self._acceptor.keep_alive_in_pause()
         if self._backend is not None:
             self._backend.look()
         log = self.journal.log
@@ -347,7 +347,7 @@ class LiveFlow:
             if self.received != before:
                 quiet_from = now
         if self._acceptor is not None:
-            self._acceptor.settle(_DISK_SECONDS)
+            self._acceptor.finish(_DISK_SECONDS)
         self._append()
         try:
             self.journal.cut().result(_DISK_SECONDS)

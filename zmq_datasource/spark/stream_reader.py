@@ -155,7 +155,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         feeds, positions = self._opened(start)
         begins = positions.ids_of(start)
         monitors = self._receive(feeds)
-        if feeds.look_for_new():
+        if feeds.open_new_partitions():
             positions.take_up()
             monitors.take_up(feeds.parts)
             begins = positions.ids_of(start)
@@ -205,7 +205,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = True
 
     def _gather(self, feeds: Feeds) -> dict[int, int]:
-        return feeds.gather(self._options.timeout, self._options.idle_timeout)
+        return feeds.receive_for(self._options.timeout, self._options.idle_timeout)
 
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
