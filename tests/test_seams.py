@@ -19,19 +19,13 @@ TESTS = Path(__file__).parent
 # 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
 REACHES: dict[str, int] = {
     "acknowledged/test_reception.py": 1,
-    "fuzz/targets.py": 2,
     "log/test_readers.py": 2,
     "monitoring/test_batches.py": 3,
     "monitoring/test_prometheus.py": 1,
     "monitoring/test_store.py": 2,
     "proxy/test_durable.py": 1,
-    "sink/test_lost_connections.py": 7,
     "source/test_feed_faults.py": 1,
     "source/test_stop_losses.py": 1,
-    "transport/cores.py": 2,
-    "transport/test_authentication.py": 3,
-    "transport/test_handles.py": 1,
-    "transport/test_sockets.py": 2,
 }
 
 

@@ -22,15 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import zmq
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
@@ -40,7 +39,7 @@ from rich.text import Text
 from zmq_datasource import metrics, register
 from zmq_datasource.errors import LogError, ZmqDataSourceError
 from zmq_datasource.log import LogStorage
-from zmq_datasource.monitoring.tables import Cells, alarms, number, shown, stack, words
+from zmq_datasource.monitoring.tables import Cell, Row, stack
 from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.spark.live import records
 
@@ -48,29 +47,29 @@ __all__ = ["Account", "findings", "run_demo"]
 
 _PUBLISHED_PER_SECOND, _SLOW_PER_SECOND = 2000, 1000
 _CITIES = ("athens", "berlin", "lisbon", "nairobi", "oslo", "toronto")
-# A short queue on every stage, or the kernel's buffers would hide how slow the consumer is.
+_AGGREGATION, _FAST, _SLOW = "aggregation", "fast sink", "slow sink"
+# Short queues at every stage: the kernel's buffers would hide how slow the consumer is.
 _SLOW_SINK = {"noblock": "true", "sndhwm": "500", "zmq.sndbuf": "4096", "linger": "10s"}
 _SLOW_CONSUMER = {"rcvhwm": 10, "rcvbuf": 4096}
 
 
 def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = None) -> None:
-    """Stream for ``seconds`` and show what became of every message.
+    """Stream for ``seconds``, and show what became of every message.
 
     Args:
-        console: Where to show it.
         seconds: How long messages flow; starting and ending come on top.
-        feed: Options of the user's own feed; None for a publisher of the demo's own.
+        feed: Options of the user's own feed; None for the demo's publisher.
 
     Raises:
-        ZmqDataSourceError: It could not be shown; one line says why.
+        ZmqDataSourceError: The demo could not be shown; one line says why.
     """
     with ExitStack() as ending:
         work = Path(tempfile.mkdtemp(prefix="zmq-datasource-demo-"))
         ending.callback(shutil.rmtree, work, ignore_errors=True)
         ending.callback(_wait_for_receivers, work)
-        demo = _Demo(console, work)
+        run = _Run(console, work)
         try:
-            demo.run(seconds, feed)
+            accounts = run.stream(seconds, feed)
         except ZmqDataSourceError:
             raise
         except Exception as e:
@@ -78,76 +77,78 @@ def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = 
             with suppress(OSError):
                 shutil.copyfile(work / "spark.log", kept)
             raise ZmqDataSourceError(f"{_plain_reason(e)} (Spark's log: {kept})") from e
-    accounts = [query.account() for query in demo.queries]
     if feed is not None and not any(account.received for account in accounts):
         raise ZmqDataSourceError(
-            f"nothing was received in {seconds:g} s from {feed['connect']}: nobody publishes there, or on other "
-            "topics, or from a socket of another type"
+            f"nothing was received in {seconds:g} s from {feed['connect']}: no program publishes there, or it "
+            "publishes other topics, or from a socket of another type"
         )
-    topics = [
-        {"topic": words(row["topic"] or "(no topic frame)"), "messages": Text(number(row["count"]))}
-        for row in demo.topics[:6]
-    ]
-    console.print(stack((topics, [account.cells() for account in accounts]), None), "")
+    largest = sorted(run.counts.items(), key=lambda item: -item[1])[:6]
+    topics = [Row("topic", topic, {"messages": Cell(f"{count:,}")}) for topic, count in largest]
+    console.print(stack((topics, [account.row() for account in accounts]), console.width), "")
     sentences = Table.grid(padding=(0, 1))
-    for good, sentence in findings(accounts, settled=demo.settled):
+    for good, sentence in findings(accounts):
         sentences.add_row({True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}[good], Text(sentence))
     console.print(sentences)
 
 
-_Finding: TypeAlias = tuple[bool | None, str]
-
-
 class Account(NamedTuple):
-    """The way of the messages through one query; the defaults are those of a query without a sink of ours."""
+    """The way of the messages through one query; None is what does not exist or is not known.
 
-    name: str
-    published: int | None  # None for a feed that is not ours
-    received: int  # into the source's log
-    rows: int  # read by Spark from the log
-    sent: int = 0
-    dropped: Mapping[str, int] = {}  # by the sink, by reason
-    arrived: int | None = None  # at the sink's consumer
-
-    def cells(self) -> Cells:
-        return {
-            "query": words(self.name),
-            "published": Text("unknown" if self.published is None else number(self.published)),
-            "received": Text(number(self.received)),
-            "rows": Text(number(self.rows)),
-            "sent": Text("–" if self.arrived is None else number(self.sent)),
-            "dropped": Text("–") if self.arrived is None else alarms(self.dropped),
-            "arrived": shown(self.arrived, number),
-        }
-
-
-def findings(accounts: Sequence[Account], *, settled: bool) -> Iterator[_Finding]:
-    """What the accounts say: whether it is as it should be (None: neither good nor bad), and a sentence.
-
-    Args:
-        settled: The queries read all that was published before they were stopped.
+    Attributes:
+        received: Into the log of the query's source.
+        rows: Given to the query's sink, or counted by the aggregation.
+        sent, dropped: By the sink; ``dropped`` by reason.
+        arrived: At the sink's consumer.
     """
 
-    def compare(equation: str, missing: Mapping[str, int], why: str, good: bool | None = None) -> _Finding:
+    name: str
+    published: int | None
+    received: int
+    rows: int
+    sent: int | None = None
+    dropped: Mapping[str, int] | None = None
+    arrived: int | None = None
+
+    def row(self) -> Row:
+        """The account as a line of a table."""
+        dropped = [f"{count:,} {reason}" for reason, count in (self.dropped or {}).items() if count]
+        counts = {
+            name: "–" if value is None else f"{value:,}"
+            for name, value in self._asdict().items()
+            if name not in ("name", "dropped")
+        }
+        counts["dropped"] = " ".join(dropped) or ("–" if self.dropped is None else "0")
+        return Row("query", self.name, {name: Cell(counts[name]) for name in self._fields[1:]})
+
+
+def findings(accounts: Sequence[Account]) -> Iterator[tuple[bool | None, str]]:
+    """What the accounts say: whether it is as it should be (None: neither good nor bad), and a sentence."""
+
+    def compare(
+        equation: str, missing: Mapping[str, int], why: str, good: bool | None = False
+    ) -> tuple[bool | None, str]:
         differences = ", ".join(f"{n:,} ({name})" for name, n in missing.items() if n)
         if not differences:
             return True, f"{equation}, in each query."
         return good, f"{equation}, but for {differences}: {why}."
 
     lost = {a.name: a.published - a.received for a in accounts if a.published is not None}
-    if not settled:
-        yield None, "This machine is too busy: the queries were stopped before they had read all messages."
-    elif lost:
-        yield compare("published = received", lost, "the publisher dropped them at its queue")
+    if lost:
+        why = "the publisher dropped them at its queue, or this machine was too busy to receive them in a minute"
+        yield compare("published = received", lost, why, None)
     else:
-        unknown = "What your publisher sent is not known: a PUB drops without telling anybody, and a PUSH shares its"
-        yield None, f"{unknown} messages among the queries."
+        yield (
+            None,
+            "What your publisher sent is not known: a PUB drops without a word, and a PUSH shares its messages.",
+        )
     behind = {a.name: a.received - a.rows for a in accounts}
-    yield compare("received = rows", behind, "they wait in the log for the next run of the query")
-    sinks = [account for account in accounts if account.arrived is not None]
-    uncounted = {a.name: a.rows - a.sent - sum(a.dropped.values()) for a in sinks}
-    yield compare("rows = sent + dropped", uncounted, "the sink has not counted them", good=False)
-    for account in sinks:
+    yield compare("received = rows", behind, "they wait in the log for the next run of the query", None)
+    uncounted, astray = {}, {}
+    for account in accounts:
+        if account.sent is None or account.dropped is None or account.arrived is None:
+            continue
+        uncounted[account.name] = account.rows - account.sent - sum(account.dropped.values())
+        astray[account.name] = account.sent - account.arrived
         if full := account.dropped.get("hwm"):
             settings = f"{_SLOW_SINK['sndhwm']} messages of queue, a consumer of {_SLOW_PER_SECOND} a second"
             text = (
@@ -155,87 +156,117 @@ def findings(accounts: Sequence[Account], *, settled: bool) -> Iterator[_Finding
                 f"({settings}, noblock=true). With noblock=false, the default, the sink waits for its consumer instead."
             )
             yield None, text
-    astray = {a.name: a.sent - a.arrived for a in accounts if a.arrived is not None}
+    yield compare("rows = sent + dropped", uncounted, "the sink has not counted them")
     why = "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted"
-    yield compare("sent = arrived", astray, why, good=False)
+    yield compare("sent = arrived", astray, why)
 
 
-class _Demo:
-    """One run.
+class _Run:
+    """One run of the demo.
 
     Attributes:
-        topics: The aggregation's newest result: topic and count.
-        settled: Whether the queries read all that was published before they were stopped.
+        queries: By name.
+        counts: The newest result of the aggregation: messages by topic.
     """
 
     def __init__(self, console: Console, work: Path) -> None:
-        self._console = console
-        self._work = work
+        self._console, self._work = console, work
         self._live = Live(console=console, transient=True)
         self._spinner = Spinner("dots")
         self._view = LiveView(width=console.width)
-        self.queries: list[_Query] = []
-        self.topics: list[Row] = []
-        self.settled = True
+        self._publisher: _Peer | None = None
+        self._consumers: dict[str, _Peer] = {}
+        self.queries: dict[str, StreamingQuery] = {}
+        self.counts: dict[str, int] = {}
 
-    def run(self, seconds: float, feed: Mapping[str, str] | None) -> None:
+    def stream(self, seconds: float, feed: Mapping[str, str] | None) -> list[Account]:
+        """Run the queries until they have read all that was published, or a minute longer; returns their accounts."""
         with self._live, ExitStack() as ending:  # what is entered last ends first
             self._begin("Starting Spark ...")
-            fast = _Peer(zmq.PULL, _consume)
-            ending.callback(fast.stop)
-            slow = _Peer(zmq.PULL, lambda peer: _consume(peer, 1 / _SLOW_PER_SECOND), **_SLOW_CONSUMER)
-            ending.callback(slow.stop)
+            slowly = lambda peer: _consume(peer, 1 / _SLOW_PER_SECOND)  # noqa: E731
+            self._consumers = {
+                _FAST: _Peer(zmq.PULL, _consume),
+                _SLOW: _Peer(zmq.PULL, slowly, **_SLOW_CONSUMER),
+            }
+            for consumer in self._consumers.values():
+                ending.callback(consumer.stop)
             spark = ending.enter_context(_spark_session(self._work))
-            publisher = None
             if feed is None:
-                # What is due after a pause of a busy machine goes out at once, and is not to run over.
+                # After a pause of a busy machine, all that is due goes out at once: the queue has room for it.
                 queue = 10 * _PUBLISHED_PER_SECOND
-                publisher = _Peer(zmq.XPUB, _publish, xpub_verbose=1, linger=2000, sndhwm=queue)
-                # Before Spark: a receiver drains its socket at the end, as long as messages come.
-                ending.callback(publisher.stop)
-                feed = {"connect": publisher.endpoint, "topics": "weather.", "rcvhwm": "100"}
-            # The end is short and must be complete: nothing that was started may be left.
+                self._publisher = _Peer(zmq.XPUB, _publish, xpub_verbose=1, linger=2000, sndhwm=queue)
+                # It stops before Spark: a receiver that stops drains its socket as long as messages come.
+                ending.callback(self._publisher.stop)
+                feed = {"connect": self._publisher.endpoint, "topics": "weather.", "rcvhwm": "100"}
+            # A second Ctrl-C must not break off the end, or processes would be left.
             for signum in (signal.SIGINT, signal.SIGTERM):
                 ending.callback(signal.signal, signum, signal.SIG_IGN)
 
             self._begin("Starting three streaming queries ...")
-            count = self._read(spark, feed, "aggregation").groupBy("topic").count()
-            writer = count.writeStream.outputMode("complete").foreachBatch(self._take_topics)
-            self.queries.append(_Query("aggregation", self._start(writer, "aggregation"), publisher, None))
-            for name, consumer, options in (("fast sink", fast, {}), ("slow sink", slow, _SLOW_SINK)):
-                messages = self._read(spark, feed, name).select("topic", "value")
-                writer = messages.writeStream.format("zmq").options(connect=consumer.endpoint, **options)
-                self.queries.append(_Query(name, self._start(writer, name), publisher, consumer))
-            if not self._wait(60, lambda: all(query.receives() for query in self.queries)):
+            for name, options in ((_AGGREGATION, {}), (_FAST, {}), (_SLOW, _SLOW_SINK)):
+                self.queries[name] = self._start(spark, name, feed, options)
+            if not self._wait(60, lambda: all(map(self._receives, self.queries))):
                 raise ZmqDataSourceError("the queries did not begin to receive within 60 s")
             self._begin(f"Streaming for {seconds:g} s ...")
             self._wait(seconds)
-            if publisher is not None:
+            if self._publisher is not None:
                 self._begin("Reading the rest ...")
-                publisher.stop()
-                # What PUB dropped will never come; by this time all else has.
-                arrived_by = datetime.now(UTC) + timedelta(seconds=1)
-                self.settled = self._wait(60, lambda: all(q.has_read_all(arrived_by) for q in self.queries))
+                self._publisher.stop()
+                # One second later all has come that the publisher did not drop.
+                came = datetime.now(UTC) + timedelta(seconds=1)
+                self._wait(60, lambda: all(self._has_read_all(name, came) for name in self.queries))
             self._begin("Stopping the queries ...")
-            for query in self.queries:
+            for query in self.queries.values():
+                # Between two batches, so that no batch is left half counted.
+                self._wait(10, lambda query=query: not query.status["isTriggerActive"])  # type: ignore[misc]
                 query.stop()
-            fast.stop()
-            slow.stop()
+            for consumer in self._consumers.values():
+                consumer.stop()
+            return [self.account(name) for name in self.queries]
 
-    def _read(self, spark: SparkSession, feed: Mapping[str, str], name: str) -> DataFrame:
-        # The reader's name tells the sources apart on the screen.
-        own = {"reader": name.replace(" ", "-"), "walLocation": str(self._work / name / "log")}
-        return spark.readStream.format("zmq").options(**feed, **own).load()
-
-    def _start(self, writer: DataStreamWriter, name: str) -> StreamingQuery:
+    def _start(
+        self, spark: SparkSession, name: str, feed: Mapping[str, str], options: Mapping[str, str]
+    ) -> StreamingQuery:
+        own = {"walLocation": str(self._work / name / "log")}
+        messages = spark.readStream.format("zmq").options(**feed, **own).load()
+        if name == _AGGREGATION:
+            count = messages.groupBy("topic").count()
+            writer = count.writeStream.outputMode("complete").foreachBatch(self._take_counts)
+        else:
+            writer = messages.select("topic", "value").writeStream.format("zmq")
+            writer = writer.options(connect=self._consumers[name].endpoint, **options)
         # Each batch of a sink costs one start of a Python process, in which Spark commits it.
         writer = writer.queryName(name).trigger(processingTime="2 seconds")
         return writer.option("checkpointLocation", str(self._work / name / "checkpoint")).start()
 
-    def _take_topics(self, counts: DataFrame, _batch_id: int) -> None:
-        """Called by Spark for each micro-batch."""
-        # Sorted here: an orderBy would add two Spark jobs to every micro-batch.
-        self.topics = sorted(counts.collect(), key=lambda row: (-row["count"], row["topic"] or ""))
+    def _take_counts(self, counts: DataFrame, _batch: int) -> None:
+        """Called by Spark for each batch of the aggregation."""
+        self.counts = {row["topic"] or "(no topic frame)": row["count"] for row in counts.collect()}
+
+    def account(self, name: str) -> Account:
+        """The account of a query as of its newest event."""
+        last = metrics(self.queries[name]).last
+        published = None if self._publisher is None else self._publisher.count
+        received = last["sources"][0]["metrics"]["messagesReceived"] or 0
+        if name == _AGGREGATION:
+            return Account(name, published, received, sum(self.counts.values()))
+        total, arrived = last["sink"]["metrics"]["total"], self._consumers[name].count
+        return Account(
+            name, published, received, total["rows"], total["sent"], total["droppedByReason"], arrived
+        )
+
+    def _receives(self, name: str) -> bool:
+        """Whether messages can come; the publisher begins when all queries have subscribed."""
+        if self._publisher is not None:
+            return self._publisher.count > 0
+        return metrics(self.queries[name]).last["sources"][0]["metrics"]["source"] is not None
+
+    def _has_read_all(self, name: str, came: datetime) -> bool:
+        """Whether all messages are rows, as of a trigger after ``came``."""
+        began, account = metrics(self.queries[name]).last["timestamp"], self.account(name)
+        return (
+            began is not None and datetime.fromisoformat(began) >= came and account.rows == account.received
+        )
 
     def _begin(self, stage: str) -> None:
         self._spinner.update(text=Text(stage, style="bold"))
@@ -253,71 +284,12 @@ class _Demo:
         return False
 
     def _show(self) -> None:
-        """Show in a terminal what ``live_view`` does, of all queries."""
-        for query in self.queries:
-            query.update()
-        tables = self._view.render(record for query in self.queries for record in records(query.last))
-        self._live.update(Group(self._spinner, tables) if self.queries else self._spinner)
-
-
-class _Query:
-    """One running query, and what is counted of its messages.
-
-    Attributes:
-        last: The newest event.
-    """
-
-    def __init__(
-        self, name: str, query: StreamingQuery, publisher: _Peer | None, consumer: _Peer | None
-    ) -> None:
-        self._name = name
-        self._query = query
-        self._publisher = publisher
-        self._consumer = consumer
-        self._rows: dict[int, int] = {}
-        self.update()
-
-    def update(self) -> None:
-        """Take in new progress events; raises what has ended the query."""
-        known = metrics(self._query)
-        for event in known.recent:
-            # An idle trigger reports the next batch, with 0 rows, until that batch has come.
-            batch = event["batchId"]
-            self._rows[batch] = max(event["numInputRows"], self._rows.get(batch, 0))
-        self.last: dict[str, Any] = known.last
-        error = self._query.exception()
-        if error is not None:
-            raise error
-
-    def account(self) -> Account:
-        published = None if self._publisher is None else self._publisher.count
-        received = self.last["sources"][0]["metrics"]["messagesReceived"] or 0
-        account = Account(self._name, published, received, sum(self._rows.values()))
-        if self._consumer is None:
-            return account
-        total = self.last["sink"]["metrics"]["total"]
-        sent, dropped = total["sent"], total["droppedByReason"]
-        return account._replace(sent=sent, dropped=dropped, arrived=self._consumer.count)
-
-    def receives(self) -> bool:
-        """Whether messages can come; the publisher begins when all queries have subscribed."""
-        if self._publisher is not None:
-            return self._publisher.count > 0
-        return self.last["sources"][0]["metrics"]["source"] is not None
-
-    def has_read_all(self, arrived_by: datetime) -> bool:
-        """Whether all that came has become rows, as of a trigger after this time."""
-        account, began = self.account(), self.last["timestamp"]
-        up_to_date = began is not None and datetime.fromisoformat(began) >= arrived_by
-        return up_to_date and account.rows == account.received
-
-    def stop(self) -> None:
-        """Stop between two micro-batches, so that no batch is left half counted."""
-        deadline = time.monotonic() + 10
-        while self._query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._query.stop()
-        self.update()
+        """Show on a terminal what ``live_view`` shows, of all queries; raise what has ended one of them."""
+        for query in self.queries.values():
+            if error := query.exception():
+                raise error
+        found = [record for query in self.queries.values() for record in records(metrics(query).last)]
+        self._live.update(Group(self._spinner, self._view.render(found)) if found else self._spinner)
 
 
 class _Peer:
@@ -374,7 +346,7 @@ def _consume(peer: _Peer, pause: float = 0.0) -> None:
             peer.socket.recv_multipart()
             peer.count += 1
             peer.stopping.wait(pause)
-        elif last:  # and nothing has come for so long
+        elif last:  # half a second without a message after the last one
             return
 
 

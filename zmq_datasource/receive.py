@@ -15,6 +15,7 @@ from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.catalogue import SOURCE
 from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
 from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import run_in_parallel
@@ -27,7 +28,6 @@ __all__ = ["receive_until", "receive_until_stopped"]
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
-_REPORT_SECONDS = 10.0
 _FULL_SECONDS = 60.0
 
 
@@ -105,8 +105,7 @@ class _Receiver:
         self._is_waiting = False
         self._warnings = LimitedLog(__name__, "warnings about readers")
         self._next_full_line = 0.0
-        self._next_report = 0.0
-        self._reported = 0
+        self._status = StatusLines(_log)
 
     def look(self) -> None:
         """Become the writer if nobody is; then delete what all have read, and say what there is to say.
@@ -117,22 +116,18 @@ class _Receiver:
         if self._monitor is None:
             self._become_writer()
             return
-        ingest, now = self._ingest, time.monotonic()
+        ingest, monitor, now = self._ingest, self._monitor, time.monotonic()
         ingest.check()
         if self._gives_way():
             return
         try:
-            self._monitor.read_to(ingest.commit_readers() or 0)
+            monitor.read_to(ingest.commit_readers() or 0)
             if ingest.log.full and now >= self._next_full_line:
                 self._next_full_line = now + _FULL_SECONDS
                 _log.warning("%s", _why_full(ingest))
         except LogError as e:  # a reader's file that makes no sense keeps what it may still need
             self._warnings.warn("%s", e)
-        if now >= self._next_report:
-            self._next_report = now + _REPORT_SECONDS
-            if ingest.log.durable_end != self._reported:
-                self._reported = ingest.log.durable_end
-                _log.info("%s: next id %d, %s", ingest.storage, self._reported, ingest.counters)
+        self._status.show(lambda: source_record(monitor.metrics()), ingest.log.durable_end)
 
     def metrics(self) -> tuple[tuple[str, ...], Mapping[str, Any]] | None:
         """What tells this receiver from others, and its figures; None while another process receives."""
@@ -173,8 +168,6 @@ class _Receiver:
             ingest.start()
             self._monitor = SourceMonitor(ingest, self._options)
             self._monitor.start()
-            self._reported = ingest.log.durable_end
-            self._next_report = time.monotonic() + _REPORT_SECONDS
         elif not self._is_waiting:
             self._is_waiting = True
             _log.info(

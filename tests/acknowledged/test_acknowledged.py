@@ -375,7 +375,7 @@ def uplink_after_start(tmp_path: Path, endpoint: str, **options: Any) -> Iterato
         link.__enter__()
         link.greet()
         link.send(rows("a"))
-        wait_for(lambda: (link.carry(0.01), not link.session.kept)[1], "all data to be taken")
+        wait_for(lambda: (link.run_once(0.01), not link.session.kept)[1], "all data to be taken")
     try:
         yield link
     finally:
@@ -661,7 +661,7 @@ def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(KeyError), uplink(endpoint) as link:
             link.greet()
             link.send(rows("a"))
-            wait_for(lambda: (link.carry(0.01), not link.session.kept)[1], "all data to be taken")
+            wait_for(lambda: (link.run_once(0.01), not link.session.kept)[1], "all data to be taken")
             raise KeyError
         acceptor = ingest.filler
         assert isinstance(acceptor, Acceptor)

@@ -151,7 +151,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> 
 def test_a_new_connection_is_asked_at_once() -> None:
     it = session()
     it.ask(0)
-    it.connected(0.5)
+    it.reconnected(0.5)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")], "what waited for the old one is void"
     it.wake(2)
     assert said(it) == []
@@ -360,7 +360,7 @@ def test_what_the_receiver_has_not_is_sent_again_from_where_it_is() -> None:
     assert indices(said(it)) == [0, 1, 2, 3, 4]
     it.receive(taken(it, 1), 1)
     it.wait_until_taken(1)
-    it.connected(2)
+    it.reconnected(2)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
     it.receive(welcome(it, received=3), 3)
     assert indices(said(it)) == [3, 4]
@@ -380,7 +380,7 @@ def test_after_a_pause_of_the_receiver_data_is_sent_again_once() -> None:
     for _ in range(2):
         it.receive(welcome(it), 5)
     assert indices(said(it)) == [0]
-    it.connected(5.1)
+    it.reconnected(5.1)
     said(it)
     it.receive(welcome(it), 5.2)
     assert indices(said(it)) == [0], "on a new connection it was not sent yet"
@@ -393,7 +393,7 @@ def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -
     it = greeted()
     push(it)
     push(it)
-    it.connected(1)
+    it.reconnected(1)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")], "data for the old one is not sent as it is"
     it.receive(welcome(it), 2)
     assert indices(said(it)) == [0, 1]
@@ -407,7 +407,7 @@ def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
     it.end(0)
     end = End(attempt=it.attempt, producer="me", number=7, partition=0, messages=1, rows=1)
     assert said(it) == [end]
-    it.connected(1)
+    it.reconnected(1)
     assert said(it) == [end], "the receiver has all of it"
     it.receive(encode(Staged(attempt=it.attempt, rows=1)), 2)
     assert not it.waiting
@@ -419,7 +419,7 @@ def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
     it.receive(taken(it, 1), 0)
     push(it)
     it.wait_until_taken(0)
-    it.connected(1)
+    it.reconnected(1)
     with pytest.raises(AttemptLostError, match="it has restarted"):
         it.receive(welcome(it, received=0), 2)
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from unittest import mock
 
 import pyarrow as pa
 import zmq
@@ -275,12 +276,12 @@ def filling(data: bytes) -> None:
     """The cores take any messages as they were sent, whatever the bounds."""
     most, room = 1 + (data[0] if data else 0), 1 + int.from_bytes(data[1:3], "big")
     messages = messages_of(data[3:])[:500]
-    for implementation in {core._implementation, python_core}:
+    for implementation in {core.implementation, python_core}:
         with zmq.Context() as context, _pair(context) as (sender, receiver):
             for message in messages:
                 sender.send_multipart(message)
-            inbox = core.Inbox()
-            inbox._filled = implementation.Inbox()
+            with mock.patch.object(core, "implementation", implementation):
+                inbox = core.Inbox()
             while (before := inbox.messages) < len(messages):
                 inbox.take(receiver, most, room)
                 assert inbox.messages > before, "nothing is taken though something is there"

@@ -58,13 +58,24 @@ def test_a_commit_never_goes_back_and_the_newest_chunk_stays() -> None:
     assert log.files.did == deletions(0, 10)
 
 
-def test_who_holds_may_go_back_and_deletes_nothing_itself() -> None:
-    log = Log(3)
-    log.retention.hold_from(30)
-    log.retention.hold_from(10)
-    assert log.files.did == []
+def test_where_readers_decide_what_no_reader_needs_is_deleted(records: RecordsInMemory) -> None:
+    log = Log(3, readers_decide=True)
+    records.needs = {"desk": 10, "late": 20}
     log.retention.remove_expired()
     assert log.files.did == deletions(0)
+    del records.needs["desk"]
+    log.retention.remove_expired()
+    assert log.files.did == deletions(0, 10)
+
+
+def test_where_readers_decide_a_new_reader_may_need_earlier_messages(records: RecordsInMemory) -> None:
+    log = Log(3, readers_decide=True, seconds=1e9, max_bytes=0)  # full
+    records.needs = {"desk": 20}
+    log.retention.remove_expired()
+    assert log.retention.committed == 20
+    records.needs["late"] = 10
+    log.retention.remove_expired()
+    assert log.retention.committed == 10
 
 
 def test_what_is_committed_stays_for_its_retention() -> None:
@@ -156,14 +167,14 @@ def test_what_is_committed_makes_room_before_its_time(
     make_room: str, committed: int, gone: list[int]
 ) -> None:
     log = Log(4, seconds=1e9, max_bytes=700, make_room=make_room)  # five chunks more are to fit
-    log.retention.hold_from(committed)
+    log.retention.commit(committed)
     log.retention.make_room()
     assert log.files.did == deletions(*gone)
 
 
 def test_only_as_much_makes_room_as_is_needed() -> None:
     log = Log(4, seconds=1e9, max_bytes=800, make_room="done")
-    log.retention.hold_from(40)
+    log.retention.commit(40)
     log.retention.make_room()
     assert log.files.did == deletions(0)
 

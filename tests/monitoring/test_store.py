@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import threading
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
-from rich.table import Table
 
 from tests.support import DATA
-from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring import store as store_module
 from zmq_datasource.monitoring.batches import BatchHistory, BatchWrite
-from zmq_datasource.monitoring.figures import sink_metrics
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.store import MetricsStore, iso
-from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.options.types import Location
 from zmq_datasource.spark import progress
 
@@ -45,12 +37,6 @@ def entry(
         rows=rows, sent=rows - dropped, dropped=Counter(hwm=dropped) if dropped else Counter()
     )
     return BatchWrite("query", execution, batch, sink, counters)
-
-
-def shown(table: Table, width: int) -> str:
-    console = Console(width=width, file=io.StringIO())
-    console.print(table)
-    return console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ")  # type: ignore[attr-defined]
 
 
 def files(root: Path) -> list[Path]:
@@ -153,7 +139,6 @@ def test_a_file_that_is_none_of_ours_is_said_and_left_out(
     files(tmp_path)[-1].write_bytes(content)
     assert store(tmp_path).totals("query", [1])[1]["PUSH tcp://a:1"].total.rows == 10  # the one before counts
     assert [record["batch"] for record in store(tmp_path).newest()] == [0]
-    assert shown(LiveView().render(store(tmp_path).newest()), 160)
     store(tmp_path).write_batch(entry(2), NOW)
     totals = store(tmp_path).totals("query", [2])[2]["PUSH tcp://a:1"]
     assert totals.total.rows == 20  # of batches 0 and 2
@@ -183,14 +168,6 @@ def test_the_newest_report_is_the_newest_though_the_clock_has_stepped_back(tmp_p
     report(store(tmp_path), 4, NOW - 3596)  # the process that goes on after a restart
     report(store(tmp_path), 5, NOW + 1)
     assert len(files(tmp_path)) == 5
-
-
-def test_rates_go_on_after_the_clock_has_stepped_back(tmp_path: Path) -> None:
-    view = LiveView()
-    for batch, now in ((0, NOW), (1, NOW - 3600), (2, NOW - 3590)):
-        store(tmp_path).write_batch(entry(batch, rows=100), now)
-        text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(now, UTC)), 160)
-    assert next(line.split() for line in text.splitlines() if "PUSH" in line)[4] == "10"
 
 
 def test_what_is_older_than_the_retention_is_removed_but_for_the_newest(
@@ -365,83 +342,3 @@ def test_a_history_lacks_what_is_gone_and_what_is_none_of_ours(
     records = [json.loads(text) for text in store(tmp_path).read(listed)]
     assert [record["batch"] for record in records] == [3]
     assert caplog.text.count("it is left out") == 2
-
-
-def test_the_table_shows_rates_between_reports_and_leaves_out_the_silent(tmp_path: Path) -> None:
-    report = {
-        "source": "SUB tcp://feed:1",
-        "sourceMetrics": {
-            "messagesReceivedPerSecond": 1234.5,
-            "backlogMessages": 42,
-            "backlogAgeMs": 1500,
-            "messagesLost": 7,
-            "messagesMalformed": 0,
-            "receivePausedBy": "logFull",
-            "connections": 2,
-            "rcvhwm": 1000,
-            "logBytes": 1 << 20,
-        },
-    }
-    store(tmp_path).write_report("log-0", report, NOW)
-    store(tmp_path).write_batch(entry(0, sink="PUB old"), NOW - 1000)
-    store(tmp_path).write_batch(entry(0), NOW)
-    view = LiveView(since=600)
-    view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW, UTC))
-    store(tmp_path).write_batch(entry(1, rows=100, dropped=40), NOW + 2)
-
-    text = shown(view.render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 160)
-    source, sink = (
-        next(line.split() for line in text.splitlines() if name in line) for name in ("SUB", "PUSH")
-    )
-    assert source[2:11] == ["1,234", "42", "1.5", "s", "7", "–", "0", "now:", "logFull"]
-    assert sink[2:9] == ["query", "1", "30", "20", "70", "40", "hwm"]
-    assert "PUB old" not in text
-    assert "1 sources and sinks have said nothing for 10 minutes." in text
-    text = shown(
-        LiveView(width=60).render(store(tmp_path).newest(), datetime.fromtimestamp(NOW + 3, UTC)), 60
-    )
-    for figure in (
-        "SUB tcp://feed:1",
-        "paused now: logFull",
-        "dropped 40 hwm",
-        "dead letters 0",
-        "as of 1 s ago",
-        "sent/s –",
-    ):
-        assert figure in text  # nothing is left out
-
-
-def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
-    total = {**sink_metrics(SinkCounters()), "batches": 1}
-    record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl[/prod]", "batch": 1}
-    record |= {"sink": "PUSH tcp://[fe80::1]:5557", "sinkMetrics": total, "sinkTotal": total}
-    text = shown(LiveView().render([record]), 160)
-    assert "PUSH tcp://[fe80::1]:5557" in text
-    assert "etl[/prod]" in text
-
-
-def test_no_name_steers_the_terminal_that_shows_it() -> None:
-    total = {**sink_metrics(SinkCounters()), "batches": 1}
-    record = {"kind": "sink", "timestamp": iso(NOW), "query": "q", "name": "etl\x1b]0;owned\x07", "batch": 1}
-    record |= {"sink": "PUSH \x1b[2J", "sinkMetrics": total, "sinkTotal": total}
-    for width in (160, 60):
-        text = shown(LiveView(width=width).render([record]), width)
-        assert "\x1b" not in text
-        assert "\x07" not in text
-        assert r"\x1b]0;owned\x07" in text
-
-
-def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> None:
-    store(tmp_path).write_batch(entry(3, dropped=4)._replace(name="orders"), NOW)
-    result = CliRunner().invoke(main, ["top", "--metrics", str(tmp_path), "--since", "36500d", "--once"])
-    assert result.exit_code == 0, result.output
-    (line,) = (line.split() for line in result.stdout.splitlines() if "PUSH" in line)
-    assert line[:9] == ["PUSH", "tcp://a:1", "orders", "3", "–", "–", "6", "4", "hwm"]
-    for arguments, word in (
-        (["--metrics", str(tmp_path / "missing")], "there are none"),
-        (["--metrics", ""], "--metrics is empty"),
-        (["--metrics", str(tmp_path), "--interval", "5"], "a number and a unit"),
-    ):
-        result = CliRunner().invoke(main, ["top", *arguments])
-        assert result.exit_code != 0
-        assert word in result.stderr

@@ -15,14 +15,14 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
-from zmq_datasource.log import open_chunk_files
+from zmq_datasource.log import ReaderRecord, ReaderRecords, open_chunk_files
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.transport import core
-from zmq_datasource.transport.kernel import Connection
+from zmq_datasource.transport.connections import Connection
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
 
@@ -368,12 +368,14 @@ def test_the_log_stays_within_its_size_and_its_age(context: zmq.Context[Socket],
         assert 0 < log.earliest < 4000
         assert log.size <= 1 << 20
     with ProxyThreads(tmp_path, sides, walRetention="100ms", walFlushInterval="50ms") as proxy:
-        proxy.flow.hold = log.earliest + 10
+        records = ReaderRecords(proxy.flow.journal.storage)
+        needed = log.earliest + 10
+        records.write("desk", ReaderRecord({0: needed}, 1e9))
         log = proxy.flow.journal.log
         push.send(b"more")
         wait_for(lambda: log.earliest > 0 and proxy.flow.counters.received == 4001, "received")
-        assert log.earliest <= proxy.flow.hold  # somebody needs it still
-        proxy.flow.hold = log.durable_end
+        assert log.earliest <= needed
+        records.write("desk", ReaderRecord({0: log.durable_end}, 1e9))
         wait_for(lambda: log.chunks == 1, "what is older, and not needed, deleted")
 
 
@@ -383,7 +385,8 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
     sides = endpoints("pull", "publish")
     options = {"walMaxBytes": "1m", "whenFull": "wait", "rcvhwm": 10, "zmq.rcvbuf": 4096}
     with ProxyThreads(tmp_path, sides, **options) as proxy:
-        proxy.flow.hold = 0
+        records = ReaderRecords(proxy.flow.journal.storage)
+        records.write("desk", ReaderRecord({0: 0}, 1e9))
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 10)
         push.setsockopt(zmq.SNDBUF, 4096)
@@ -396,12 +399,12 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
             assert sent < 10_000, "nothing held the publisher back"
         assert proxy.flow.status()["paused"]
         assert proxy.flow.journal.log.earliest == 0
-        proxy.flow.hold = proxy.flow.journal.log.durable_end
+        records.write("desk", ReaderRecord({0: proxy.flow.journal.log.durable_end}, 1e9))
         assert push.poll(30_000, zmq.POLLOUT)
 
 
 def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.proxy.flow.LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("zmq_datasource.proxy.journal.LOCK_WAIT_SECONDS", 0.1)
     sides = endpoints("pull", "publish")
     with (
         ProxyThreads(tmp_path, sides),

@@ -148,7 +148,7 @@ def test_what_no_client_waits_for_is_written_about_once_a_second(
     known: Positions, disk: Disk, clock: Clock
 ) -> None:
     position = opened(known)
-    wait_for(lambda: known.step() or known.needed == 0, "the first look")
+    look(known, clock)
     disk.written.clear()
     for done in range(1, 40):
         known.move(position, done)
@@ -396,41 +396,6 @@ def look(known: Positions, clock: Clock) -> None:
 
 
 # What the log keeps for them.
-
-
-def test_the_log_keeps_what_the_one_that_is_least_far_needs(
-    known: Positions, disk: Disk, clock: Clock
-) -> None:
-    assert known.needed == 0, "before all records were read"
-    look(known, clock)
-    here = known.get("here")
-    assert here is not None
-    opened(known, "a", start=9)
-    b = opened(known, "b", start=7)
-    known.move(here, END)
-    look(known, clock)
-    assert known.needed == 7
-    ReaderRecords(LogStorage(disk)).write("desk", ReaderRecord({0: 3}, 1e9))  # a query
-    look(known, clock)
-    assert known.needed == 3
-    ReaderRecords(LogStorage(disk)).remove("desk")
-    known.forget(b).result(10)
-    look(known, clock)
-    assert known.needed == 9
-
-
-def test_where_no_record_can_be_read_nothing_may_be_deleted(
-    known: Positions, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    opened(known, start=9)
-    path = disk.root / "readers" / "desk.json"
-    path.write_text("{}")
-    look(known, clock)
-    assert known.needed is None
-    assert "desk.json" in caplog.text
-    path.unlink()
-    look(known, clock)
-    assert known.needed == 0  # of "here"
 
 
 def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Positions, disk: Disk) -> None:

@@ -90,14 +90,14 @@ def test_an_answer_is_tracked_until_the_system_has_taken_it(
         peer = client_of(router, client)
         answers = router.answers
         assert answers.send(peer, [b"head", b""], owner="me")
-        wait_for(lambda: not answers.of("me"), "the small answer", 10)
+        wait_for(lambda: not answers.connections_of("me"), "the small answer", 10)
         answer, count = bytes(8 << 20), 6
         for _ in range(count):
             assert answers.send(peer, [b"head", answer, b"tail"], owner="me")
         assert client.recv_multipart() == [b"head", b""]
         # What the client has not taken fills the kernel and libzmq on its side.
         assert answers.bytes >= len(answer)
-        assert set(answers.of("me")) == {peer}
+        assert set(answers.connections_of("me")) == {peer}
         for _ in range(count):
             assert client.recv_multipart() == [b"head", answer, b"tail"]
         wait_for(lambda: not answers.bytes, "the last answer", 10)

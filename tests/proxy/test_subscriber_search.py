@@ -102,7 +102,7 @@ class Run:
         self.first: int | None = None
         self.seeking: int | None = None
         self.lost_before = 0
-        self.session.connected(self.now)
+        self.session.reconnected(self.now)
 
     # The judge.
 
@@ -243,7 +243,7 @@ class Run:
                 self.proxy.delete(random.randint(self.proxy.earliest, len(self.proxy.log)))
             case "cut":
                 self.network.reconnect()
-                self.session.connected(self.now)
+                self.session.reconnected(self.now)
             case "restart":
                 self.restart()
             case "confirm":
@@ -260,7 +260,7 @@ class Run:
         self.proxy.restart()
         if self.random.random() < 0.5:  # else it is noticed by the silence only
             self.network.reconnect()
-            self.session.connected(self.now)
+            self.session.reconnected(self.now)
 
     def kill(self) -> None:
         self.reached["killed"] += 1

@@ -35,7 +35,7 @@ class Subscribed:
         self.now = 0.0
         self.it = SubscriberSession("me", start or Start(), (b"a", b"b"), 500, timeout, "tcp://proxy:1")
         self.it.listen(0)
-        self.it.connected(0)
+        self.it.reconnected(0)
         if opened:
             self.hear(Opened(session=1, next=at, end=100, new=True))
             self.said()
@@ -161,7 +161,7 @@ def test_it_says_where_a_new_name_begins(start: Start, asked: Open) -> None:
 
 def test_the_number_of_a_session_names_its_client() -> None:
     it = SubscriberSession("me", Start(), (), 500, None, "tcp://proxy:1", client=5)
-    it.connected(0)
+    it.reconnected(0)
     asked, _ = decode(it.outbox[0])
     assert isinstance(asked, Open)
     assert asked.session == (5 << 32) + 1
@@ -287,7 +287,7 @@ def test_the_bytes_of_a_large_message_are_no_silence() -> None:
     here = Subscribed(timeout=5)
     for _ in range(60):
         assert here.pass_time(1) == []
-        here.it.alive(here.now)
+        here.it.bytes_arrived(here.now)
     assert not here.it.redial
 
 
@@ -338,7 +338,7 @@ def test_a_proxy_that_was_never_there_is_not_silent() -> None:
 
 def test_a_queue_that_takes_nothing_more_is_that_of_a_dead_connection() -> None:
     here = Subscribed()
-    here.it.connected(0)
+    here.it.reconnected(0)
     assert here.it.outbox
     here.it.blocked()
     assert not here.it.outbox
@@ -355,7 +355,7 @@ def test_a_new_connection_goes_on_where_it_was_with_what_is_done() -> None:
     assert here.it.take() is not None
     here.it.ack(0)
     here.said()
-    here.it.connected(1)
+    here.it.reconnected(1)
     assert here.said() == [fetch(5, done=1)]
     here.hear_rows(5, 5)
     assert here.taken() == [1, 2, 3, 4, 5], "each once"
@@ -364,14 +364,14 @@ def test_a_new_connection_goes_on_where_it_was_with_what_is_done() -> None:
 def test_a_new_connection_while_the_name_is_opened_opens_it() -> None:
     here = Subscribed(opened=False)
     here.said()
-    here.it.connected(1)
+    here.it.reconnected(1)
     assert here.said_with_topics() == [(OPEN, [b"a", b"b"])]
 
 
 def test_a_new_connection_asks_nothing_while_there_is_no_room() -> None:
     here = Subscribed()
     here.fill_memory()
-    here.it.connected(1)
+    here.it.reconnected(1)
     assert here.said() == []
     assert here.pass_time(60) == []
     assert here.taken() == [0, 1, 2, 3]
@@ -380,7 +380,7 @@ def test_a_new_connection_asks_nothing_while_there_is_no_room() -> None:
 def test_what_the_connection_before_did_not_take_is_not_sent_by_the_new_one() -> None:
     here = Subscribed()
     here.hear_rows(0, 0)
-    here.it.connected(1)
+    here.it.reconnected(1)
     assert here.said() == [fetch(1)]
 
 
@@ -500,7 +500,7 @@ def test_what_is_to_be_confirmed_is_asked_again_with_messages_that_have_come_mea
     asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
     assert here.said() == [asked], "there is no room for messages"
     assert here.pass_time(3.5) == [(3.5, asked)]
-    here.it.connected(here.now)
+    here.it.reconnected(here.now)
     assert here.said() == [asked]
 
 
@@ -572,7 +572,7 @@ def test_done_is_never_beyond_what_has_come() -> None:
     here.taken()
     here.said()
     here.it.ack(7)
-    here.it.connected(0)
+    here.it.reconnected(0)
     assert here.said() == [fetch(1, done=1)], "or the proxy would refuse the question"
 
 
@@ -673,7 +673,7 @@ def test_going_elsewhere_is_asked_again() -> None:
     here.it.seek(Start(since=7), here.now)
     asked = Open(name="me", session=2, since=7, seek=True)
     assert here.pass_time(3.5) == [(0.5, asked), (3.5, asked)]
-    here.it.connected(here.now)
+    here.it.reconnected(here.now)
     assert here.said() == [asked]
 
 
@@ -714,7 +714,7 @@ def test_messages_that_come_meanwhile_do_not_answer_the_question_to_end_it() -> 
     here.hear_rows(0, 0)
     here.hear(empty(1))
     assert here.said() == []
-    here.it.connected(here.now)
+    here.it.reconnected(here.now)
     assert here.said() == [Forget(name="me", session=1)]
 
 

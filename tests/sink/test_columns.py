@@ -1,4 +1,4 @@
-"""From Arrow's columns to messages: every row as it is, however the columns lie in memory, by either core."""
+"""Rows become messages as they are, from any layout of Arrow columns, with both cores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbered(first: int, *messages: tuple[bytes, bytes]) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_a_part_of_a_column_is_sent_and_no_more(context: Context, kind: pa.DataType) -> None:
+def test_a_slice_of_a_column_is_sent(context: Context, kind: pa.DataType) -> None:
     values = pa.array([b"%d" % at * at for at in range(30)], kind)
     topics = pa.array([None if at % 3 else b"t%d" % at for at in range(30)], kind)
     expected = [[b"t%d" % at] * (at % 3 == 0) + [b"%d" % at * at] for at in range(11, 20)]
@@ -51,7 +51,7 @@ def test_a_part_of_a_column_is_sent_and_no_more(context: Context, kind: pa.DataT
 
 
 @pytest.mark.parametrize("element", [pa.binary(), pa.large_binary()])
-def test_a_part_of_a_column_of_lists_is_sent_and_no_more(context: Context, element: pa.DataType) -> None:
+def test_a_slice_of_a_column_of_lists_is_sent(context: Context, element: pa.DataType) -> None:
     messages = [[b"%d.%d" % (at, frame) for frame in range(1 + at % 4)] for at in range(30)]
     with sending(context) as (sender, pull):
         sender.send_frames(pa.array(messages, pa.list_(element)).slice(7, 13))
@@ -60,7 +60,7 @@ def test_a_part_of_a_column_of_lists_is_sent_and_no_more(context: Context, eleme
     assert counters.bytes == sum(len(frame) for message in messages[7:20] for frame in message)
 
 
-def test_lists_of_a_part_of_a_column_are_sent(context: Context) -> None:
+def test_lists_over_a_slice_of_frames_are_sent(context: Context) -> None:
     frames = binary([b"not sent", b"a", b"b", b"c"]).slice(1)
     with sending(context) as (sender, pull):
         sender.send_frames(pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), frames))
@@ -68,7 +68,7 @@ def test_lists_of_a_part_of_a_column_are_sent(context: Context) -> None:
     assert take(pull, 2) == [[b"a"], [b"b", b"c"]]
 
 
-def test_a_null_topic_is_no_frame_and_an_empty_one_is(context: Context) -> None:
+def test_a_null_topic_is_no_frame_and_an_empty_topic_is_an_empty_frame(context: Context) -> None:
     with sending(context) as (sender, pull):
         sender.send_values(binary([b"", b"", b"v", b""]), binary([None, b"", b"t", b"t"]))
         counters = sender.finish()
@@ -87,7 +87,7 @@ def test_bytes_behind_a_null_are_neither_sent_nor_counted(context: Context) -> N
     assert counters.bytes == 4
 
 
-def test_numbers_go_on_and_a_null_topic_is_an_empty_frame(context: Context) -> None:
+def test_sequences_continue_and_a_null_topic_is_an_empty_frame(context: Context) -> None:
     with sending(context, framing="sequenced") as (sender, pull):
         sender.send_values(binary([b"a", b"b", b""]), binary([b"t", None, b""]))
         sender.send_values(binary([b"skipped", b"c"]).slice(1))
@@ -97,7 +97,7 @@ def test_numbers_go_on_and_a_null_topic_is_an_empty_frame(context: Context) -> N
     assert (counters.rows, counters.bytes) == (4, sum(len(frame) for message in sent for frame in message))
 
 
-def test_no_rows_are_no_messages(context: Context) -> None:
+def test_without_rows_nothing_is_sent(context: Context) -> None:
     with sending(context) as (sender, pull):
         sender.send_values(binary([]))
         sender.send_values(binary([b"a"]).slice(1), binary([None]).slice(1))

@@ -25,7 +25,7 @@ VALUE = b"x" * 1000
 
 
 def letters(location: Path) -> list[dict[str, Any]]:
-    """What a reader sees, in the order of partitions and values."""
+    """The committed dead letters, in the order of partitions and values."""
     table = pyarrow.dataset.dataset(location, format="parquet", partitioning="hive").to_table()
     return sorted(table.to_pylist(), key=lambda row: (row["partition"], row["value"] or b""))
 
@@ -47,7 +47,7 @@ def stalled(context: Context) -> str:
 SMALL = {"sndhwm": 10, "zmq_sndbuf": 4096, "linger": "20ms"}
 
 
-def test_what_finds_a_full_queue_is_set_aside(context: Context, tmp_path: Path) -> None:
+def test_rows_that_find_a_full_queue_become_dead_letters(context: Context, tmp_path: Path) -> None:
     options = write_options(connect=stalled(context), noblock=True, deadLetterLocation=tmp_path, **SMALL)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 3) as staged, Sender(options, staged) as sender:
         sender.send_values(binary([b"%05d" % i + VALUE for i in range(500)]), binary([b"t"] * 500))
@@ -64,7 +64,7 @@ def test_what_finds_a_full_queue_is_set_aside(context: Context, tmp_path: Path) 
     }
 
 
-def test_a_blocking_sink_waits_once_and_then_sets_aside(context: Context, tmp_path: Path) -> None:
+def test_a_blocking_sink_waits_once_and_then_keeps_the_rows(context: Context, tmp_path: Path) -> None:
     options = write_options(
         connect=stalled(context), sendTimeout="200ms", deadLetterLocation=tmp_path, **SMALL
     )
@@ -77,7 +77,7 @@ def test_a_blocking_sink_waits_once_and_then_sets_aside(context: Context, tmp_pa
     assert time.monotonic() - began < 10  # not 200 ms for each
 
 
-def test_without_peers_all_is_set_aside(tmp_path: Path) -> None:
+def test_without_peers_all_rows_become_dead_letters(tmp_path: Path) -> None:
     options = write_options(connect=free_endpoint(), connectTimeout="50ms", deadLetterLocation=tmp_path)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
         sender.send_frames(pa.array([[b"a", b"b"], [b"c"]], FRAMES))
@@ -88,7 +88,7 @@ def test_without_peers_all_is_set_aside(tmp_path: Path) -> None:
     assert sorted(row["frames"] for row in letters(tmp_path)) == [[b"a", b"b"], [b"c"]]
 
 
-@pytest.mark.spark  # takes its time
+@pytest.mark.spark  # slow
 @pytest.mark.parametrize("noblock", [False, True])
 def test_a_retry_helps_where_the_consumer_comes_back(context: Context, noblock: bool) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
@@ -121,7 +121,7 @@ def test_retries_end_and_are_not_made_for_each_row(context: Context) -> None:
         counters = sender.counters
     assert counters.retries >= 3
     assert counters.dropped["hwm"] > 500
-    assert counters.retries < 100  # a message gets through now and then, and the next is patient again
+    assert counters.retries < 100  # now and then a message is sent, and the next refused one is retried
     assert counters.balanced
 
 
@@ -134,11 +134,11 @@ def test_a_blocking_sink_without_dead_letters_fails_after_its_retries(context: C
     assert sender.counters.retries >= 2
 
 
-# Once for each committed batch.
+# The commit of a batch.
 
 
-def test_a_task_that_is_repeated_leaves_its_letters_once(tmp_path: Path) -> None:
-    stage(tmp_path, [b"a", b"b"])  # an attempt that failed, or lost
+def test_a_repeated_task_leaves_its_dead_letters_once(tmp_path: Path) -> None:
+    stage(tmp_path, [b"a", b"b"])  # an attempt that failed
     winner = stage(tmp_path, [b"b", b"c"])
     other = stage(tmp_path, [b"z"], partition=1)
     assert winner is not None
@@ -149,7 +149,7 @@ def test_a_task_that_is_repeated_leaves_its_letters_once(tmp_path: Path) -> None
     assert not any((tmp_path / "_staging").iterdir())
 
 
-def test_a_batch_that_is_repeated_leaves_the_letters_of_its_last_run(tmp_path: Path) -> None:
+def test_a_repeated_batch_leaves_the_dead_letters_of_its_last_run(tmp_path: Path) -> None:
     for values in ([b"a", b"b"], [b"c"], []):
         name = stage(tmp_path, values)
         commit_dead_letters(Location(tmp_path), "q", 7, [name] if name else [])
@@ -160,7 +160,7 @@ def test_a_batch_that_is_repeated_leaves_the_letters_of_its_last_run(tmp_path: P
         )
 
 
-def test_another_batch_is_left_alone(tmp_path: Path) -> None:
+def test_a_commit_leaves_other_batches_alone(tmp_path: Path) -> None:
     for batch in (1, 11):
         name = stage(tmp_path, [b"%d" % batch], batch=batch)
         assert name is not None
@@ -179,7 +179,7 @@ def test_an_aborted_batch_leaves_nothing(tmp_path: Path) -> None:
 def test_a_task_that_fails_leaves_nothing_and_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where all tasks of a batch fail, nobody knows where their letters are."""
+    """If all tasks of a batch fail, the driver does not learn the names of their files."""
 
     def fail() -> None:
         with StagedDeadLetters(Location(tmp_path), "q", 7, 0) as staged:
@@ -213,7 +213,7 @@ def test_a_location_that_cannot_be_written_is_an_error_that_names_it(tmp_path: P
         stage(tmp_path / "file", [b"a"])
 
 
-def test_many_letters_take_little_memory(tmp_path: Path) -> None:
+def test_many_dead_letters_are_written_in_several_parts(tmp_path: Path) -> None:
     name = stage(tmp_path, [b"%06d" % n + b"x" * 10_000 for n in range(3000)])
     assert name is not None
     commit_dead_letters(Location(tmp_path), "q", 7, [name])

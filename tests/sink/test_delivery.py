@@ -1,10 +1,8 @@
-"""Rows that find no room among others that do: waited for, tried again, given up; each counted once."""
+"""Rows for which there is no room wait, are retried or given up, and are counted once; the other rows are sent."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +16,7 @@ from zmq_datasource.errors import SendTimeoutError
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.delivery import Delivery
-from zmq_datasource.sink.in_flight import Part
+from zmq_datasource.sink.in_flight import RowBatch
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import Unsent
@@ -29,22 +27,18 @@ ENDPOINT = "tcp://127.0.0.1:1"
 
 
 class Script:
-    """Stands for a socket: refuses a row as often as is said, and notes what it takes."""
+    """A socket that refuses each row as often as its dictionary says, and records what it takes."""
 
     has_peer = True
 
     def __init__(self, refused: dict[int, int]) -> None:
         self.refused = refused
         self.taken: list[int] = []
-        self.waited: list[int] = []
+        self.waited: list[tuple[int, float]] = []
 
-    @contextmanager
-    def letting_go(self) -> Iterator[None]:
-        yield
-
-    def give(self, rows: Outbox, start: int, end: int, wait: bool = False) -> int:
+    def send(self, messages: Outbox, start: int, end: int, wait: float = 0.0) -> int:
         if wait:
-            self.waited.append(start)
+            self.waited.append((start, wait))
         for row in range(start, end):
             if self.refused.get(row):
                 self.refused[row] -= 1
@@ -57,91 +51,107 @@ class Script:
 
 
 def deliver(
-    script: Script, part: Part, again: bool = False, letters: StagedDeadLetters | None = None, **options: Any
+    script: Script,
+    batch: RowBatch,
+    again: bool = False,
+    letters: StagedDeadLetters | None = None,
+    **options: Any,
 ) -> SinkCounters:
     parsed, counters = write_options(connect=ENDPOINT, **options), SinkCounters()
     if again:
-        counters.rows, counters.sent, counters.bytes = len(part), part.sent, part.sent_bytes
+        counters.rows, counters.sent, counters.bytes = len(batch), batch.sent, batch.sent_bytes
     delivery = Delivery(parsed, Unsent(parsed, letters, counters), counters, b"p")
-    delivery.send(cast("SendingSocket", script), part, again)
+    delivery.send(cast("SendingSocket", script), batch, again)
     return counters
 
 
-def part_of(count: int, **sent: Any) -> Part:
+def rows_of(count: int, **sent: Any) -> RowBatch:
     """Rows of as many bytes as their position says."""
-    return Part(binary([b"x" * at for at in range(count)]), None, None, 100, **sent)
+    return RowBatch(binary([b"x" * at for at in range(count)]), None, None, 100, **sent)
 
 
-def test_a_row_without_room_waits_and_the_others_go_on_behind_it() -> None:
-    part = part_of(10)
+def test_a_row_without_room_waits_and_the_rows_after_it_follow() -> None:
+    batch = rows_of(10)
     script = Script({4: 1, 7: 1})
-    counters = deliver(script, part)
+    counters = deliver(script, batch)
     assert script.taken == list(range(10))
-    assert script.waited == [4, 7]
-    assert (counters.sent, counters.bytes) == (part.sent, part.sent_bytes) == (10, sum(range(10)))
+    assert script.waited == [(4, 60.0), (7, 60.0)]
+    assert (counters.sent, counters.bytes) == (batch.sent, batch.sent_bytes) == (10, sum(range(10)))
     assert counters.blocked_seconds > 0
 
 
 def test_with_noblock_the_row_without_room_is_dropped_alone() -> None:
-    part = part_of(10)
+    batch = rows_of(10)
     script = Script({0: 9, 4: 9, 5: 9, 9: 9})
-    counters = deliver(script, part, noblock=True)
+    counters = deliver(script, batch, noblock=True)
     assert script.taken == [1, 2, 3, 6, 7, 8]
     assert not script.waited
-    assert part.given_up == {0, 4, 5, 9}
+    assert batch.given_up == {0, 4, 5, 9}
     assert (counters.rows, counters.sent, dict(counters.dropped)) == (10, 6, {"hwm": 4})
-    assert counters.bytes == part.sent_bytes == sum(script.taken)
+    assert counters.bytes == batch.sent_bytes == sum(script.taken)
 
 
 def test_the_error_names_the_row_of_the_task() -> None:
-    part = part_of(10)
+    batch = rows_of(10)
     with pytest.raises(SendTimeoutError, match="sending row 106 of this task"):
-        deliver(Script({6: 99}), part)
-    assert part.sent == 6
+        deliver(Script({6: 99}), batch)
+    assert batch.sent == 6
+
+
+@pytest.mark.parametrize(("linger", "seconds"), [("300ms", 0.3), ("30s", 20.0), (-1, 20.0)])
+def test_the_announced_end_waits_for_linger_at_most_and_rows_after_it_for_send_timeout(
+    linger: str | int, seconds: float
+) -> None:
+    script, counters = Script({1: 1}), SinkCounters(rows=5)
+    options = write_options(connect=ENDPOINT, framing="sequenced", linger=linger, sendTimeout="20s")
+    delivery = Delivery(options, Unsent(options, None, counters), counters, b"p")
+    delivery.announce_end(cast("SendingSocket", script))
+    delivery.send(cast("SendingSocket", script), rows_of(2), again=True)
+    assert script.waited == [(0, seconds), (1, 20.0)]
 
 
 def test_retries_are_made_for_the_first_of_several_refused_rows() -> None:
-    """One is sent in between, and the next is patient again."""
-    part = part_of(10)
-    counters = deliver(Script({2: 99, 3: 99, 5: 99}), part, noblock=True, maxRetries=3, retryInterval="1ms")
-    assert part.given_up == {2, 3, 5}
+    """Once another row is sent, the next refused one is retried."""
+    batch = rows_of(10)
+    counters = deliver(Script({2: 99, 3: 99, 5: 99}), batch, noblock=True, maxRetries=3, retryInterval="1ms")
+    assert batch.given_up == {2, 3, 5}
     assert counters.retries == 6
     assert counters.blocked_seconds == pytest.approx(2 * 0.007)
     assert counters.balanced
 
 
 def test_a_retry_that_helps_counts_its_row_as_sent() -> None:
-    part = part_of(10)
+    batch = rows_of(10)
     script = Script({2: 3})
-    counters = deliver(script, part, noblock=True, maxRetries=3, retryInterval="1ms")
+    counters = deliver(script, batch, noblock=True, maxRetries=3, retryInterval="1ms")
     assert script.taken == list(range(10))
     assert (counters.sent, counters.retries, counters.dropped.total()) == (10, 3, 0)
 
 
-def test_what_was_given_up_is_not_sent_again() -> None:
+def test_rows_that_were_given_up_are_not_sent_again() -> None:
     given_up = {0, 3, 4, 9}
-    part = part_of(10, sent=6, sent_bytes=sum([1, 2, 5, 6, 7, 8]), given_up=set(given_up))
+    batch = rows_of(10, sent=6, sent_bytes=sum([1, 2, 5, 6, 7, 8]), given_up=set(given_up))
     script = Script({})
-    counters = deliver(script, part, again=True)
+    counters = deliver(script, batch, again=True)
     assert script.taken == [1, 2, 5, 6, 7, 8]
-    assert (counters.resent, counters.sent, part.sent, part.given_up) == (6, 6, 6, given_up)
+    assert (counters.resent, counters.sent, batch.sent, batch.given_up) == (6, 6, 6, given_up)
 
 
-def test_a_row_that_is_sent_again_in_vain_counts_as_sent_no_longer(tmp_path: Path) -> None:
-    part = part_of(10, sent=9, sent_bytes=sum([0, 1, 2, 4, 5, 6, 7, 8, 9]), given_up={3})
+def test_a_row_that_cannot_be_sent_again_no_longer_counts_as_sent(tmp_path: Path) -> None:
+    batch = rows_of(10, sent=9, sent_bytes=sum([0, 1, 2, 4, 5, 6, 7, 8, 9]), given_up={3})
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         script = Script({5: 99})
-        counters = deliver(script, part, again=True, letters=letters)
+        counters = deliver(script, batch, again=True, letters=letters)
     assert script.taken == [0, 1, 2, 4, 6, 7, 8, 9]
-    assert part.given_up == {3, 5}
-    assert (counters.resent, counters.sent, part.sent) == (8, 8, 8)
-    assert counters.bytes == part.sent_bytes == sum(script.taken)
+    assert batch.given_up == {3, 5}
+    assert (counters.resent, counters.sent, batch.sent) == (8, 8, 8)
+    assert counters.bytes == batch.sent_bytes == sum(script.taken)
     assert counters.dead_lettered == {"timeout": 1}
 
 
 @pytest.mark.parametrize("framing", ["plain", "sequenced"])
 def test_each_row_is_delivered_or_a_dead_letter(context: Context, tmp_path: Path, framing: str) -> None:
-    """To a consumer that stops and goes on, so that there is room for some of each call and not for others."""
+    """The consumer stops and continues, so that some rows of each call find room and others do not."""
     rows, ended = 20_000, threading.Event()
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=50, rcvbuf=4096)
     options = write_options(

@@ -1,4 +1,4 @@
-"""What plain sockets do not guarantee, shown with kills: accepted is not delivered, delivered is not processed."""
+"""What plain sockets do not guarantee, shown by killing consumers: a row that was accepted may not be processed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import Socket, binary, free_endpoint, wait_for, write_options
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.sink.sender import Sender
 
-pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
+pytestmark = pytest.mark.spark  # no Spark, but processes that take their time
 Context = zmq.Context[Socket]
 
 CONSUMER = """
@@ -36,39 +36,39 @@ time.sleep(60)
 
 
 class Consumer:
-    """A process that receives ``most`` messages, telling of each, and then no more."""
+    """A process that prints a line for each message, and stops receiving after ``most`` messages."""
 
     def __init__(self, kind: str, endpoint: str, most: int) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", CONSUMER, kind, endpoint, str(most)], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
-        self._told = self._process.stdout
+        self._lines = self._process.stdout
 
     def __enter__(self) -> Consumer:
-        assert self._told.readline() == "bound\n"
+        assert self._lines.readline() == "bound\n"
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._told.close()
+        self._lines.close()
 
     def wait_for(self, count: int) -> None:
         for _ in range(count):
-            self._told.readline()
+            self._lines.readline()
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(10)
 
-    def told(self) -> int:
-        """How many more it had received when it died."""
-        return len(self._told.readlines())
+    def count_remaining(self) -> int:
+        """How many more messages it had received before it was killed."""
+        return len(self._lines.readlines())
 
 
 @pytest.mark.parametrize("kind", ["PUSH", "PUB"])
-def test_what_a_sink_has_sent_may_die_with_its_consumer(kind: str) -> None:
-    """The task has succeeded: all has left for the consumer's machine. It processed 100."""
+def test_rows_that_count_as_sent_may_be_lost_with_their_consumer(kind: str) -> None:
+    """The task has succeeded because all rows have left for the consumer's machine. The consumer processed 100."""
     endpoint = free_endpoint()
     with Consumer("PULL" if kind == "PUSH" else "SUB", endpoint, 100) as consumer:
         with Sender(write_options(connect=endpoint, socketType=kind, sndhwm=5000)) as sender:
@@ -77,11 +77,11 @@ def test_what_a_sink_has_sent_may_die_with_its_consumer(kind: str) -> None:
         assert counters.sent == counters.rows == 1000
         consumer.wait_for(100)
         consumer.kill()
-        assert consumer.told() == 0
+        assert consumer.count_remaining() == 0
 
 
-def test_a_sink_whose_consumer_dies_meanwhile_sends_the_rest_to_the_next(context: Context) -> None:
-    """And what may have been in the first one's queues again: which of it had arrived, nobody knows."""
+def test_the_next_consumer_gets_the_rows_after_the_first_one_is_killed(context: Context) -> None:
+    """It also gets the rows that may have been in the queues of the first one."""
     endpoint = free_endpoint()
     options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, zmq_reconnect_ivl=20)
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
@@ -91,13 +91,13 @@ def test_a_sink_whose_consumer_dies_meanwhile_sends_the_rest_to_the_next(context
         following = context.socket(zmq.PULL)
         wait_for(lambda: _bind(following, endpoint), "the endpoint free")
         sender.send_values(binary([b"y" * 1000] * 20))
-        # The loss may be noticed as late as here. All of it finds room in what follows.
+        # The loss may be noticed as late as here. The queues of the next consumer have room for all rows.
         counters = sender.finish()
         got: Counter[bytes] = Counter()
         while (got[b"x" * 1000] < 200 or got[b"y" * 1000] < 20) and following.poll(10_000):
             got[following.recv()] += 1
     assert counters.sent == 220
-    # All of the first: of the others as many as had been sent when the loss was noticed.
+    # All of the first rows, and as many of the others as were sent before the loss was noticed.
     assert counters.resent >= 200
     assert got[b"x" * 1000] >= 200
     assert got[b"y" * 1000] >= 20
@@ -111,10 +111,10 @@ def _bind(sock: Socket, endpoint: str) -> bool:
     return True
 
 
-def test_a_sink_whose_consumer_is_gone_at_the_end_fails_its_task() -> None:
-    """It waits for one that it can send the rows again to; then Spark repeats the task."""
+def test_a_task_fails_if_its_consumer_has_gone_at_the_end() -> None:
+    """The task waits for a consumer to which it can send the rows again. Then it fails, and Spark repeats it."""
     endpoint = free_endpoint()
-    options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="2s")
+    options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="500ms")
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
         sender.send_values(binary([b"x"] * 10))
         consumer.wait_for(10)

@@ -10,29 +10,29 @@ from tests.support import binary, write_options
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
-from zmq_datasource.sink.in_flight import Part
-from zmq_datasource.sink.unsent import RefusalLog, Unsent
+from zmq_datasource.sink.in_flight import RowBatch
+from zmq_datasource.sink.unsent import Unsent
 
 
 @pytest.mark.parametrize(
-    ("noblock", "anybody", "reason"),
+    ("noblock", "has_peers", "reason"),
     [(True, True, "hwm"), (True, False, "no_peer"), (False, True, "timeout"), (False, False, "no_peer")],
 )
-def test_each_row_has_its_reason(tmp_path: Path, noblock: bool, anybody: bool, reason: str) -> None:
+def test_each_row_has_its_reason(tmp_path: Path, noblock: bool, has_peers: bool, reason: str) -> None:
     options = write_options(connect="tcp://127.0.0.1:1", noblock=noblock)
-    part = Part(binary([b"a", b"b"]), None, None, 0)
+    batch = RowBatch(binary([b"a", b"b"]), None, None, 0)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         for kept in (letters, None):
             counters = SinkCounters()
-            Unsent(options, kept, counters).give_up(part, 1, anybody=anybody)
+            Unsent(options, kept, counters).give_up(batch, 1, has_peers=has_peers)
             assert dict(counters.dead_lettered) == ({reason: 1} if kept else {})
             assert dict(counters.dropped) == ({} if kept else {reason: 1})
 
 
-def test_what_a_task_does_without_a_row_is_decided_by_its_options(tmp_path: Path) -> None:
+def test_options_decide_whether_a_task_continues_and_keeps_its_rows(tmp_path: Path) -> None:
     def decided(noblock: bool, letters: StagedDeadLetters | None) -> tuple[bool, bool]:
         unsent = Unsent(write_options(connect="tcp://127.0.0.1:1", noblock=noblock), letters, SinkCounters())
-        return unsent.goes_on, unsent.keeps
+        return unsent.continues, unsent.needs_rows
 
     letters = StagedDeadLetters(Location(tmp_path), "q", 0, 0)
     assert decided(False, None) == (False, True)
@@ -41,31 +41,26 @@ def test_what_a_task_does_without_a_row_is_decided_by_its_options(tmp_path: Path
     assert decided(True, letters) == (True, True)
 
 
-def test_rows_that_are_written_off_were_sent_no_more(tmp_path: Path) -> None:
-    """Those that had been given up before are not counted again."""
+def test_rows_that_are_written_off_no_longer_count_as_sent(tmp_path: Path) -> None:
+    """A row that was given up before is not counted twice."""
     options = write_options(connect="tcp://127.0.0.1:1", noblock=True)
-    part = Part(binary([b"a", b"bb", b"ccc"]), None, None, 0, sent=2, sent_bytes=4, given_up={1})
+    batch = RowBatch(binary([b"a", b"bb", b"ccc"]), None, None, 0, sent=2, sent_bytes=4, given_up={1})
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
         for kept in (letters, None):
             counters = SinkCounters(rows=3, sent=2, bytes=4)
-            assert Unsent(options, kept, counters).write_off([part]) == 2
+            assert Unsent(options, kept, counters).write_off([batch]) == 2
             assert (counters.sent, counters.bytes) == (0, 0)
             assert (counters.dead_lettered if kept else counters.dropped) == {"connection_lost": 2}
 
 
-def test_a_long_refusal_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_task_logs_how_many_rows_it_has_dropped_every_few_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = [0.0]
-    refusals = RefusalLog("dropped", clock=lambda: now[0])
-    for second in range(8):  # full and free again, thousands of times
-        now[0] = float(second)
-        for _ in range(1000):
-            refusals.note("hwm")
-            refusals.look()
-    assert [r.message for r in caplog.records] == ["rows are being dropped: 5001 hwm in 5 s"]
-    now[0] = 12.5
-    refusals.look()
-    refusals.look()
-    assert [r.message for r in caplog.records][1:] == ["rows are no longer dropped: 8000 hwm in 7 s"]
-    refusals.note("hwm")  # a short one is told by its batch
-    refusals.end()
-    assert len(caplog.records) == 2
+    options = write_options(connect="tcp://127.0.0.1:1", noblock=True)
+    unsent = Unsent(options, None, SinkCounters(), clock=lambda: now[0])
+    batch = RowBatch(binary([b"a"]), None, None, 0)
+    for tenth in range(100):
+        now[0] = 100 + tenth / 10
+        unsent.give_up(batch, 0, has_peers=True)
+    assert [r.message for r in caplog.records] == ["50 more rows dropped (hwm) in the last 5 s"]

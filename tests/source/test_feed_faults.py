@@ -23,15 +23,13 @@ from tests.source.test_feed import (
     send,
 )
 from tests.support import Connections, batch_of, bound, free_endpoint, stop_sooner, take_over, wait_for
+from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader, Readers
+from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy.server import Server
-from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 
@@ -265,16 +263,21 @@ def test_the_timeout_of_a_reader_begins_when_its_query_stops(
         assert time.time() - os.stat(path).st_mtime < 60
 
 
-def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(tmp_path: Path) -> None:
+def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Retention, "records_seconds", 0.0)
     filled(tmp_path, 4).close()
     with querying(tmp_path, reader="desk", readerTimeout="1m", maxMessagesPerTrigger=1) as query:
         query.begin()
-    options = {"bind": free_endpoint(), "publish": free_endpoint(), "walLocation": str(tmp_path)}
-    with Server(parse(ProxyOptions, options), Progress(0, 4, None)) as server:
-        server.step()
-        assert server.status()["hold"] == 0
-        os.utime(ReaderRecords(LogStorage(str(tmp_path))).path_of("desk"), (1, 1))
-        wait_for(lambda: server.step() or server.status()["hold"] == 4, "that it holds nothing below the end")
+    path = ReaderRecords(LogStorage(str(tmp_path))).path_of("desk")
+    with ProxyThreads(tmp_path, endpoints("bind", "publish")) as proxy:
+        log = proxy.flow.journal.log
+        log.retention.remove_expired()
+        assert log.earliest == 0
+        assert os.path.exists(path)
+        os.utime(path, (1, 1))
+        wait_for(lambda: not os.path.exists(path), "the record dropped")
 
 
 def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_request_is_void_after_a_change_of(what: str) -> None:
     asking = with_gaps()
     asking.reply(5, 6)
     if what == "our connection":
-        asking.it.connected(asking.now)
+        asking.it.reconnected(asking.now)
     elif what == "the live connection":
         asking.live(2)
     else:

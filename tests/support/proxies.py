@@ -114,7 +114,6 @@ class ProxyThreads:
     def _serve(self) -> None:
         def report(status: dict[str, Any]) -> None:
             self.status = status
-            self.flow.hold = status["hold"]
 
         with ExitStack() as stack:
             self.server = stack.enter_context(Server(self.options, self.flow.journal.progress))

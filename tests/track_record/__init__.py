@@ -5,7 +5,7 @@ test or weather seed that goes red with it::
 
     Fault: a consumer that was lost beside a refused stranger was not counted, and its rows were not sent again.
     Mended: 8df6a3e
-    Caught by: tests/sink/test_lost_connections.py::test_a_consumer_that_is_lost_beside_a_stranger_is_counted
+    Caught by: tests/sink/test_lost_connections.py::test_a_loss_is_noticed_beside_a_silent_connection
 
     diff --git a/zmq_datasource/sink/... b/zmq_datasource/sink/...
 

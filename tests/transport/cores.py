@@ -1,4 +1,4 @@
-"""What the tests of both cores share: pairs of sockets, and columns with whatever offsets."""
+"""Helpers of the tests of both cores: pairs of sockets, and columns with any offsets, also wrong ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Frames = list[list[bytes]]
 MIB = 1 << 20
 LARGEST = 2**31 - 1  # what offsets of 32 bits reach
 
-_IN_USE: ModuleType = core._implementation
+_IN_USE: ModuleType = core.implementation
 _numbers = itertools.count()
 
 
 def implementation(name: str) -> ModuleType:
-    """The core of that name; without the compiled one the test is skipped."""
+    """The core of this name; skips the test if the compiled core is not there."""
     if name == "python":
         return python_core
     if core.NAME != "compiled":
@@ -35,14 +35,14 @@ def implementation(name: str) -> ModuleType:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Use the core of that name; without the compiled one the test is skipped."""
-    monkeypatch.setattr(core, "_implementation", implementation(name))
+    """Use the core of this name; skips the test if the compiled core is not there."""
+    monkeypatch.setattr(core, "implementation", implementation(name))
 
 
 def pair(
     context: Context, send: int = zmq.PUSH, receive: int = zmq.PULL, hwm: int = 0
 ) -> tuple[Socket, Socket]:
-    """Two sockets that are connected, where what is sent can be received at once."""
+    """Two connected sockets; a message that was sent can be received at once."""
     sender, receiver = context.socket(send), context.socket(receive)
     sender.sndhwm = receiver.rcvhwm = hwm
     receiver.rcvtimeo = sender.sndtimeo = 20_000
@@ -58,7 +58,7 @@ def send(sender: Socket, messages: Sequence[Sequence[bytes]]) -> None:
 
 
 def take_all(receiver: Socket, inbox: core.Inbox | None = None, **bounds: Any) -> Frames:
-    """Everything that is there, through an inbox."""
+    """All messages of a socket, taken by an inbox."""
     inbox = inbox or core.Inbox()
     inbox.take(receiver, **{"most": 1 << 30, "room": 1 << 30, **bounds})
     return handed_over(inbox)
@@ -76,7 +76,7 @@ def handed_over(inbox: core.Inbox) -> Frames:
 
 
 def read_all(receiver: Socket) -> Frames:
-    """Everything that is there, by pyzmq."""
+    """All messages of a socket, received by pyzmq."""
     messages = []
     while receiver.poll(0):
         messages.append(receiver.recv_multipart())
@@ -96,17 +96,19 @@ def offsets(*values: int, kind: str = "i") -> pa.Buffer:
 
 
 def binary(data: bytes, *ends: int, wide: bool = False, offset: int = 0) -> pa.Array:
-    """Binary with these offsets, whatever they are."""
+    """A binary array with these offsets, also wrong ones."""
     memory = bytearray(offsets(*[0] * len(ends), kind="q" if wide else "i"))
     buffers = [None, pa.py_buffer(memory), pa.py_buffer(data)]
     kind = pa.large_binary() if wide else pa.binary()
     made = pa.Array.from_buffers(kind, len(ends) - 1 - offset, buffers, offset=offset)
-    memory[:] = bytes(offsets(*ends, kind="q" if wide else "i"))  # some of which Arrow would refuse
+    memory[:] = bytes(
+        offsets(*ends, kind="q" if wide else "i")
+    )  # afterwards, because Arrow would refuse some of them
     return made
 
 
 def raw_lists(contents: pa.Array, *ends: int) -> pa.Array:
-    """Lists of a binary array with these offsets, whatever they are."""
+    """Lists of a binary array with these offsets, also wrong ones."""
     memory = bytearray(offsets(*[0] * len(ends)))
     made = pa.Array.from_buffers(FRAMES, len(ends) - 1, [None, pa.py_buffer(memory)], children=[contents])
     memory[:] = bytes(offsets(*ends))

@@ -31,8 +31,8 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Access
 from zmq_datasource.options.types import Endpoints, ZmqOptions
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
-from zmq_datasource.sink import sending_socket
 from zmq_datasource.sink.sender import Sender
+from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
@@ -94,8 +94,8 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture(autouse=True)
 def _looks_often_and_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(sending_socket, "_SHAKING_SECONDS", 20.0)
+    monkeypatch.setattr(authentication.Reread, "check_seconds", 0.0)
+    monkeypatch.setattr(SendingSocket, "handshake_seconds", 20.0)
 
 
 def given(options: dict[str, str]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_who_comes_into_the_directory_may_connect_and_who_leaves_it_may_not_agai
         pull.close(0)
 
 
-def test_a_directory_that_is_gone_lets_nobody_in_until_it_is_back(
+def test_a_directory_that_is_gone_admits_no_client_until_it_is_back(
     context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = free_endpoint()
@@ -171,12 +171,12 @@ def test_a_directory_that_is_gone_lets_nobody_in_until_it_is_back(
         push = keys.connect(context, zmq.PUSH, endpoint, "friend")
         attempt(push, b"1")
         wait_for(lambda: refused(pull), "a refusal")
-        assert "nobody may connect until it can be read" in caplog.text
+        assert "no client may connect until it can be read" in caplog.text
         aside.rename(keys.allowed)
         # A client that is refused does not come again by itself.
         keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"2")
         assert take(pull.socket, 1) == [[b"2"]]
-        assert "no.key is no certificate, and its owner may not connect" in caplog.text
+        assert "no.key is not a certificate, and its owner may not connect" in caplog.text
     finally:
         pull.close(0)
 
@@ -349,12 +349,12 @@ def test_a_peer_that_is_lost_beside_a_stranger_who_was_refused_counts(
         stranger.fail()
         wait_for(lambda: refused(push), "the refusal")
         friend.close()
-        wait_for(lambda: push.watch.update() or push.watch.cut == 1, "the loss of the friend", 10)
+        wait_for(lambda: push.watch.update() or push.watch.possibly_lost == 1, "the loss of the friend", 10)
         assert (push.watch.lost, push.watch.peers) == (1, 0)
         stranger.leave()
         plain(context, endpoint, "friend", "secret", zmq.PULL)
         wait_for(lambda: shaken(push, 2), "the friend again")
-        assert (push.watch.cut, push.watch.peers) == (1, 1)
+        assert (push.watch.possibly_lost, push.watch.peers) == (1, 1)
     finally:
         push.close(0)
 
@@ -389,7 +389,7 @@ def _subscribed(sock: Socket) -> Socket:
     return sock
 
 
-def test_each_side_of_a_proxy_lets_in_whom_it_knows(
+def test_each_side_of_a_proxy_admits_its_own_clients(
     context: zmq.Context[Socket], keys: Keys, tmp_path: Path
 ) -> None:
     sides = endpoints("bind", "pull", "router", "publish", "replay", "durable")
@@ -555,10 +555,10 @@ def test_a_fault_of_the_disk_gives_bound_names_to_nobody(
 def test_a_server_does_not_begin_without_knowing_which_names_are_bound(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path) -> list[str]:
+    def refuse(path: Path, **_: object) -> str:
         raise OSError(errno.EIO, "input/output error", str(path))
 
-    monkeypatch.setattr(authentication, "_names_in", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(OptionError, match=r"option allowedClients: reading .* input/output error"):
         authentication.Clients(str(keys.allowed))
 

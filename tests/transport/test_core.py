@@ -1,4 +1,4 @@
-"""Both cores, the compiled one and the one in Python: which is in use, and what they take from sockets."""
+"""The compiled core and the Python core: which one is in use, and how they receive."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def on_alarm(handler: Any, after: float, every: float = 0.0) -> Iterator[None]:
 
 
 class HandlerError(Exception):
-    """What a signal's handler raises."""
+    """Raised by a signal's handler."""
 
 
 def interrupt(*_: object) -> None:
@@ -95,7 +95,7 @@ def test_the_compiled_core_is_left_out_where_it_is_not_wanted() -> None:
     assert done.stdout == "python\n"
 
 
-def test_no_function_of_libzmq_is_called_that_is_not_there() -> None:
+def test_wrong_addresses_of_libzmq_are_refused() -> None:
     compiled = implementation("compiled")
     for wrong in ((), (1,) * 9, [1] * 10, (1,) * 9 + (0,)):
         with pytest.raises(ValueError, match="address"):
@@ -118,13 +118,13 @@ def test_no_function_of_libzmq_is_called_that_is_not_there() -> None:
     ],
     ids=["no byte", "no byte in three frames", "larger than the buffer", "mixed", "10,000 frames"],
 )
-def test_messages_of_any_shape_come_whole(context: Context, message: list[bytes]) -> None:
+def test_messages_of_any_shape_arrive_whole(context: Context, message: list[bytes]) -> None:
     push, pull = pair(context)
     send(push, [[b"before"], message, message, [b"behind"]])
     assert take_all(pull) == [[b"before"], message, message, [b"behind"]]
 
 
-def test_an_inbox_says_what_it_holds_until_it_is_handed_over(context: Context) -> None:
+def test_an_inbox_counts_its_messages_until_it_is_handed_over(context: Context) -> None:
     push, pull = pair(context)
     inbox = Inbox()
     assert (inbox.messages, inbox.size, handed_over(inbox)) == (0, 0, [])
@@ -137,7 +137,7 @@ def test_an_inbox_says_what_it_holds_until_it_is_handed_over(context: Context) -
     assert (inbox.messages, inbox.size, handed_over(inbox)) == (0, 0, [])
 
 
-def test_no_more_is_taken_than_was_asked_for(context: Context) -> None:
+def test_an_inbox_keeps_its_limits(context: Context) -> None:
     push, pull = pair(context)
     send(push, [[b"0123456789"]] * 10)
     inbox = Inbox()
@@ -152,7 +152,7 @@ def test_no_more_is_taken_than_was_asked_for(context: Context) -> None:
 
 
 @pytest.mark.parametrize("huge", [[b"x" * 101], [b"x" * 60, b"y" * 60, b"z"], [b""] + [b"x" * 10] * 11])
-def test_a_message_that_is_too_large_leaves_no_trace(context: Context, huge: list[bytes]) -> None:
+def test_a_message_that_is_too_large_is_discarded(context: Context, huge: list[bytes]) -> None:
     push, pull = pair(context)
     inbox = Inbox()
     send(push, [[b"a", b"x" * 99], huge, [b"x" * 100], huge])
@@ -176,7 +176,7 @@ def test_a_message_stays_in_the_socket_until_the_largest_has_room(context: Conte
 
 
 @pytest.mark.long
-def test_an_inbox_reaches_all_that_its_offsets_reach(context: Context) -> None:
+def test_an_inbox_holds_2_gib(context: Context) -> None:
     push, pull = pair(context)
     inbox = Inbox()
     half = bytes(1 << 30)
@@ -205,7 +205,7 @@ def test_waiting_ends_with_a_message_or_with_the_timeout(context: Context) -> No
     assert handed_over(inbox) == [[b"late"]]
 
 
-def test_a_message_taken_alone_tells_by_which_connection_it_came(context: Context) -> None:
+def test_a_message_that_is_taken_alone_has_an_origin(context: Context) -> None:
     router, endpoint = bound(context, zmq.ROUTER)
     router.rcvtimeo = 10_000
     dealer = context.socket(zmq.DEALER)
@@ -225,7 +225,7 @@ def test_a_message_taken_alone_tells_by_which_connection_it_came(context: Contex
 # Buffers.
 
 
-def test_what_was_handed_over_never_changes(context: Context) -> None:
+def test_columns_that_were_handed_over_never_change(context: Context) -> None:
     push, pull = pair(context)
     inbox, other = Inbox(), Inbox()
     held: list[tuple[pa.Array, Frames]] = []
@@ -247,7 +247,7 @@ def test_what_was_handed_over_never_changes(context: Context) -> None:
 
 def test_memory_is_given_back(context: Context) -> None:
     push, pull = pair(context)
-    inbox, frame = Inbox(), b"x" * MIB
+    inbox, frame = Inbox(), b"x" * (MIB // 4)
     process = psutil.Process()
 
     def rounds(count: int) -> None:
@@ -267,7 +267,7 @@ def test_memory_is_given_back(context: Context) -> None:
     rounds(3)
     before = resident()
     rounds(30)
-    assert resident() - before < 10 * 30 * MIB
+    assert resident() - before < 10 * 30 * len(frame)
 
 
 def test_a_small_batch_does_not_hold_the_memory_of_a_large_one(context: Context) -> None:
@@ -288,7 +288,7 @@ def test_a_small_batch_does_not_hold_the_memory_of_a_large_one(context: Context)
 # Signals, other threads, and sockets that go.
 
 
-def test_a_signal_while_waiting_runs_its_handler_and_nothing_else_changes(context: Context) -> None:
+def test_a_signal_during_a_wait_runs_its_handler_and_the_wait_goes_on(context: Context) -> None:
     push, pull = pair(context)
     with on_alarm(lambda *_: push.send(b"from the handler"), 0.05):
         assert Inbox().take(pull, 9, MIB, wait=True).messages == 1
@@ -331,7 +331,7 @@ def test_in_a_storm_of_signals_each_message_arrives_once(context: Context) -> No
     assert handed_over(inbox) == [[b"topic", i.to_bytes(8, "big")] for i in range(count)]
 
 
-def test_what_was_taken_is_in_the_inbox_whenever_a_handler_raises(context: Context, core_name: str) -> None:
+def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context, core_name: str) -> None:
     if core_name == "python":
         pytest.skip("in Python a handler runs between any two steps, so that one message may be gone with it")
     count = 30_000
@@ -367,7 +367,7 @@ def test_a_handler_may_close_the_socket_that_is_waited_for(context: Context, cor
         rows.give(push, start, 100, wait=True)
 
 
-def test_a_closed_socket_is_said_to_be_none(context: Context) -> None:
+def test_a_closed_socket_is_refused(context: Context) -> None:
     push, pull = pair(context)
     for sock in (push, pull):
         sock.close()
@@ -377,7 +377,7 @@ def test_a_closed_socket_is_said_to_be_none(context: Context) -> None:
         Outbox([SameColumn(b"")], 1).give(push, 0, 1)
 
 
-def test_a_context_that_is_terminated_ends_the_waiting_and_keeps_what_was_taken() -> None:
+def test_a_terminated_context_ends_the_waiting_and_keeps_the_messages() -> None:
     context = zmq.Context[zmq.Socket[bytes]]()
     push, pull = pair(context, hwm=2)
     push.sndtimeo = pull.rcvtimeo = -1
@@ -432,7 +432,7 @@ def test_two_threads_cannot_fill_one_inbox(context: Context, core_name: str) -> 
     room=st.integers(1, 200),
     cores=st.tuples(*[st.sampled_from(sorted({core.NAME, "python"}))] * 2),
 )
-def test_what_one_core_gives_the_other_takes(
+def test_one_core_receives_what_the_other_sends(
     messages: Frames, skip: int, most: int, room: int, cores: tuple[str, str]
 ) -> None:
     context = zmq.Context[zmq.Socket[bytes]]()

@@ -1,4 +1,4 @@
-"""Both cores: rows of columns go out as they are, whole, and as far as there is room."""
+"""The compiled core and the Python core: how they send rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_columns_make_the_frames_of_a_message(context: Context) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
-def test_a_slice_of_a_column_is_what_it_shows(context: Context, kind: pa.DataType) -> None:
+def test_a_slice_of_a_column_sends_its_own_rows(context: Context, kind: pa.DataType) -> None:
     push, pull = pair(context)
     values = pa.array([None if i % 7 == 0 else "v" * i for i in range(100)], kind)
     for part in (values, values[3:], values[9:57], values[64:66], values[8:][5:20], values[100:]):
@@ -63,7 +63,7 @@ def test_a_slice_of_a_column_is_what_it_shows(context: Context, kind: pa.DataTyp
         assert read_all(pull) == [[frame or b"", b"."] for frame in frames]
 
 
-def test_a_slice_of_lists_is_what_it_shows(context: Context) -> None:
+def test_a_slice_of_lists_sends_its_own_rows(context: Context) -> None:
     push, pull = pair(context)
     messages = [[b"%d" % i] * (i % 4 + 1) for i in range(50)]
     for kind in (FRAMES, pa.list_(pa.large_binary())):
@@ -82,7 +82,7 @@ def test_a_slice_of_lists_is_what_it_shows(context: Context) -> None:
             assert read_all(pull) == part.to_pylist()
 
 
-def test_a_number_goes_behind_the_first_frame_and_never_takes_the_last_place(context: Context) -> None:
+def test_a_number_goes_after_the_first_frame_and_is_never_the_last(context: Context) -> None:
     push, pull = pair(context)
     give_all(push, columns_of(raw_of([[b"t", b"v"], [b"t", b"x", b"v"]]), 258), 2)
     give_all(push, columns_of(raw_of([b"v"]), 0), 1)
@@ -93,7 +93,7 @@ def test_a_number_goes_behind_the_first_frame_and_never_takes_the_last_place(con
     ]
 
 
-def test_numbers_side_by_side_are_not_mixed_up(context: Context) -> None:
+def test_several_columns_of_numbers_are_independent(context: Context) -> None:
     push, pull = pair(context)
     give_all(push, [NumberColumn(1), NumberColumn(2**63 - 3), NumberColumn(3)], 2)
     assert [[int.from_bytes(frame, "big") for frame in message] for message in read_all(pull)] == [
@@ -184,7 +184,7 @@ def test_rows_that_do_not_exist_are_refused(context: Context) -> None:
             Outbox(columns, count)
 
 
-def test_rows_know_their_size() -> None:
+def test_rows_have_a_size_in_bytes() -> None:
     frames = lists([[b"a"], [b"bb", b"ccc"]])
     assert Outbox([FramesColumn(frames)], 2).size(0, 2) == 6
     assert Outbox([FramesColumn(frames), NumberColumn(0)], 2).size(0, 2) == 22
@@ -232,13 +232,13 @@ def test_waiting_for_room_ends_with_room_or_with_the_timeout(context: Context) -
     assert received == [[b"frame", i.to_bytes(8, "big")] for i in range(200)]
 
 
-def test_nobody_there_is_no_room(context: Context) -> None:
+def test_without_a_peer_there_is_no_room(context: Context) -> None:
     push = context.socket(zmq.PUSH)
     push.bind("inproc://nobody")
     assert Outbox([SameColumn(b"a"), SameColumn(b"b")], 5).give(push, 0, 5) == 0
 
 
-def test_a_queue_that_would_drop_is_looked_at_in_time(context: Context) -> None:
+def test_refreshing_keeps_a_pub_from_dropping(context: Context) -> None:
     pub, endpoint = bound(context, zmq.PUB, sndhwm=10)
     sub = context.socket(zmq.SUB)
     sub.rcvtimeo = 10_000
@@ -259,8 +259,8 @@ def test_a_queue_that_would_drop_is_looked_at_in_time(context: Context) -> None:
         assert sub.recv() == row.to_bytes(8, "big")
 
 
-def _wait_until_nobody_is_there(sender: zmq.Socket[bytes]) -> None:
-    """Until libzmq knows that a connection is gone, more goes after it."""
+def _wait_for_the_end_of_the_connection(sender: zmq.Socket[bytes]) -> None:
+    """Until libzmq knows of the end of a connection, it sends more messages into it."""
     wait_for(lambda: not sender.poll(0, zmq.POLLOUT), "the end of the connection")
 
 
@@ -269,7 +269,7 @@ def _wait_until_nobody_is_there(sender: zmq.Socket[bytes]) -> None:
 def test_a_message_whose_connection_is_lost_on_the_way_is_whole_or_not_at_all(
     context: Context, kinds: tuple[int, int], wait: bool
 ) -> None:
-    """What libzmq swallows of it in silence is gone with the connection; the next message keeps its first frames."""
+    """libzmq discards the rest of such a message in silence; the next message must keep its first frames."""
     messages = [[b"%d" % i, *[b"x" * MIB] * 30, b"end"] for i in range(2)]
     rows = Outbox([FramesColumn(lists(messages))], 2)
     for delay in (0.002, 0.006):
@@ -279,7 +279,7 @@ def test_a_message_whose_connection_is_lost_on_the_way_is_whole_or_not_at_all(
         leaving.start()
         start = rows.give(sender, 0, 2, wait)
         leaving.join()
-        _wait_until_nobody_is_there(sender)
+        _wait_for_the_end_of_the_connection(sender)
         receiver = context.socket(kinds[1])
         receiver.connect(sender.last_endpoint.decode())
         sender.sndtimeo = 20_000

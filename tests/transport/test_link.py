@@ -1,4 +1,4 @@
-"""What a link does for its session, over real sockets on loopback."""
+"""A link and its session, over real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
 from zmq_datasource.options.types import Endpoints, ZmqOptions
-from zmq_datasource.transport.kernel import bytes_received
-from zmq_datasource.transport.link import Link, Session
+from zmq_datasource.transport.link import Link
+from zmq_datasource.transport.session import Session
 from zmq_datasource.transport.spec import SocketSpec
 
 
 class Recorder(Session):
-    """Keeps what it is told."""
+    """Records the calls of the link."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class Recorder(Session):
     def wake(self, now: float) -> None:
         self.wakes += 1
 
-    def connected(self, now: float) -> None:
+    def reconnected(self, now: float) -> None:
         self.connections += 1
 
-    def alive(self, now: float) -> None:
+    def bytes_arrived(self, now: float) -> None:
         self.signs += 1
 
     def blocked(self) -> None:
@@ -56,57 +56,61 @@ def linked(endpoint: str, session: Session, **spec: int) -> Link:
     return link
 
 
+def bytes_received(link: Link) -> int:
+    return link.watch.open_connections().bytes_received()
+
+
 def receive(router: Socket) -> list[bytes]:
     assert router.poll(5000)
     return router.recv_multipart()
 
 
-def test_messages_go_and_come_in_their_order(router: tuple[Socket, str]) -> None:
+def test_messages_are_sent_and_received_in_order(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
     link = linked(endpoint, session)
     try:
         session.outbox.extend([[b"1"], [b"2", bytes(100_000)]])
-        link.carry()
+        link.run_once()
         peer, *frames = receive(sock)
         assert frames == [b"1"]
         assert receive(sock) == [peer, b"2", bytes(100_000)]
         assert not session.outbox
         sock.send_multipart([peer, b"a"])
         sock.send_multipart([peer, b"b", b""])
-        wait_for(lambda: (link.carry(), len(session.received) == 2)[1], "both answers")
+        wait_for(lambda: (link.run_once(), len(session.received) == 2)[1], "both answers")
         assert session.received == [[b"a"], [b"b", b""]]
         assert session.connections == 0, "the first connection is nothing new"
     finally:
         link.close(0)
 
 
-def test_a_session_is_woken_while_nothing_comes(router: tuple[Socket, str]) -> None:
+def test_a_session_is_woken_while_no_message_arrives(router: tuple[Socket, str]) -> None:
     session = Recorder()
     link = linked(router[1], session)
     try:
         for _ in range(3):
-            link.carry(0.001)
+            link.run_once(0.001)
         assert session.wakes == 3
     finally:
         link.close(0)
 
 
-def test_a_connection_that_was_made_anew_is_told(router: tuple[Socket, str]) -> None:
+def test_a_session_learns_that_libzmq_has_connected_again(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
     with Middlebox(endpoint) as between:
         link = linked(between.endpoint, session)
         try:
             session.outbox.append([b"1"])
-            wait_for(lambda: (link.carry(), sock.poll(0))[1], "the first message")
+            wait_for(lambda: (link.run_once(), sock.poll(0))[1], "the first message")
             between.reset()
-            wait_for(lambda: (link.carry(), session.connections == 1)[1], "the news")
+            wait_for(lambda: (link.run_once(), session.connections == 1)[1], "the news")
         finally:
             link.close(0)
 
 
-def test_bytes_of_a_message_that_is_not_whole_are_a_sign_of_life(router: tuple[Socket, str]) -> None:
+def test_bytes_of_an_incomplete_message_are_a_sign_of_life(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
     with Middlebox(endpoint) as between:
@@ -114,16 +118,16 @@ def test_bytes_of_a_message_that_is_not_whole_are_a_sign_of_life(router: tuple[S
         link = linked(between.endpoint, session)
         try:
             session.outbox.append([b"1"])
-            link.carry()
+            link.run_once()
             sock.send_multipart([receive(sock)[0], bytes(4_000_000)])
-            wait_for(lambda: (link.carry(), session.signs >= 3)[1], "signs of life")
+            wait_for(lambda: (link.run_once(), session.signs >= 3)[1], "signs of life")
             assert not session.received
         finally:
             link.close(0)
 
 
 def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
-    """libzmq's own thread sends them, whatever has become of the message that waits for an answer."""
+    """libzmq's own thread sends them, even if the peer's program has lost the request."""
     endpoint = free_endpoint()
     session = Recorder()
     with context.socket(zmq.ROUTER) as sock:
@@ -132,43 +136,46 @@ def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
         link = linked(endpoint, session)
         try:
             session.outbox.append([b"1"])
-            link.carry()
+            link.run_once()
             receive(sock)
-            wait_for(lambda: (link.carry(), link.watch.peers)[1], "the connection")
-            link.look()
+            wait_for(lambda: (link.run_once(), link.watch.peers)[1], "the connection")
+            link.check_connection()
             session.signs = 0
-            began = bytes_received(link.watch)
-            wait_for(lambda: (link.carry(), bytes_received(link.watch) > began + 512)[1], "heartbeats")
+            began = bytes_received(link)
+            wait_for(
+                lambda: (link.run_once(), bytes_received(link) > began + 512)[1],
+                "heartbeats",
+            )
             assert session.signs == 0
         finally:
             link.close(0)
 
 
-def test_who_asks_to_redial_speaks_on_a_connection_of_its_own(router: tuple[Socket, str]) -> None:
+def test_a_redial_opens_a_new_connection_and_discards_late_messages(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
     link = linked(endpoint, session)
     try:
         session.outbox.append([b"before"])
-        link.carry()
+        link.run_once()
         first = receive(sock)
         sock.send_multipart([first[0], b"late"])
         session.redial = True
         session.outbox.append([b"after"])
-        link.send()
+        link.send_outbox()
         assert not session.redial
         second = receive(sock)
         assert second[1:] == [b"after"]
         assert second[0] != first[0]
         sock.send_multipart([second[0], b"answer"])
-        wait_for(lambda: (link.carry(), session.received)[1], "the answer")
+        wait_for(lambda: (link.run_once(), session.received)[1], "the answer")
         assert session.received == [[b"answer"]]
         assert session.connections == 0
     finally:
         link.close(0)
 
 
-def test_who_was_interrupted_within_a_message_begins_on_a_new_connection(
+def test_an_interrupt_within_a_message_leads_to_a_new_connection(
     router: tuple[Socket, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sock, endpoint = router
@@ -179,11 +186,11 @@ def test_who_was_interrupted_within_a_message_begins_on_a_new_connection(
         with monkeypatch.context() as patch:
             patch.setattr(zmq.Socket, "send_multipart", interrupted_send)
             with pytest.raises(KeyboardInterrupt):
-                link.send()
+                link.send_outbox()
         assert session.connections == 1
         session.outbox.clear()
         session.outbox.append([b"whole"])
-        link.send()
+        link.send_outbox()
         peer, *frames = receive(sock)
         assert frames == [b"whole"]
         sock.send_multipart([peer, b"half", b"an answer"])
@@ -191,11 +198,11 @@ def test_who_was_interrupted_within_a_message_begins_on_a_new_connection(
         with monkeypatch.context() as patch:
             patch.setattr(zmq.Socket, "recv_multipart", interrupted_receive)
             with pytest.raises(KeyboardInterrupt):
-                link.carry()
+                link.run_once()
         session.outbox.append([b"again"])
-        link.send()
+        link.send_outbox()
         sock.send_multipart([receive(sock)[0], b"all", b"of it"])
-        wait_for(lambda: (link.carry(), session.received)[1], "the answer")
+        wait_for(lambda: (link.run_once(), session.received)[1], "the answer")
         assert session.received == [[b"all", b"of it"]]
     finally:
         link.close(0)
@@ -211,22 +218,22 @@ def interrupted_receive(sock: Socket, flags: int = 0) -> list[bytes]:
     raise KeyboardInterrupt
 
 
-def test_what_a_full_queue_does_not_take_stays() -> None:
+def test_messages_that_find_no_room_stay_in_the_outbox() -> None:
     session = Recorder()
     link = linked(free_endpoint(), session, sndhwm=2)
     try:
         session.outbox.extend([b"%d" % n] for n in range(5))
-        link.send()
+        link.send_outbox()
         assert session.is_blocked
         assert list(session.outbox) == [[b"%d" % n] for n in range(2, 5)]
     finally:
         link.close(0)
 
 
-def test_what_prevents_a_new_connection_is_waited_out(
+def test_a_redial_that_fails_is_repeated(
     router: tuple[Socket, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Key files are read with each socket, and may be replaced just then."""
+    """Key files are read for each socket, and may be missing while they are replaced."""
     sock, endpoint = router
     key = tmp_path / "text"
     key.write_text("3000")
@@ -238,17 +245,17 @@ def test_what_prevents_a_new_connection_is_waited_out(
     link.open()
     try:
         session.outbox.append([b"1"])
-        link.carry()
+        link.run_once()
         assert receive(sock)[1:] == [b"1"]
         key.unlink()
         session.redial = True
         session.outbox.append([b"2"])
-        link.carry()
+        link.run_once()
         assert session.redial
         assert session.outbox
         assert "again" in caplog.text
         key.write_text("3000")
-        link.carry()
+        link.run_once()
         assert not session.redial
         assert receive(sock)[1:] == [b"2"]
     finally:

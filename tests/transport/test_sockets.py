@@ -34,7 +34,6 @@ from zmq_datasource.transport.attach import attach
 from zmq_datasource.transport.kernel import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch, security_of
-from zmq_datasource.transport.pyzmq_internals import more_frames
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of
 
 FEED = "tcp://127.0.0.1:5556"
@@ -65,7 +64,7 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
         ("zmq_reconnect_ivl", "-1", "throws away what it has received"),
         ("zmq_reconnect_ivl", "0", "throws away what it has received"),
         ("zmq_reconnect_stop", "1", "takes along what was received"),
-        ("zmq_xpub_manual", "1", "nobody would ever be subscribed"),
+        ("zmq_xpub_manual", "1", "no subscriber would ever be subscribed"),
     ],
 )
 def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
@@ -171,7 +170,7 @@ def test_an_endpoint_where_nobody_answers_is_reported_once(
     def said() -> int:
         watch.update()
         watch.report_absent()
-        return sum("nobody has answered" in r.message for r in caplog.records)
+        return sum("no answer" in r.message for r in caplog.records)
 
     with caplog.at_level(logging.WARNING):
         wait_for(said, "the report")
@@ -192,7 +191,7 @@ def test_nobody_at_an_endpoint_is_said_after_five_seconds(
     with caplog.at_level(logging.WARNING):
         watch.report_absent()
         watch.report_absent()
-        assert "nobody has answered" not in caplog.text
+        assert "no answer" not in caplog.text
         watch.report_absent()
     assert "for 5.0 s; is the endpoint right" in caplog.text
 
@@ -203,7 +202,7 @@ def test_silent_connections_that_leave_take_nobody_with_them(context: Context) -
     host, port = Endpoint.read(sock.getsockopt(zmq.LAST_ENDPOINT).decode().strip("\0")).host_port
 
     def shaking(count: int) -> Callable[[], bool]:
-        return lambda: (watch.update(), sum(map(len, watch._shaking.values())))[1] == count
+        return lambda: (watch.update(), watch.handshakes.shaking)[1] == count
 
     def up(count: int) -> Callable[[], bool]:
         return lambda: (watch.update(), watch.peers)[1] == count
@@ -259,7 +258,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
     _, endpoint = bound(context, zmq.PULL)
     options = stream_options(connect=endpoint)  # a SUB
     sock, watch = open_socket(context, options)
-    watch.first_redial = 0.01
+    watch.redialer.first_seconds = 0.01
 
     def refused() -> int:
         watch.update()
@@ -270,7 +269,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once(
         wait_for(refused, "refusal")
         assert "socket type does not match" in watch.refused[endpoint]
         # Dialled and refused again, which doubles the delay, and is not said again.
-        wait_for(lambda: refused() and watch._redial[endpoint][1] >= 0.04, "further refusals")
+        wait_for(lambda: refused() and watch.failures >= 4, "further refusals")
     assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
 
@@ -299,8 +298,8 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str)
     endpoint = endpoint.replace("127.0.0.1", host)
     options = stream_options(connect=endpoint)
     sock, watch = open_socket(context, options)
-    watch.first_redial = 0.05
-    watch.last_redial = 0.2
+    watch.redialer.first_seconds = 0.05
+    watch.redialer.last_seconds = 0.2
 
     def step() -> None:
         watch.update()
@@ -313,26 +312,6 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str)
     wait_for(lambda: step() or watch.peers, "handshake with the right peer")
     assert not watch.refused
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
-
-
-@pytest.mark.parametrize("fall_back", [False, True])
-def test_more_frames_tells_the_frames_of_a_message_apart(
-    context: Context, monkeypatch: pytest.MonkeyPatch, fall_back: bool
-) -> None:
-    if fall_back:
-
-        def refuse(_: str) -> None:
-            raise OSError("no such library")
-
-        monkeypatch.setattr("ctypes.PyDLL", refuse)
-    pull, endpoint = bound(context, zmq.PULL)
-    push = context.socket(zmq.PUSH)
-    push.connect(endpoint)
-    push.send_multipart([b"a", b"b", b"c"])
-    push.send(b"d")
-    more = more_frames(pull)
-    seen = [(pull.recv(), more.ask(), bool(more.flag.value))[::2] for _ in range(4)]
-    assert seen == [(b"a", True), (b"b", True), (b"c", False), (b"d", False)]
 
 
 def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
@@ -351,8 +330,8 @@ def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(
         assert pull.recv() == b"1"
         with monkeypatch.context() as patch:
             patch.setattr("zmq_datasource.transport.opened.io_threads_sleep", lambda threads: False)
-            assert not opened.settle(patience=0.05)
-        assert opened.settle(patience=10.0)
+            assert not opened.wait_until_flushed(patience=0.05)
+        assert opened.wait_until_flushed(patience=10.0)
     finally:
         opened.close(0)
 

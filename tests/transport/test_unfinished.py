@@ -1,4 +1,4 @@
-"""Messages that never end: their sender is hung up, and nobody else is."""
+"""A peer whose message never ends is disconnected, and no other peer is."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def set_limit(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 @pytest.fixture(autouse=True)
 def _small_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limit(monkeypatch, LIMIT)
-    monkeypatch.setattr(unfinished.Unfinished, "look_seconds", 0.02)
+    monkeypatch.setattr(unfinished.Unfinished, "check_seconds", 0.02)
 
 
 class Endless:
-    """A peer that sends frames, each of which says that another follows, until it is hung up.
+    """A peer that sends frames, each of which announces another one, until it is disconnected.
 
-    It sends at a pace: over loopback more would come between two looks than is to come before the end.
+    It limits its rate: otherwise loopback would deliver more than the limit between two checks.
     """
 
     def __init__(self, endpoint: str, socket_type: bytes) -> None:
@@ -80,7 +80,7 @@ class Endless:
 
 @contextmanager
 def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """Gives a step: what is there is taken, and housekeeping done; it returns how many messages came."""
+    """Gives a function that receives and checks once, and returns the number of messages."""
     match kind.split():
         case ["XSUB"]:
             spec = SocketSpec(
@@ -141,7 +141,7 @@ def _disconnected(caplog: pytest.LogCaptureFixture) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("kind", ["PULL", "SUB", "XSUB", "proxy ROUTER", "ROUTER"])
-def test_a_peer_whose_message_never_ends_is_hung_up(
+def test_a_peer_whose_message_never_ends_is_disconnected(
     kind: str, tmp_path: Path, disconnected: Callable[[], bool]
 ) -> None:
     endpoint = free_endpoint()
@@ -151,7 +151,7 @@ def test_a_peer_whose_message_never_ends_is_hung_up(
 
 
 @pytest.mark.parametrize("kind", ["PULL", "SUB", "XSUB", "proxy ROUTER"])
-def test_beside_it_nothing_is_lost_and_nobody_else_is_hung_up(
+def test_other_peers_stay_connected_and_lose_nothing(
     context: Context,
     kind: str,
     tmp_path: Path,
@@ -183,7 +183,7 @@ def test_beside_it_nothing_is_lost_and_nobody_else_is_hung_up(
     assert len([record for record in caplog.records if "disconnected" in record.message]) == 1
 
 
-def test_what_a_message_that_never_ended_held_is_free_again(
+def test_the_memory_of_an_endless_message_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     set_limit(monkeypatch, 30 << 20)
@@ -200,7 +200,7 @@ def test_what_a_message_that_never_ended_held_is_free_again(
         assert memory.memory_info().rss - before < sent / 2
 
 
-def test_of_a_message_of_many_frames_a_server_keeps_one_too_many(context: Context, tmp_path: Path) -> None:
+def test_a_server_keeps_one_frame_more_than_it_accepts(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
     with closing(Router(proxy, proxy.durable, 10, 1 << 20, 7)) as router:
@@ -215,20 +215,20 @@ def test_of_a_message_of_many_frames_a_server_keeps_one_too_many(context: Contex
         assert [len(request.frames) for request in requests] == [8, 8, 7, 1]
 
 
-def test_who_has_sent_much_and_is_silent_now_slows_nobody_down(
+def test_a_peer_that_has_sent_much_is_not_suspected(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfinished.Unfinished, "look_seconds", 0.0)
+    monkeypatch.setattr(unfinished.Unfinished, "check_seconds", 0.0)
     endpoint = free_endpoint()
     with Receiver(stream_options(bind=endpoint, socketType="PULL"), SourceCounters()) as receiver:
         push = context.socket(zmq.PUSH)
         push.connect(endpoint)
         (channel,) = receiver.channels
-        careful = []
+        suspected = []
         for _ in range(5 * LIMIT // len(_FRAME)):
             push.send(_FRAME)
             wait_for(receiver.receive, "the message")
             receiver.take()
             receiver.keep_alive()
-            careful.append(channel.unfinished.careful)
-        assert not any(careful)
+            suspected.append(channel.unfinished.has_suspects)
+        assert not any(suspected)

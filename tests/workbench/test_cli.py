@@ -90,6 +90,18 @@ def test_the_options_of_one_kind_are_listed() -> None:
             ["receive", "--connect", "tcp://a:1", "--wal-location", "/tmp"],
             "--connect needs --socket-type: SUB",
         ),
+        (
+            ["receive", "--bind", "tcp://*:1", "--reader", "me"],
+            "--reader has no effect here: reader is set at a query that reads",
+        ),
+        (["receive", "--bind", "tcp://*:1", "-o", "noBlock=true"], "noblock is set at a query that writes"),
+        (
+            ["proxy", "--framing", "vllm"],
+            "--framing has no effect here: framing is set at a query that reads",
+        ),
+        (["receive", "--subscriber-expiry", "1d"], "subscriberExpiry is set at zmq-datasource proxy"),
+        (["proxy", "--subscriber-expiry", "1d"], "--subscriber-expiry: write -o subscriberExpiry=..."),
+        (["proxy", "--nonsense"], "No such option"),
         (["options", "walRetentoin"], "there is no option 'walRetentoin'; did you mean walRetention?"),
         (["options", "topics", "--json"], "--json is for source, sink or proxy"),
         (
@@ -144,12 +156,9 @@ HUGE = "1" + "0" * 30
         ),
         (["keygen", "x", "--directory", "/proc/nope"], "--directory"),
         (["keygen", "x", "--directory", "a" * 5000], "--directory"),
-        *(
-            (["top", "--metrics", "/tmp", "--interval", value], "'--interval': ")
-            for value in ("1e300s", "30d")
-        ),
-        (["top", "--metrics", "/tmp", "--since", "1e300d"], "'--since': "),
-        (["top", "--metrics", ""], "--metrics is empty"),
+        *((["top", "/tmp", "--interval", value], "'--interval': ") for value in ("1e300s", "30d")),
+        (["top", "/tmp", "--since", "1e300d"], "'--since': "),
+        (["top", ""], "a LOCATION is empty"),
         (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
         (["doctor", "--connect", "tcp://a:1", "--rcvhwm", HUGE], "rcvhwm"),
         *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
@@ -271,7 +280,8 @@ def _runs(process: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "option", ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest"]
+    "option",
+    ["reader=me", "maxMessagesPerTrigger=5", "includeFrames=true", "startingOffsets=latest", "maxMessages=5"],
 )
 def test_receive_refuses_what_only_a_query_can_do(option: str, tmp_path: Path) -> None:
     arguments = ["receive", "--bind", "ipc://a", "--wal-location", str(tmp_path / "log"), "-o", option]

@@ -179,7 +179,7 @@ class Acceptor:
 
     def _watch_connections(self) -> None:
         self._open.watch.update()
-        self._unfinished.look()
+        self._unfinished.check_connections()
         self._drops.flush()
         count_connections(self._counters, [self._open.watch])
 

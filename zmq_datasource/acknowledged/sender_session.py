@@ -46,7 +46,7 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.packed import pack_columns
-from zmq_datasource.transport.requests import RequestSession
+from zmq_datasource.transport.session import RequestSession
 
 __all__ = ["ATTEMPT_STATES", "AttemptLostError", "RefusedByReceiverError", "SenderSession"]
 
@@ -142,7 +142,7 @@ class SenderSession(RequestSession):
         self._resumed = -math.inf  # when it was sent again, on this connection
         self.state = "new"
         self._question: _Question | None = None
-        self._is_answered()
+        self._mark_answered()
 
     def _step(self, event: str) -> None:
         self.state = ATTEMPT_STATES.get((self.state, event), self.state)
@@ -249,13 +249,13 @@ class SenderSession(RequestSession):
         """For what comes unasked; the request is for later, if it does not."""
         if not answered(None):
             self._question = _Question(what, request, answered, now + self._timeout)
-            self._asks(now)
+            self._mark_asked(now)
 
     # What happens.
 
-    def connected(self, now: float) -> None:
+    def reconnected(self, now: float) -> None:
         self._resumed = -math.inf
-        super().connected(now)
+        super().reconnected(now)
 
     def wake(self, now: float) -> None:
         """Ask again if it is time.
@@ -266,12 +266,12 @@ class SenderSession(RequestSession):
         self._check_deadline(now)
         super().wake(now)
 
-    def _say_again(self, now: float) -> None:
+    def _repeat(self, now: float) -> None:
         question = self._question
         if self.kept and (question is None or question.request != self._hello):
             self._say(self._hello)
         if question is not None:
-            self._asks(now)
+            self._mark_asked(now)
             self._say(question.request)
 
     def _check_deadline(self, now: float) -> None:
@@ -290,7 +290,7 @@ class SenderSession(RequestSession):
             SendTimeoutError: There was no progress for too long.
         """
         message, _ = decode(frames)
-        self._hears(now)
+        self._mark_heard(now)
         received, is_busy = self._received, False
         answer: Message | None = None
         match message:
@@ -325,7 +325,7 @@ class SenderSession(RequestSession):
         question = self._question
         if question is not None and question.answered(answer):
             self._question = None
-            self._is_answered()
+            self._mark_answered()
         elif question is not None and (self._received > received or is_busy):
             # Progress; and a receiver that has many senders is there, and has a place in time.
             question.deadline = now + self._timeout
@@ -347,7 +347,7 @@ class SenderSession(RequestSession):
         self._take(received)
         # After a pause the receiver answers all greetings that were repeated meanwhile. One answer is enough, and a
         # greeting that is said after this one is answered later.
-        if self.kept and now - self._resumed > self.ask_again:
+        if self.kept and now - self._resumed > self.repeat_after:
             self._resumed = now
             self.outbox.extend(frames for _, frames in self.kept)
 

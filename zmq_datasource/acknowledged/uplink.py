@@ -78,7 +78,7 @@ class Uplink:
     ) -> None:
         self.session.let_go()
         with suppress(zmq.ZMQError):
-            self._link.send()
+            self._link.send_outbox()
         self._link.close(linger=200)  # what matters was acknowledged
 
     def _wait_for_peer(self) -> None:
@@ -92,7 +92,7 @@ class Uplink:
                     "receiver, correct the endpoint, or raise connectTimeout"
                 )
             watch.monitor.poll(100)
-            self._link.look()
+            self._link.check_connection()
 
     @property
     def peers(self) -> int:
@@ -162,7 +162,7 @@ class Uplink:
             self.session.bytes += self.session.pack(piece)[0]
 
     def _wait_for_room(self, size: int) -> None:
-        self._link.take()
+        self._link.receive_all()
         began = time.monotonic()
         self.session.wait_for_room(size, began)
         if self.session.waiting:
@@ -211,7 +211,7 @@ class Uplink:
 
     def carry(self, seconds: float = TICK_SECONDS) -> None:
         """Take an answer, if one comes within so many seconds, and send what is due."""
-        self._link.carry(seconds)
+        self._link.run_once(seconds)
 
     def _wait(self) -> None:
         """For the answer to what the session was asked last."""
@@ -220,7 +220,7 @@ class Uplink:
 
     def _flush(self) -> None:
         """Give libzmq all that is to be sent: it takes more than may be on the way, unless there is no connection."""
-        self._link.send()
+        self._link.send_outbox()
         deadline = time.monotonic() + self._options.send_timeout
         while self.session.outbox:
             if time.monotonic() >= deadline:

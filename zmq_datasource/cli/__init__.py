@@ -18,6 +18,7 @@ from zmq_datasource.cli.options import options
 from zmq_datasource.cli.proxy import proxy
 from zmq_datasource.cli.receive import receive
 from zmq_datasource.cli.top import top
+from zmq_datasource.cli.types import place_of
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 
 __all__ = ["main"]
@@ -47,6 +48,10 @@ class _Commands(click.Group):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as e:
+            if place := place_of(e.option_name, e.ctx.info_name if e.ctx else None):
+                raise click.UsageError(place, e.ctx) from e
+            raise
         except OptionError as e:  # as click does with what it refuses itself
             raise _RefusedError(str(e)) from e
         except ZmqDataSourceError as e:

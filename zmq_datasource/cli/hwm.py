@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zmq_datasource.cli.types import DURATION, LINGER, Read, number
 from zmq_datasource.cli.types import size as size_type
+
+if TYPE_CHECKING:
+    from zmq_datasource.workbench.experiment import Mode, Pattern
 
 __all__ = ["hwm"]
 
@@ -103,30 +106,36 @@ _HWMS = Read("n,...", _hwms)
     help="SNDBUF and RCVBUF; 0 leaves them to the system, whose buffers then hold more than any high-water mark.",
 )
 @click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures there."
+    "--repeat",
+    type=click.IntRange(min=1, max=100),
+    default=3,
+    show_default=True,
+    help="Runs of each combination; the table shows their median, smallest and largest value.",
+)
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the figures of each run there.",
 )
 @click.option(
     "--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw them there (.png)."
 )
 def hwm(
-    pattern: tuple[str, ...],
-    full: tuple[str, ...],
-    messages: int,
-    size: int,
-    rate: float,
-    consume: float,
-    stall: float,
+    pattern: tuple[Pattern, ...],
+    full: tuple[Mode, ...],
     sndhwm: tuple[int, ...],
     rcvhwm: tuple[int, ...] | None,
     linger: tuple[int, ...],
-    buffers: int,
+    repeat: int,
     csv_file: Path | None,
     plot_file: Path | None,
+    **same: Any,
 ) -> None:
     """Try high-water marks out: what is dropped, what waits, and how old messages get.
 
     A sender and a consumer that may be too slow run in processes of their own, over tcp on this machine,
-    once for each combination. What was sent is received or accounted for in every run.
+    --repeat times for each combination, in turn. What was sent is received or accounted for in every run.
 
     \b
     Examples:
@@ -140,49 +149,37 @@ def hwm(
     from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
     from zmq_datasource.workbench.results import check_outputs, plot, table, write_csv  # noqa: PLC0415
 
-    if size < HEADER_BYTES:
+    if same["size"] < HEADER_BYTES:
         raise click.UsageError(
-            f"--size {size}: a message has {HEADER_BYTES} bytes or more, its number and time"
+            f"--size {same['size']}: a message has {HEADER_BYTES} bytes or more, its number and time"
         )
     if "silent" in full and "PUB/SUB" not in pattern:
         raise click.UsageError("--full silent is for --pattern PUB/SUB; a PUSH drops nothing in silence")
-
-    def experiments() -> Iterator[Experiment]:
-        for sockets, mode, patience, sender in product(pattern, full, linger, sndhwm):
-            if mode == "silent" and sockets == "PUSH/PULL":
-                continue
-            for receiver in rcvhwm or (sender,):
-                yield Experiment(
-                    sockets,  # type: ignore[arg-type]
-                    mode,  # type: ignore[arg-type]
-                    sender,
-                    receiver,
-                    messages,
-                    size,
-                    rate,
-                    consume,
-                    stall,
-                    patience,
-                    buffers,
-                )
-
-    planned = list(experiments())
+    experiments = [
+        Experiment(sockets, mode, sender, receiver, linger=patience, **same)
+        for sockets, mode, patience, sender in product(pattern, full, linger, sndhwm)
+        if (sockets, mode) != ("PUSH/PULL", "silent")
+        for receiver in rcvhwm or (sender,)
+    ]
+    # In turn: a disturbance of the machine falls on one run of each experiment, not on all runs of one.
+    planned = experiments * repeat
     seconds = sum(
-        experiment.stall + experiment.messages * max(experiment.consume, 1 / rate if rate else 0.0)
-        for experiment in planned
+        each.stall + each.messages * max(each.consume, 1 / each.rate if each.rate else 0.0)
+        for each in planned
     )
     if seconds > _MOST_SECONDS:
         raise click.UsageError(
             f"these {len(planned):,} runs would take {seconds:,.0f} s, and {_MOST_SECONDS:,.0f} s are the most: lower "
-            "--messages, --consume or --stall, raise --rate, or try fewer high-water marks"
+            "--messages, --consume, --repeat or --stall, raise --rate, or try fewer high-water marks"
         )
-    console, progress = Console(), Console(stderr=True)
-    if not console.is_terminal:  # into a file or pipe, a line is as wide as it must be
-        console = Console(width=160)
     check_outputs(csv_file, plot_file)
-    with Progress(console=progress) as bar:
-        runs = [run(experiment) for experiment in bar.track(planned, description="Trying")]
-    console.print(table(runs))
+    with Progress(console=Console(stderr=True)) as bar:
+        runs = [run(each) for each in bar.track(planned, description="Trying")]
+    console = Console()
+    # Into a file or pipe, a line is as wide as it must be.
+    console.print(
+        table(runs, console.width if console.is_terminal else None), soft_wrap=not console.is_terminal
+    )
     if csv_file is not None:
         write_csv(runs, csv_file)
     if plot_file is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -42,49 +45,58 @@ def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **name
     """
     from contextlib import ExitStack  # noqa: PLC0415
 
-    given = all_options(ProxyOptions, named, others)
-    with ExitStack() as stack:
-        observe: Callable[[dict[str, Any]], None] | None = None
-        if prometheus is not None:
-            from zmq_datasource.monitoring.proxy import ProxyMetrics  # noqa: PLC0415
+    from zmq_datasource.monitoring.proxy import ProxyMetrics  # noqa: PLC0415 - imports Arrow
 
+    given = all_options(ProxyOptions, named, others)
+    name = next((given[side] for side in ("bind", "connect", "pull", "router") if side in given), "proxy")
+    with ExitStack() as stack:
+        observers: list[Callable[[dict[str, Any]], None]] = []
+        if prometheus is not None:
             metrics = ProxyMetrics(prometheus)
             stack.callback(metrics.close)
-            observe = metrics.observe
+            observers.append(metrics.observe)
         if monitor:
-            _watch(given, observe)
+            _monitor(name, given, observers)
         else:
-            from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415 - imports Arrow
-
-            run_until_stopped(given, observe)
+            _run(name, given, observers)
 
 
-def _watch(given: dict[str, Any], observe: Callable[[dict[str, Any]], None] | None) -> None:
-    import json  # noqa: PLC0415
-    import time  # noqa: PLC0415
-    from contextlib import ExitStack  # noqa: PLC0415
+def _run(name: str, given: dict[str, str], observers: list[Callable[[dict[str, Any]], None]]) -> None:
+    from zmq_datasource.monitoring.view import StatusLines, proxy_record  # noqa: PLC0415
+    from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415
 
+    lines = StatusLines(logging.getLogger(__name__))
+
+    def observe(status: dict[str, Any]) -> None:
+        for each in observers:
+            each(status)
+        lines.show(lambda: proxy_record(name, status), status["nextId"])
+
+    run_until_stopped(given, observe)
+
+
+def _monitor(name: str, given: dict[str, str], observers: list[Callable[[dict[str, Any]], None]]) -> None:
     from rich.console import Console  # noqa: PLC0415
-    from rich.live import Live  # noqa: PLC0415
 
-    from zmq_datasource.monitoring.view import ProxyView  # noqa: PLC0415
+    from zmq_datasource.monitoring.view import Record, proxy_record, watch  # noqa: PLC0415
     from zmq_datasource.proxy.handle import Proxy  # noqa: PLC0415
 
-    console = Console()
-    view = ProxyView(console.width)
-    try:
-        with Proxy(**given) as running, ExitStack() as stack:
-            live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
-            if live is not None:
-                stack.enter_context(live)
-            while running.running:
-                status = dict(running.status())
-                if observe is not None:
-                    observe(status)
-                if live is None:
-                    click.echo(json.dumps(status))
-                else:
-                    live.update(view.render(status, time.monotonic()))
-                time.sleep(1)
-    except KeyboardInterrupt:
-        pass
+    with Proxy(**given) as running:
+
+        def read() -> list[Record] | None:
+            if not running.running:
+                return None
+            status = dict(running.status())
+            for observe in observers:
+                observe(status)
+            return [proxy_record(name, status)] if status else []
+
+        if Console().is_terminal:
+            watch(read, 1.0)
+            return
+        try:
+            while (records := read()) is not None:
+                click.echo(json.dumps(records[0]["status"] if records else {}))
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            return

@@ -14,7 +14,7 @@ from zmq_datasource.cli.types import (
     set_by_user,
 )
 from zmq_datasource.options import ReceiveOptions
-from zmq_datasource.options.parser import Role, describe
+from zmq_datasource.options.parser import describe
 from zmq_datasource.options.read import OF_A_QUERY
 
 __all__ = ["receive"]
@@ -24,7 +24,7 @@ _FIRST = ("bind", "connect", "socket_type", "wal_location", "wal_store", "wal_re
 _REST = [
     option.field
     for option in describe(ReceiveOptions)
-    if option.field not in _FIRST and option.roles.isdisjoint({Role.BATCH, *OF_A_QUERY})
+    if option.field not in _FIRST and option.roles.isdisjoint(OF_A_QUERY)
 ]
 
 

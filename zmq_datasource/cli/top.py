@@ -9,42 +9,33 @@ from zmq_datasource.cli.types import AGE, DURATION
 __all__ = ["top"]
 
 
-@click.command(short_help="Watch the metrics of sources and sinks.")
+@click.command(short_help="Watch the figures of sources, sinks and proxies.")
+@click.argument("locations", nargs=-1, required=True, metavar="LOCATION...")
 @click.option(
-    "--metrics",
-    "location",
-    metavar="DIR|URI",
-    required=True,
-    help="The metricsLocation of sources and sinks.",
-)
-@click.option(
-    "--interval",
-    type=DURATION,
-    default="1s",
-    show_default=True,
-    help="How often to look, as in 500ms or 5s.",
+    "--interval", type=DURATION, default="1s", show_default=True, help="How often to look, as in 500ms or 5s."
 )
 @click.option(
     "--since",
     type=AGE,
-    default="10m",
+    default="1m",
     show_default=True,
-    help="Leave out sources and sinks without a report for this long.",
+    help="Leave out what has sent no figures for this long, such as a query that has ended.",
 )
 @click.option("--once", is_flag=True, help="Show the tables once and end, as for a script.")
-def top(location: str, interval: float, since: float, once: bool) -> None:
-    """Watch sources and sinks: rates, drops, backlog, pauses, high-water marks in use.
+def top(locations: tuple[str, ...], interval: float, since: float, once: bool) -> None:
+    """Watch rates, drops, backlog, pauses and high-water marks in use.
 
-    They must write to a metricsLocation; any machine that sees it can look. Ctrl-C ends it. Into a file or
-    pipe it shows the tables once.
+    A LOCATION is the metricsLocation of sources and sinks, or the URL of a program that serves its figures for
+    Prometheus: "zmq-datasource receive" and "zmq-datasource proxy" with --prometheus, and a Spark application with
+    ZmqMetricsListener. Ctrl-C ends it. Into a file or pipe it shows the tables once.
 
     \b
     Examples:
-      zmq-datasource top --metrics /data/metrics
-      zmq-datasource top --metrics s3://bucket/metrics --interval 5s
-      zmq-datasource top --metrics /data/metrics --since 1d --once
+      zmq-datasource top /data/metrics
+      zmq-datasource top http://localhost:9400/metrics
+      zmq-datasource top s3://bucket/metrics http://proxy:9400/metrics --interval 5s
+      zmq-datasource top /data/metrics --since 1d --once
     """
-    from zmq_datasource.monitoring.top import watch  # noqa: PLC0415
-    from zmq_datasource.options.types import Location  # noqa: PLC0415
+    from zmq_datasource.monitoring.top import show  # noqa: PLC0415
 
-    watch(Location(location), interval, since, once=once)
+    show(locations, interval, since, once=once)

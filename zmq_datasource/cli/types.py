@@ -12,7 +12,9 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from zmq_datasource.options import ProxyOptions, ReadOptions
 from zmq_datasource.options.parser import OptionSet, describe
+from zmq_datasource.options.schema import SETS
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
@@ -38,6 +40,7 @@ __all__ = [
     "number",
     "option_of",
     "other_options",
+    "place_of",
     "prometheus_port",
     "set_by_user",
     "size",
@@ -215,7 +218,7 @@ def all_options(
         more: Names that ``-o`` does not take, because the command reads their own options.
 
     Raises:
-        UsageError: An option was set by both, or is one of ``more``.
+        UsageError: An option was set by both, is one of ``more``, or is set elsewhere.
     """
     given = given_options(options, named)
     own = {option.name.lower(): option for option in describe(options) if option.field in named}
@@ -224,10 +227,38 @@ def all_options(
         option = own.get(name.lower())
         if name.lower() in refused or (option is not None and set_by_user(option.field)):
             raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
+        known = any(each.name.lower() == name.lower() for each in describe(options))
+        if not known and (place := place_of(name, None)):
+            raise click.UsageError(f"--option {place}")
         if option is not None:
             given.pop(option.name, None)  # a default
         given[name] = value
     return given
+
+
+def place_of(name: str, command: str | None) -> str | None:
+    """Where to set an option that a command does not know under this name; None if there is no such option.
+
+    Args:
+        name: As in ``--max-messages`` or ``maxMessages``.
+    """
+    plain = name.replace("-", "").lower()
+    for kind, options in SETS.items():
+        declared = next((option.name for option in describe(options) if option.name.lower() == plain), None)
+        if declared is None:
+            continue
+        if _OWN_SETS.get(command or "") is options and name.startswith("-"):
+            return f"{name}: write -o {declared}=..."
+        return f"{name} has no effect here: {declared} is set at {_PLACES[kind]}"
+    return None
+
+
+_OWN_SETS = {"proxy": ProxyOptions, "doctor": ReadOptions}
+_PLACES = {
+    "source": 'a query that reads (spark.readStream.format("zmq"))',
+    "sink": 'a query that writes (df.writeStream.format("zmq"))',
+    "proxy": "zmq-datasource proxy",
+}
 
 
 def set_by_user(field: str) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
@@ -39,14 +40,18 @@ class Retention:
         make_room: Whether chunks are deleted before their time so that the log never gets full: none, those
             that are committed (``done``), or the oldest, needed or not (``any``).
         readers: Who else needs the messages.
+        readers_decide: Whether the records of the readers alone say what is needed, as in a proxy; otherwise ``commit``
+            says it, too.
         clock: Seconds since the epoch; compared with the files' modification times.
 
     Attributes:
         committed: The first id that somebody still needs.
+        records_seconds: How often the records of readers are read where they decide and nothing can be deleted.
         round_seconds: After so long a round of deletions makes way for readers that wait.
     """
 
     round_seconds = 3.0
+    records_seconds = 10.0
 
     def __init__(
         self,
@@ -58,11 +63,14 @@ class Retention:
         chunk_bytes: int,
         make_room: MakeRoom = "none",
         readers: Readers | None = None,
+        readers_decide: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
         self._contents = contents
         self._readers = readers or Readers(storage)
+        self._readers_decide = readers_decide
+        self._faults = LimitedLog(__name__, "faults of the records of readers")
         self._records = ReaderRecords(storage)
         self._seconds = seconds
         self._max_bytes = max_bytes
@@ -70,7 +78,7 @@ class Retention:
         self._make_room = make_room
         self._clock = clock
         self._looked_at = math.inf
-        self._next_deletion = 0.0
+        self._next_deletion = self._next_records = 0.0
         self.committed = 0
         self._committing = threading.Lock()
         self._removing = threading.Lock()
@@ -87,13 +95,10 @@ class Retention:
             self.committed = max(self.committed, end)
         self.remove_expired()
 
-    def hold_from(self, needed: int) -> None:
-        """From this id on somebody needs the messages, for now; who comes may need earlier ones than before.
-
-        Leaves the deleting to the sealing thread.
-        """
+    def begin(self, earliest: int) -> None:
+        """The log was opened, and has the messages from this id on: nothing is committed yet."""
         with self._committing:
-            self.committed = needed
+            self.committed = earliest
 
     def make_room(self) -> None:
         """Delete chunks before their time, if that is allowed and the log needs the room."""
@@ -120,6 +125,8 @@ class Retention:
             if time.monotonic() < self._next_deletion and not self.full:
                 return
             contents = self._contents
+            if self._readers_decide:
+                self._follow_readers()
             if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
                 return
             try:
@@ -145,12 +152,28 @@ class Retention:
         self._storage.check_writer()  # one that has lost the log must not delete for another
         return self._remove(done)
 
+    def _follow_readers(self) -> None:
+        """Take ``committed`` from the records of the readers, if that may let something be deleted.
+
+        Otherwise they are read now and then, because that drops the readers whose time is over.
+        """
+        contents, now = self._contents, time.monotonic()
+        if (
+            now >= self._next_records
+            or self.full
+            or contents.choose(partial(self._removable, contents.durable_end))
+        ):
+            self._next_records = now + self.records_seconds
+            needed = self._needed_by_readers()
+            with self._committing:
+                self.committed = needed  # a new reader may need an earlier id than all before it
+
     def _needed_by_readers(self) -> int:
         """The first id that a reader still needs."""
         try:
             needed = self._readers.needed()
         except LogError as e:  # what it may still need stays
-            _log.warning("%s", e)
+            self._faults.warn("%s", e)
             return self._contents.earliest
         return self._contents.durable_end if needed is None else needed
 

@@ -70,6 +70,7 @@ class LogWriter(Contents):
         make_room: MakeRoom = "none",
         carried: Carried | None = None,
         readers: Readers | None = None,
+        readers_decide: bool = False,
         clock: Callable[[], float] = time.time,
         written: Callable[[int, Sequence[pa.RecordBatch]], None] = lambda first, batches: None,
     ) -> None:
@@ -84,6 +85,7 @@ class LogWriter(Contents):
             chunk_bytes=chunk_bytes,
             make_room=make_room,
             readers=readers,
+            readers_decide=readers_decide,
             clock=clock,
         )
         self._retrier = Retrier(retry_timeout, self.retention.remove_expired)
@@ -126,7 +128,7 @@ class LogWriter(Contents):
         incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
         self.replace(chunks)
         self.incarnations = incarnations
-        self.retention.hold_from(chunks.earliest)
+        self.retention.begin(chunks.earliest)
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past, incarnations)
 
@@ -273,10 +275,6 @@ class LogWriter(Contents):
     def commit(self, end: int) -> None:
         """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
         self.retention.commit(end)
-
-    def hold_from(self, needed: int) -> None:
-        """From this id on somebody needs the messages, for now: see ``Retention``."""
-        self.retention.hold_from(needed)
 
     @property
     def next_id(self) -> int:

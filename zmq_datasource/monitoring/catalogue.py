@@ -498,7 +498,6 @@ PROXY = (
     _proxy("nextId", "id", "now", "The id of the next message.", "next_id"),
     _proxy("earliestId", "id", "now", "The first id that the log still has.", "earliest_id"),
     _proxy("logBytes", "bytes", "now", "The size of the log.", "log_bytes"),
-    _proxy("hold", "id", "now", "The first id that a durable subscriber or a query still needs.", "hold_id"),
     _proxy("received", "messages", "log", "The number of messages that were received.", "messages_received"),
     _proxy("bytes", "bytes", "log", "The number of bytes in their values.", "received_bytes"),
     _proxy(

@@ -1,135 +1,166 @@
-"""Tables of figures for a terminal or a notebook: a line each, or on a narrow screen a paragraph each.
+"""Tables of figures that fit the screen: no line is wrapped, and no figure is left out without a word.
 
-Names and topics are of strangers: each text goes through ``words`` or ``printed``.
+Names and topics come from other programs. Each text goes through ``printed``, so that none of them steers the terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import humanfriendly
+from rich.cells import cell_len, chop_cells
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from zmq_datasource.host.printable import printable
 
 __all__ = [
-    "Cells",
-    "Rates",
-    "ago",
+    "Cell",
+    "Row",
     "alarm",
     "alarms",
-    "number",
+    "count",
     "printed",
     "seconds",
+    "shortened",
     "shown",
     "size",
     "stack",
-    "words",
 ]
 
-# Narrower screens show a paragraph for each row: nothing is left out.
-_WIDE = 120
-# Characters of a text in a cell.
-_MOST_CHARACTERS = 500
-
-# A row, by the names of its columns; the first one says what the row is about.
-Cells: TypeAlias = dict[str, Text]
+_GAP = 2  # spaces between two columns
+_LEAST_NAME = 20
+_MOST_CHARACTERS = 500  # of a name
+_MOST_DIGITS = 100_000
 
 
-class Rates:
-    """What figures grow by a second, between the two newest reports that differ."""
+class Cell(NamedTuple):
+    """A figure as text.
 
-    def __init__(self) -> None:
-        self._reports: dict[Hashable, list[tuple[float, Mapping[str, Any]]]] = {}
+    Attributes:
+        fault: True for a fault, which is shown in red; False for a figure that could tell of a fault, and does not: a
+            narrow screen leaves such columns out; None for other figures.
+    """
 
-    def take(self, key: Hashable, at: float, figures: Mapping[str, Any]) -> Callable[[str], float | None]:
-        """The newest report of a thing, as of ``at`` in seconds.
-
-        Returns:
-            The rate of a figure by its name; None before there are two reports.
-        """
-        reports = self._reports.setdefault(key, [])
-        if reports and at < reports[-1][0]:  # the clock has stepped back
-            reports.clear()
-        if not reports or at > reports[-1][0]:
-            reports.append((at, figures))
-            del reports[:-2]
-        if len(reports) < 2:
-            return lambda name: None
-        (before, old), (after, new) = reports
-        return lambda name: float((new[name] - old[name]) / (after - before))
+    text: str
+    fault: bool | None = None
 
 
-def stack(tables: Iterable[Sequence[Cells]], width: int | None, remarks: Iterable[Text] = ()) -> Table:
-    """Tables one below the other, without the empty ones, and remarks below.
+class Row(NamedTuple):
+    """A thing and its figures, by the names of their columns.
+
+    Attributes:
+        kind: What the thing is, as the title of the first column.
+        name: Its name; shortened where there is no room.
+    """
+
+    kind: str
+    name: str
+    cells: Mapping[str, Cell]
+
+
+def stack(tables: Iterable[Sequence[Row]], width: int | None, remarks: Iterable[Text] = ()) -> Table:
+    """Put tables one below the other, without the empty ones, and remarks below them.
 
     Args:
         width: Columns of the screen; None is wide enough.
     """
-    parts = Table.grid()  # a table shows itself in a notebook too
-    for rows in tables:
-        if rows and parts.row_count:
+    parts = Table.grid()  # a Table, because a notebook can show one
+    for rows in filter(None, tables):
+        if parts.row_count:
             parts.add_row("")
-        for part in _paragraphs(rows) if width is not None and width < _WIDE else _table(rows):
+        for part in _fitted(rows, width):
             parts.add_row(part)
     for remark in remarks:
         parts.add_row(remark)
     return parts
 
 
-def _table(rows: Sequence[Cells]) -> list[Table]:
-    if not rows:
-        return []
-    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for name, cell in rows[0].items():
-        # Names of queries and endpoints give way first: they are folded, figures are not.
-        folds = cell.overflow == "fold"
-        table.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
-    for cells in rows:
-        table.add_row(*cells.values())
-    return [table]
+def _fitted(rows: Sequence[Row], width: int | None) -> Iterator[RenderableType]:
+    """One table, or several with the same names where the columns need more than ``width``."""
+    kind = rows[0].kind
+    columns = {
+        column: max(cell_len(text) for text in (column, *(row.cells[column].text for row in rows)))
+        for column in rows[0].cells
+    }
+    name = max(cell_len(text) for text in (kind, *(row.name for row in rows)))
+    if width is None or name + _width(columns) <= width:
+        yield _table(rows, list(columns), name, None)
+        return
+    states = {column: {row.cells[column].fault for row in rows} for column in columns}
+    quiet = [column for column in columns if states[column] == {False}]
+    figures = [column for column in columns if states[column] == {None}]
+    faults = [column for column in columns if column not in (*quiet, *figures)]
+    room = width - max(_width({column: columns[column] for column in group}) for group in (figures, faults))
+    # Where the figures need several tables anyway, the name has its share of the screen.
+    name = min(name, room if room >= _LEAST_NAME else max(_LEAST_NAME, width * 2 // 5))
+    for group in (figures, faults):
+        part: list[str] = []
+        for column in group:
+            if part and name + _width({one: columns[one] for one in (*part, column)}) > width:
+                yield _table(rows, part, name, width)
+                part = []
+            part.append(column)
+        if part:
+            yield _table(rows, part, name, width)
+    for what, unknown in (("0 everywhere", False), ("Not known", True)):
+        named = [column for column in quiet if all(row.cells[column].text == "–" for row in rows) == unknown]
+        if named:
+            yield Text(f"{what}: {', '.join(named)}", style="dim")
 
 
-def _paragraphs(rows: Sequence[Cells]) -> list[Text]:
-    paragraphs = []
-    for cells in rows:
-        (what, title), *others = cells.items()
-        figures = [
-            Text.assemble(
-                (name.replace(" ", "\N{NO-BREAK SPACE}"), "dim"), "\N{NO-BREAK SPACE}", _unbroken(cell)
-            )
-            for name, cell in others
-        ]
-        paragraphs.append(
-            Text.assemble((what, "dim"), " ", (title.plain, "bold"), "\n", Text("   ").join(figures))
+def _width(columns: Mapping[str, int]) -> int:
+    return sum(width + _GAP for width in columns.values())
+
+
+def _table(rows: Sequence[Row], columns: Sequence[str], name: int, width: int | None) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
+    table.add_column(shortened(rows[0].kind, name), no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    # A cell that is wider than the screen, such as a list of topics, has a table of its own.
+    most = None if width is None else max(width - name - _GAP, 1)
+    for row in rows:
+        cells = (row.cells[column] for column in columns)
+        shown = (
+            Text(cell.text if most is None else shortened(cell.text, most), "bold red" if cell.fault else "")
+            for cell in cells
         )
-    return paragraphs
+        table.add_row(*chain([Text(shortened(row.name, name))], shown))
+    return table
 
 
-def _unbroken(cell: Text) -> Text:
-    return Text(cell.plain.replace(" ", "\N{NO-BREAK SPACE}"), style=cell.style)
-
-
-def words(value: Any) -> Text:
-    """A text that is folded where there is no room. Rich would take brackets in a ``str`` for its markup."""
-    return Text(printed(value), overflow="fold")
+def shortened(text: str, width: int) -> str:
+    """The text in at most ``width`` columns: ``…`` stands for the middle of a longer one."""
+    if cell_len(text) <= width:
+        return text
+    tail = (width - 1) // 3
+    end = chop_cells(text[::-1], tail)[0][::-1] if tail else ""
+    return f"{chop_cells(text, width - 1 - tail)[0] if width > 1 else ''}…{end}"
 
 
 def printed(value: Any) -> str:
-    """A text as one that steers no terminal."""
+    """A text without what would steer a terminal."""
     return printable(str(value), _MOST_CHARACTERS)
 
 
-def shown(value: Any, how: Callable[[Any], str]) -> Text:
-    """A figure in words, or a dash if there is none."""
-    return Text("–" if value is None else how(value))
+def shown(value: Any, how: Callable[[Any], str]) -> Cell:
+    """A figure in words; a dash if it is not known."""
+    return Cell("–" if value is None else how(value))
 
 
-def number(value: float) -> str:
-    """A whole number."""
-    return f"{value:,.0f}"
+def count(value: float) -> str:
+    """A number of things in 6 characters: exact below 100,000, and otherwise as in ``1.2M``."""
+    if value < _MOST_DIGITS:
+        return f"{value:,.0f}"
+    for unit in "kMG":
+        value /= 1000
+        if value < 1000 or unit == "G":
+            break
+    return f"{value:.1f}{unit}" if value < 100 else f"{value:,.0f}{unit}"
 
 
 def size(value: float) -> str:
@@ -139,27 +170,17 @@ def size(value: float) -> str:
 
 def seconds(value: float) -> str:
     """Seconds in words."""
-    return f"{value:,.1f} s" if value < 100 else humanfriendly.format_timespan(round(value), max_units=2)
+    return f"{value:,.1f} s" if value < 100 else humanfriendly.format_timespan(round(value), max_units=1)
 
 
-def ago(seconds: float) -> Text:
-    """How long ago a report is."""
-    if seconds < -1:
-        return Text("in the future", style="bold red")
-    text = (
-        f"{max(0.0, seconds):.0f} s" if seconds < 100 else humanfriendly.format_timespan(seconds, max_units=1)
-    )
-    return Text(f"{text} ago")
-
-
-def alarm(value: float | None) -> Text:
+def alarm(value: float | None) -> Cell:
     """A number that should be 0."""
-    if value is None:
-        return Text("–")
-    return Text(number(value), style="bold red") if value else Text("0")
+    if not value:
+        return Cell("–" if value is None else "0", fault=False)
+    return Cell(count(value), fault=True)
 
 
-def alarms(reasons: Mapping[str, int]) -> Text:
+def alarms(reasons: Mapping[str, int]) -> Cell:
     """Numbers that should be 0, with their reasons."""
-    shown = " ".join(f"{number(count)} {printed(reason)}" for reason, count in reasons.items() if count)
-    return Text(shown, style="bold red") if shown else Text("0")
+    text = " ".join(f"{count(number)} {printed(reason)}" for reason, number in reasons.items() if number)
+    return Cell(text, fault=True) if text else Cell("0", fault=False)

@@ -1,42 +1,136 @@
-"""``zmq-datasource top``: the newest reports of a location, on a terminal."""
+"""``zmq-datasource top``: the newest figures of a ``metricsLocation``, or of what a program serves for Prometheus."""
 
 from __future__ import annotations
 
 import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.live import Live
 
-from zmq_datasource.errors import OptionError
-from zmq_datasource.monitoring.store import MetricsStore
-from zmq_datasource.monitoring.view import LiveView
+from zmq_datasource.errors import MetricsError, OptionError
+from zmq_datasource.monitoring.catalogue import PROXY, SOURCE, SUBSCRIBER, TOTAL
+from zmq_datasource.monitoring.metric import MAP, Metric
+from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.view import LiveView, Record, fault_record, proxy_record, watch
 from zmq_datasource.options.types import Location
 
-__all__ = ["watch"]
+__all__ = ["records_of_page", "show"]
 
 _WIDTH = 160
+_TIMEOUT_SECONDS = 5.0
 
 
-def watch(location: Location, interval: float, since: float, *, once: bool = False) -> None:
-    """Show what is at ``location``: once, or on a terminal until Ctrl-C.
+def show(places: Sequence[str], interval: float, since: float, *, once: bool = False) -> None:
+    """Show what is at some places: on a terminal until Ctrl-C, and otherwise once.
+
+    Args:
+        places: Each a ``metricsLocation``, or the URL at which a program serves its figures for Prometheus.
+        interval: Seconds between two looks.
+        since: Leave out what has sent no figures for so many seconds.
 
     Raises:
-        OptionError: ``location`` is empty.
-        MetricsError: It cannot be read; once: there is nothing.
+        OptionError: A place is empty, or reading a URL needs ``prometheus_client``.
+        MetricsError: A place cannot be read, or there is nothing.
     """
-    if not location:
-        raise OptionError("--metrics is empty; name the metricsLocation of a source or sink")
-    store, console = MetricsStore(location), Console()
-    if not console.is_terminal:  # a line is as wide as it must be
+    if "" in places:
+        raise OptionError(
+            "a LOCATION is empty; name the metricsLocation of a source or sink, or a URL of metrics"
+        )
+    console = Console()
+    if not console.is_terminal:  # in a file a line is as wide as it must be
         console, once = Console(width=_WIDTH), True
-    view = LiveView(since, console.width)
     if once:
-        console.print(view.render(store.newest(required=True)))
-        return
+        console.print(LiveView(since, console.width).render(chain(*map(_records, places))))
+    else:
+        watch(lambda: chain(*map(_readable_records, places)), interval, since=since)
+
+
+def _records(place: str) -> list[Record]:
+    if place.startswith(("http://", "https://")):
+        return records_of_page(_page(place), str(Location(place)))
+    return list(MetricsStore(Location(place)).newest(required=True))
+
+
+def _readable_records(place: str) -> list[Record]:
+    """The records of a place; of one that cannot be read now, the reason."""
     try:
-        with Live(view.render(store.newest()), console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval)
-                live.update(view.render(store.newest()), refresh=True)
-    except KeyboardInterrupt:
-        return
+        return _records(place)
+    except MetricsError as e:
+        return [fault_record(str(Location(place)), str(e))]
+
+
+def _page(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError) as e:
+        raise MetricsError(
+            f"reading metrics from {Location(url)}: {getattr(e, 'reason', None) or e}; name the URL of a program that "
+            "runs with --prometheus, as in http://localhost:9400/metrics"
+        ) from e
+
+
+_Labels: TypeAlias = frozenset[tuple[str, str]]
+_Samples: TypeAlias = Mapping[str, Sequence[tuple[dict[str, str], float]]]
+
+
+def records_of_page(page: str, url: str) -> list[Record]:
+    """The records of what a program serves for Prometheus.
+
+    Args:
+        page: In Prometheus' text format.
+        url: The name of the program, where it is a proxy.
+
+    Raises:
+        OptionError: ``prometheus_client`` is not installed.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - an extra
+    except ImportError as e:
+        raise OptionError(
+            "reading metrics from a URL needs Prometheus' client; pip install 'zmq_datasource[prometheus]'"
+        ) from e
+    samples = defaultdict(list)
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            samples[sample.name].append((sample.labels, sample.value))
+    progress = {labels["query_id"]: at for labels, at in samples["zmq_query_progress_timestamp_seconds"]}
+    ended = {labels["query_id"] for labels, active in samples["zmq_query_active"] if not active}
+    records: list[Record] = []
+    for kind, metrics, name in (("source", SOURCE, "sourceMetrics"), ("sink", TOTAL, "sinkTotal")):
+        for labels, figures in _figures(metrics, samples):
+            query = labels.get("query_id", "")
+            if query in ended:
+                continue
+            at = progress.get(query, time.time())
+            head = {**labels, "kind": kind, "timestamp": iso(at), "query": query}
+            named = labels.get("query") not in (None, query)
+            records.append(head | {"name": labels["query"] if named else None, name: figures})
+    for _, status in _figures(PROXY, samples):
+        durable = [{**labels, **account} for labels, account in _figures(SUBSCRIBER, samples)]
+        records.append(proxy_record(url, {**status, "durable": durable}))
+    return records
+
+
+def _figures(metrics: Iterable[Metric], samples: _Samples) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """The figures of each thing that has these metrics, with the labels that tell it from others."""
+    found: dict[_Labels, dict[str, Any]] = defaultdict(dict)
+    for metric in metrics:
+        series = f"{metric.series}_total" if metric.counts else metric.series
+        for labels, sample in samples.get(series or "", ()):
+            thing = found[frozenset((name, text) for name, text in labels.items() if name != metric.label)]
+            value = sample / metric.scale
+            if metric.type == MAP:
+                thing.setdefault(metric.name, {})[labels[metric.label]] = value
+            elif metric.keys:  # a state: the series of the one that it is in has 1
+                thing[metric.name] = labels[metric.label] if sample else thing.get(metric.name)
+            elif metric.type == "TIMESTAMP":
+                thing[metric.name] = datetime.fromtimestamp(sample, UTC).isoformat()
+            else:
+                thing[metric.name] = value
+    return ((dict(labels), figures) for labels, figures in found.items())

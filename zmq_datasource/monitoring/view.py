@@ -1,193 +1,336 @@
-"""What is shown live of sources, sinks and a proxy: rates, drops, backlog, high-water marks in use."""
+"""The live view: rates, drops, backlog and high-water marks of sources, sinks and proxies.
+
+``live_view``, ``zmq-datasource top``, ``zmq-datasource proxy --monitor`` and the demo show its tables. The log lines of
+``zmq-datasource receive`` and ``zmq-datasource proxy`` have the same figures.
+
+A *record* says how one thing stands. Records of the kinds ``source`` and ``sink`` are those of ``metricsLocation``
+(``MetricsStore.newest``); ``proxy_record`` makes one of a proxy's status.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import re
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import humanfriendly
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from zmq_datasource.host.printable import printable
 from zmq_datasource.monitoring.tables import (
-    Cells,
-    Rates,
-    ago,
+    Cell,
+    Row,
     alarm,
     alarms,
-    number,
+    count,
     printed,
     seconds,
+    shortened,
     shown,
     size,
     stack,
-    words,
 )
 
-__all__ = ["LiveView", "ProxyView"]
+__all__ = ["LiveView", "Record", "StatusLines", "fault_record", "proxy_record", "source_record", "watch"]
+
+Record: TypeAlias = Mapping[str, Any]
 
 _UUID_LENGTH = 36
-# Of a proxy: durable subscribers, topics of one, and characters of a topic.
+# Of a proxy: rows of one table, topics in one row, characters of a topic.
 _MOST_ROWS, _MOST_TOPICS, _MOST_CHARACTERS = 20, 5, 60
+_LINE_SECONDS = 10.0
+# A source is called by the query's name or by the reader's.
+_WITHOUT_READER = re.compile(r" \([^()]*\)$")
 
 
 class LiveView:
-    """Makes tables of records (``store``'s newest); remembers the last ones, for rates.
+    """Makes tables of records. Remembers the records of the call before, for rates.
 
     Args:
-        since: Leave out what has said nothing for so many seconds; None shows all.
+        since: Leave out what has sent no figures for so many seconds; None shows all.
         width: Columns of the screen; None is wide enough.
     """
 
     def __init__(self, since: float | None = None, width: int | None = None) -> None:
         self._since = since
         self._width = width
-        self._rates = Rates()
+        self._rates = _Rates()
 
-    def render(self, records: Iterable[Mapping[str, Any]], now: datetime | None = None) -> Table:
-        """The table of sources and the table of sinks."""
+    def render(self, records: Iterable[Record], now: datetime | None = None) -> Table:
+        """The tables of sources, of sinks, and of each proxy with its subscribers."""
         now = now or datetime.now(UTC)
-        sources, sinks = [], []
-        silent = 0
+        tables: dict[str, list[Row]] = {"source": [], "sink": []}
+        remarks: list[Text] = []
+        stale = 0
         for record in sorted(records, key=_order):
             age = (now - datetime.fromisoformat(record["timestamp"])).total_seconds()
             if self._since is not None and age > self._since:
-                silent += 1
-            elif record["kind"] == "source":
-                sources.append({**_source_cells(record), "as of": ago(age)})
-            else:
-                sinks.append({**self._sink_cells(record), "as of": ago(age)})
-        remarks = []
-        if not sources and not sinks and not silent:
+                stale += 1
+                continue
+            for row in self._rows(record, age):
+                tables.setdefault(row.kind, []).append(row)
+            if fault := record.get("fault") or record.get("status", {}).get("diskFault"):
+                remarks.append(Text(printed(fault), style="bold red"))
+        if stale:
+            assert self._since is not None
+            silence = humanfriendly.format_timespan(self._since)
+            remarks.append(Text(f"{stale} more sent no figures for {silence}.", style="dim"))
+        elif not remarks and not any(tables.values()):
             remarks.append(Text("Nothing has reported yet."))
-        if silent and self._since is not None:
-            span = humanfriendly.format_timespan(self._since)
-            remarks.append(Text(f"{silent} sources and sinks have said nothing for {span}.", style="dim"))
-        return stack((sources, sinks), self._width, remarks)
+        return stack(tables.values(), self._width, remarks)
 
-    def _sink_cells(self, record: Mapping[str, Any]) -> Cells:
-        total = record["sinkTotal"]
+    def line(self, record: Record) -> str:
+        """The figures of a record as a line of text, without those that tell of no fault."""
+        row = next(self._rows(record, 0.0))
+        cells = (f"{column} {cell.text}" for column, cell in row.cells.items() if cell.fault is not False)
+        return f"{row.name}: {', '.join(cells)}"
+
+    def _rows(self, record: Record, age: float) -> Iterator[Row]:
         at = datetime.fromisoformat(record["timestamp"]).timestamp()
-        rate = self._rates.take((record["query"], record["sink"]), at, total)
-        query = str(record.get("name") or record["query"])
-        return {
-            "sink": words(record["sink"]),
-            "query": words(query if record.get("name") or len(query) != _UUID_LENGTH else query[:8]),
-            "batch": Text(printed(record["batch"])),
-            "sent/s": shown(rate("sent"), number),
+        if record["kind"] == "source":
+            yield self._source(record, at, age)
+        elif record["kind"] == "sink":
+            yield self._sink(record, at, age)
+        elif record["kind"] == "proxy":
+            yield self._proxy(record, at, age)
+            yield from _around(record["status"])
+
+    def _source(self, record: Record, at: float, age: float) -> Row:
+        metrics, name = record["sourceMetrics"], record.get("name")
+        rate = metrics.get("messagesReceivedPerSecond")
+        if rate is None:
+            key = (record.get("log"), record["source"], record.get("query"))
+            rate = self._rates.of(key, at, metrics)("messagesReceived")
+        source = printed(record["source"])
+        if name:
+            source = f"{printed(name)}: {_WITHOUT_READER.sub('', source)}"
+        cells = {
+            "msg/s": shown(rate, count),
+            "backlog": shown(metrics.get("backlogMessages"), count),
+            "oldest": shown(metrics.get("backlogAgeMs"), lambda ms: seconds(ms / 1000)),
+            "lost": alarm(metrics.get("messagesLost")),
+            "duplicate": alarm(metrics.get("messagesDuplicate")),
+            "malformed": alarm(metrics.get("messagesMalformed")),
+            "paused": _paused(metrics.get("receivePausedBy"), metrics.get("receivePausedMsByCause")),
+            "peers": shown(metrics.get("connections"), count),
+            "rcvhwm": shown(metrics.get("rcvhwm"), count),
+            "log": shown(metrics.get("logBytes"), size),
+            "age": _age(age),
+        }
+        return Row("source", source, cells)
+
+    def _sink(self, record: Record, at: float, age: float) -> Row:
+        total, query = record["sinkTotal"], str(record.get("name") or record["query"])
+        rate = self._rates.of((record["query"], record["sink"]), at, total)
+        if not record.get("name") and len(query) == _UUID_LENGTH:
+            query = query[:8]
+        cells = {
+            "batch": shown(record.get("batch"), str),
+            "sent/s": shown(rate("sent"), count),
             "dropped/s": alarm(rate("dropped")),
-            "sent": Text(number(total["sent"])),
+            "sent": Cell(count(total["sent"])),
             "dropped": alarms(total["droppedByReason"]),
             "dead letters": alarms(total["deadLetteredByReason"]),
-            "blocked": Text(seconds(total["blockedMs"] / 1000)),
-            "peers": Text(str(total["peers"])),
-            "sndhwm": Text(str(total["sndhwm"] or "–")),
+            "blocked": Cell(seconds(total["blockedMs"] / 1000)),
+            "peers": Cell(count(total["peers"])),
+            "sndhwm": Cell(count(total["sndhwm"]) if total["sndhwm"] else "–"),
+            "age": _age(age),
         }
+        return Row("sink", f"{printed(query)}: {printed(record['sink'])}", cells)
 
-
-def _order(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(record["kind"]), str(record.get("source", record.get("sink"))), str(record.get("query", ""))
-
-
-def _source_cells(record: Mapping[str, Any]) -> Cells:
-    metrics = record["sourceMetrics"]
-    paused = metrics.get("receivePausedBy")
-    paused_for = shown(metrics.get("receivePausedMs"), lambda ms: seconds(ms / 1000))
-    return {
-        "source": words(record["source"]),
-        "msg/s": shown(metrics.get("messagesReceivedPerSecond"), number),
-        "backlog": shown(metrics.get("backlogMessages"), number),
-        "oldest": shown(metrics.get("backlogAgeMs"), lambda ms: seconds(ms / 1000)),
-        "lost": alarm(metrics.get("messagesLost")),
-        "duplicate": alarm(metrics.get("messagesDuplicate")),
-        "malformed": alarm(metrics.get("messagesMalformed")),
-        "paused": Text(f"now: {printed(paused)}", style="bold red") if paused else paused_for,
-        "peers": shown(metrics.get("connections"), str),
-        "rcvhwm": shown(metrics.get("rcvhwm"), str),
-        "log": shown(metrics.get("logBytes"), size),
-    }
-
-
-class ProxyView:
-    """Makes tables of statuses; remembers the last ones, for rates.
-
-    Args:
-        width: Columns of the screen; None is wide enough.
-    """
-
-    def __init__(self, width: int | None = None) -> None:
-        self._width = width
-        self._rates = Rates()
-
-    def render(self, status: Mapping[str, Any], now: float) -> Table:
-        """The proxy, its publishers and its subscribers, as of ``now`` in seconds."""
-        if not status:
-            return stack((), self._width, [Text("The proxy is starting.")])
-        durable = sorted(status["durable"], key=lambda account: -account["backlog"])
-        tables = (
-            [self._proxy_cells(status, now)],
-            [_durable_cells(account) for account in durable[:_MOST_ROWS]],
-            [
-                {"publishers": words(side["socket"]), "connections": Text(number(side["connections"]))}
-                for side in status["publishers"]
-            ],
-            [_plain_cells(status)],
-            [_stalled_cells(stalled) for stalled in status["stalled"][:_MOST_ROWS]],
-        )
-        return stack(tables, self._width)
-
-    def _proxy_cells(self, status: Mapping[str, Any], now: float) -> Cells:
-        rate = self._rates.take("proxy", now, status)
-        paused = status["diskFault"]
-        if not paused and status["paused"]:
-            paused = "the log is full of messages that a reader still needs"
+    def _proxy(self, record: Record, at: float, age: float) -> Row:
+        status = record["status"]
+        rate = self._rates.of(("proxy", record["proxy"]), at, status)
         first, end = status["earliestId"], status["nextId"]
-        state = words(f"paused: {paused}" if paused else "receives")
-        state.style = "bold red" if paused else ""
-        return {
-            "proxy": state,
-            "msg/s": shown(rate("received"), number),
+        cells = {
+            "msg/s": shown(rate("received"), count),
             "bytes/s": shown(rate("bytes"), size),
-            "published/s": shown(rate("published"), number),
-            "received": Text(number(status["received"])),
-            "log": Text(size(status["logBytes"])),
-            "ids": Text("none" if first == end else f"{number(first)} to {number(end - 1)}"),
+            "published/s": shown(rate("published"), count),
+            "received": Cell(count(status["received"])),
+            "paused": Cell("now", fault=True)
+            if status["paused"]
+            else Cell(seconds(status["pausedSeconds"]), fault=None if status["pausedSeconds"] else False),
+            "subscribers": Cell(count(status["subscribers"])),
+            "log": Cell(size(status["logBytes"])),
+            "ids": Cell("none" if first == end else f"{first:,.0f} to {end - 1:,.0f}"),
+            "age": _age(age),
         }
+        return Row("proxy", printed(record["proxy"]), cells)
 
 
-def _durable_cells(account: Mapping[str, Any]) -> Cells:
-    last = account["lastAckSeconds"]
-    return {
-        "durable subscriber": words(account["name"]),
-        "topics": words(_some(account["topics"])),
-        "backlog": Text(number(account["backlog"])),
-        "sent": Text(number(account["sent"])),
-        "lost": alarm(account["lost"]),
-        "last ack": Text("never") if last is None else ago(last),
-        "away": Text("" if account["connected"] else seconds(account["awaySeconds"])),
-    }
+def _around(status: Mapping[str, Any]) -> Iterator[Row]:
+    """The durable subscribers of a proxy, its publishers, and the subscribers that hold it up."""
+    for account in sorted(status["durable"], key=lambda account: -account["backlog"])[:_MOST_ROWS]:
+        acknowledged = account.get("lastAckSeconds")
+        yield Row(
+            "durable subscriber",
+            printed(account["name"]),
+            {
+                "backlog": Cell(count(account["backlog"])),
+                "sent": Cell(count(account["sent"])),
+                "lost": alarm(account["lost"]),
+                "last ack": Cell("never") if acknowledged is None else _age(acknowledged),
+                "away": Cell("–", fault=False)
+                if account["connected"]
+                else Cell(seconds(account["awaySeconds"])),
+                "topics": Cell(_some(account["topics"]) if "topics" in account else "–"),
+            },
+        )
+    for side in status.get("publishers", ()):
+        yield Row("publishers at", printed(side["socket"]), {"connections": Cell(count(side["connections"]))})
+    if topics := status.get("subscriptions"):
+        yield Row("plain subscribers", count(status["subscribers"]), {"topics": Cell(_some(topics))})
+    for stalled in status.get("stalled", ())[:_MOST_ROWS]:
+        waiting = {
+            "for": Cell(seconds(stalled["seconds"]), fault=True),
+            "waiting for it": Cell(size(stalled["unsentBytes"])),
+        }
+        yield Row("takes nothing", printed(stalled["peer"]), waiting)
 
 
-def _plain_cells(status: Mapping[str, Any]) -> Cells:
-    topics = _some(status["subscriptions"]) if status["subscriptions"] else ""
-    return {
-        "plain subscribers": words(number(status["subscribers"])),
-        "topics": words(topics),
-    }
+def source_record(figures: Mapping[str, Any]) -> Record:
+    """The record of a source that has these figures now."""
+    head = {"kind": "source", "timestamp": datetime.now(UTC).isoformat(), "source": figures["source"]}
+    return head | {"sourceMetrics": figures}
 
 
-def _stalled_cells(stalled: Mapping[str, Any]) -> Cells:
-    return {
-        "takes nothing": words(stalled["peer"]),
-        "for": Text(seconds(stalled["seconds"]), style="bold red"),
-        "waits in the system": Text(size(stalled["unsentBytes"])),
-    }
+def proxy_record(name: str, status: Mapping[str, Any]) -> Record:
+    """The record of a proxy that has this status now."""
+    return {"kind": "proxy", "timestamp": datetime.now(UTC).isoformat(), "proxy": name, "status": status}
+
+
+def fault_record(name: str, fault: str) -> Record:
+    """The record of something whose figures cannot be read now."""
+    return {"kind": "fault", "timestamp": datetime.now(UTC).isoformat(), "name": name, "fault": fault}
+
+
+def _order(record: Record) -> tuple[str, ...]:
+    names = (record.get(key) for key in ("kind", "name", "source", "sink", "proxy", "query"))
+    return tuple(str(name or "") for name in names)
+
+
+def _paused(cause: str | None, milliseconds: Mapping[str, float] | None) -> Cell:
+    if cause:
+        return Cell(f"now: {printed(cause)}", fault=True)
+    if milliseconds is None:
+        return Cell("–", fault=False)
+    total = sum(milliseconds.values()) / 1000
+    return Cell(seconds(total), fault=False if not total else None)
+
+
+def _age(age: float) -> Cell:
+    if age < -1:
+        return Cell("in the future", fault=True)
+    return Cell(f"{max(0.0, age):.0f} s" if age < 100 else humanfriendly.format_timespan(age, max_units=1))
 
 
 def _some(topics: Sequence[str]) -> str:
-    """Some of these topics; an empty one, or none, stands for all messages."""
+    """Some of these topics; the empty topic, or no topic, stands for all messages."""
     more = len(topics) - _MOST_TOPICS
-    named = ", ".join(printable(topic, _MOST_CHARACTERS) or "(all)" for topic in topics[:_MOST_TOPICS])
+    named = ", ".join(
+        shortened(printed(topic), _MOST_CHARACTERS) or "(all)" for topic in topics[:_MOST_TOPICS]
+    )
     return (named or "(all)") + (f" and {more} more" if more > 0 else "")
+
+
+class _Rates:
+    """By how much figures grow a second, between the two newest records of a thing that differ."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, list[tuple[float, Mapping[str, Any]]]] = {}
+
+    def of(self, key: Hashable, at: float, figures: Mapping[str, Any]) -> Callable[[str], float | None]:
+        """Remember the figures of a thing as of ``at`` in seconds.
+
+        Returns:
+            The rate of a figure by its name; None before there are two records, or where the figure is not known.
+        """
+        known = self._known.setdefault(key, [])
+        if known and at < known[-1][0]:  # the clock was set back
+            known.clear()
+        if not known or at > known[-1][0]:
+            known.append((at, figures))
+            del known[:-2]
+        (before, old), (after, new) = known[0], known[-1]
+
+        def rate(name: str) -> float | None:
+            then, now = old.get(name), new.get(name)
+            return None if before == after or then is None or now is None else (now - then) / (after - before)
+
+        return rate
+
+
+class StatusLines:
+    """Logs how a receiver or a proxy stands: at most a line in ten seconds, and none while nothing is received."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._view = LiveView()
+        self._next_line = clock() + _LINE_SECONDS
+        self._next_id: int | None = None
+
+    def show(self, read: Callable[[], Record], next_id: int) -> None:
+        """Log the figures of the record that ``read`` returns, if a line is due."""
+        now = self._clock()
+        if now < self._next_line or next_id == self._next_id:
+            return
+        self._next_line, self._next_id = now + _LINE_SECONDS, next_id
+        self._log.info("%s, next id %d", self._view.line(read()), next_id)
+
+
+def watch(
+    read: Callable[[], Iterable[Record] | None],
+    interval: float,
+    seconds: float | None = None,
+    since: float | None = None,
+) -> None:
+    """Keep the tables of some records up to date, on a terminal or in a notebook.
+
+    Args:
+        read: Called for each look; None ends it.
+        interval: Seconds between two looks.
+        seconds: End after this long; None goes on until Ctrl-C (in a notebook: interrupt), or until ``read`` ends it.
+        since: As in ``LiveView``.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with _screen() as (show, width):
+        view = LiveView(since, width)
+        try:
+            while (records := read()) is not None:
+                show(view.render(records))
+                left = interval if deadline is None else min(interval, deadline - time.monotonic())
+                if left <= 0:
+                    return
+                time.sleep(left)
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def _screen() -> Iterator[tuple[Callable[[Table], None], int | None]]:
+    """Something that shows one table after another in the same place, and its width in columns."""
+    if _in_notebook():
+        from IPython.display import display  # noqa: PLC0415 - only where it is
+
+        handle = display(Table(), display_id=True)  # type: ignore[no-untyped-call]
+        yield handle.update, None
+        return
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda table: live.update(table, refresh=True), console.width
+
+
+def _in_notebook() -> bool:
+    try:
+        from IPython.core.getipython import get_ipython  # noqa: PLC0415 - may not be there
+    except ImportError:
+        return False
+    shell = get_ipython()
+    return shell is not None and hasattr(shell, "kernel")

@@ -554,15 +554,15 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 
 
 # What is about the rows that a query reads.
-OF_A_QUERY = (Role.QUERY, Role.ROWS, Role.LIVE)
+OF_A_QUERY = (Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
 
 
 class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
     """``zmq-datasource receive``, which fills a log and reads nothing."""
 
     def check(self) -> None:
-        super().check()
         self.refuse(self.of_role(*OF_A_QUERY), "has no effect here: set it at the query that reads the log")
+        super().check()
 
 
 class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):

@@ -25,8 +25,8 @@ from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Written
 from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.transport.connections import Connection
 from zmq_datasource.transport.core import Outbox, columns_of
-from zmq_datasource.transport.kernel import Connection, connections, hang_up
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import frame_limit
 
@@ -239,7 +239,7 @@ class Backend:
         self._refusals.flush()
         self._hang_ups.flush()
         self._opened.watch.update()
-        current = {c.inode: c for c in connections(self._opened.watch)}
+        current = {c.inode: c for c in self._opened.watch.open_connections().current()}
         for inode in self._stalled.keys() - current.keys():
             del self._stalled[inode]
         for inode, connection in current.items():
@@ -254,7 +254,7 @@ class Backend:
                     connection.peer,
                     now - before.since,
                 )
-                hang_up(self._opened.watch, connection)
+                self._opened.watch.open_connections().hang_up(connection)
                 self.disconnected += 1
                 del self._stalled[inode]
         self.end_floods(current, now)
@@ -290,7 +290,7 @@ class Backend:
                 bounds.bytes,
                 bounds.total_bytes,
             )
-            hang_up(self._opened.watch, connection)
+            self._opened.watch.open_connections().hang_up(connection)
             self.disconnected += 1
 
     def status(self) -> dict[str, Any]:

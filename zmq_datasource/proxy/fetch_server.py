@@ -217,7 +217,7 @@ class FetchServer:
             if fetch.confirm and not position.is_kept:
                 self._positions.keep()
                 return False
-        on_the_way = self.wire.router.answers.of(owner)
+        on_the_way = self.wire.router.answers.connections_of(owner)
         if waiting.peer in on_the_way or len(on_the_way) > 1:
             self.is_held_up = True
             return False

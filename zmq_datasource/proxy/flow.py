@@ -27,7 +27,6 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import LOCK_WAIT_SECONDS
 from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import ProxyOptions
@@ -65,9 +64,6 @@ class LiveFlow:
         options: What was asked for.
         on_written: Called when more is in the log, before that is published: with how far it has come.
         bounds: How much plain subscribers may ask for.
-
-    Attributes:
-        hold: The id from which on somebody still needs the messages; None keeps everything.
     """
 
     def __init__(
@@ -82,7 +78,6 @@ class LiveFlow:
         self._wake: int | None = None
         self._on_wake: Callable[[], None] = lambda: None
         self.counters = SourceCounters()
-        self.hold: int | None = None
         self._paused: str | None = None
         self.paused_seconds = 0.0
         self._acceptor: Acceptor | None = None
@@ -110,7 +105,7 @@ class LiveFlow:
             transactions = CommittedTransactions(self.counters, limit=_MOST_PRODUCERS)
             self.journal = Journal(options, transactions, self._notify)
             log = self.journal.log
-            log.open(LOCK_WAIT_SECONDS)
+            self.journal.open()
             stack.callback(self._close_log)
             # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
             read_positions(self.journal.storage, log.next_id)
@@ -326,8 +321,6 @@ class LiveFlow:
         if now - self._sealed_at >= self._options.wal_flush_interval and not log.fault:
             self._sealed_at = now
             log.cut()  # so that Spark sees it
-        if self.hold is not None:
-            log.hold_from(min(self.hold, log.durable_end))
 
     # The end.
 

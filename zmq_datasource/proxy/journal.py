@@ -9,11 +9,22 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from zmq_datasource.log import Carried, DirectoryStore, FilledFile, LogStorage, LogWriter
+from zmq_datasource.log import (
+    LOCK_WAIT_SECONDS,
+    Carried,
+    DirectoryStore,
+    FilledFile,
+    LogStorage,
+    LogWriter,
+    Readers,
+)
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.view import Progress
 
 __all__ = ["Journal", "Written"]
+
+# A proxy reads for its subscribers, and has no record of its own.
+_OWN = "proxy"
 
 
 class Written(NamedTuple):
@@ -44,6 +55,8 @@ class Journal:
         self._chunk_bytes = options.chunk_bytes
         self._written: deque[Written] = deque()
         self.storage = LogStorage(DirectoryStore(options.wal_location, options.wal_sync))
+        self._readers = Readers(self.storage, options.wal_retention)
+        self._readers.own = _OWN
         self.log = LogWriter(
             self.storage,
             chunk_bytes=options.chunk_bytes,
@@ -52,8 +65,19 @@ class Journal:
             retry_timeout=options.wal_retry_timeout,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,
+            readers=self._readers,
+            readers_decide=True,
             written=self._note_written,
         )
+
+    def open(self) -> None:
+        """Become the log's writer.
+
+        Raises:
+            LogError: The log is held by another, damaged, or not writable.
+        """
+        self.log.open(LOCK_WAIT_SECONDS)
+        self._readers.opened()
 
     def _note_written(self, first: int, batches: Sequence[pa.RecordBatch]) -> None:
         """In the log's thread."""

@@ -39,7 +39,6 @@ from zmq_datasource.log import (
     LogStorage,
     ReaderRecord,
     ReaderRecords,
-    Readers,
     SubscriberNotes,
     first_since,
     read_index,
@@ -69,8 +68,6 @@ _HOLD_SECONDS = 0.5
 _WARNING_AT = 0.8
 # Bytes that the record takes for a topic, beside the topic.
 _TOPIC_BYTES = 8
-# The proxy reads for its subscribers, and has no record of its own.
-_OWN = "proxy"
 
 
 class Position:
@@ -138,13 +135,10 @@ class Positions:
         storage: Where their records are.
         end: Tells the id after the log's last one.
         expiry: Seconds after which one that is away is forgotten.
-        retention: Seconds for which messages are kept for a query without a name that has ended (``walRetention``).
         notify: Called by the keeper when it has done something that the server may wait for.
         clock: Seconds, monotonic.
 
     Attributes:
-        needed: The first id that a reader of the log still needs, as of the last look; ``end`` if there is none. None
-            while this cannot be found out.
         fault: Why the disk refuses to keep positions; it is tried again.
 
     Raises:
@@ -157,7 +151,6 @@ class Positions:
         storage: LogStorage,
         end: Callable[[], int],
         expiry: float,
-        retention: float = 0.0,
         notify: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -169,10 +162,6 @@ class Positions:
         self._clock = clock
         self._all: dict[str, Position] = {}
         self._warned: set[str] = set()
-        self._readers = Readers(storage, retention)
-        self._readers.opened()
-        self._readers.own = _OWN
-        self.needed: int | None = 0
         self.fault: str | None = None
         self._failure: LogError | None = None
         self._faults = LimitedLog(__name__, "faults of the records of readers")
@@ -417,14 +406,11 @@ class Positions:
             self.fault = None
 
     def _look(self) -> None:
-        """Write what has changed, forget those whose record is gone, and look what all readers need."""
+        """Write what has changed, and forget the names whose record is gone: the log's writer drops late ones."""
         self._write_changed()
         try:
-            needed = self._readers.needed()
-            self.needed = self._end() if needed is None else needed
             there = set(self._records.names())
-        except LogError as e:  # what they may still need stays
-            self.needed = None
+        except LogError as e:
             self._faults.warn("%s", e)
             return
         for position in self:

@@ -35,10 +35,8 @@ _SWITCH_SECONDS = 0.0005
 # How often a server that nobody reads through hears how far the log has come.
 _IDLE_SECONDS = 0.1
 _STATUS_SECONDS = 0.5
-_LINE_SECONDS = 10.0
 # The status while a server process has said nothing yet.
 _NO_SERVER: dict[str, Any] = {
-    "hold": None,
     "durable": [],
     "replays": {"clients": 0, "requests": 0, "sent": 0},
 }
@@ -143,7 +141,7 @@ class Companion:
             raise self._server.error
 
     def step(self, flow: LiveFlow) -> None:
-        """Tell it how far the log has come, and ``flow`` from where on its subscribers need messages.
+        """Tell it how far the log has come; start another one if it has ended.
 
         Raises:
             ZmqDataSourceError: Why it cannot go on.
@@ -164,7 +162,6 @@ class Companion:
                 _log.error("%s; it is tried again", e)
                 return
         self.tell(flow.journal.progress)
-        flow.hold = self._server.status.get("hold")
 
     def tell(self, progress: Progress) -> None:
         """How far the log has come."""
@@ -192,9 +189,9 @@ class Companion:
 
 
 def run_until_stopped(
-    given: Mapping[str, str], observe: Callable[[dict[str, Any]], None] | None = None
+    given: Mapping[str, str], observe: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> None:
-    """Be a proxy until SIGTERM or SIGINT; how things are goes to the log now and then.
+    """Be a proxy until SIGTERM or SIGINT.
 
     Args:
         observe: Called with the status twice a second.
@@ -205,37 +202,8 @@ def run_until_stopped(
     set_up_logging()
     allow_many_files()
     stopped = StopFlag()
-    reports = _Reports()
-
-    def report(status: dict[str, Any]) -> None:
-        if observe is not None:
-            observe(status)
-        reports.take(status)
-
     with stopped.on_signals():
-        run(given, stopped.is_set, report, lambda: _log.info("ready"))
-
-
-class _Reports:
-    """A line every ten seconds, while something passes."""
-
-    def __init__(self) -> None:
-        self._next_line = 0.0
-        self._next_id: int | None = None
-
-    def take(self, status: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        if now < self._next_line or status["nextId"] == self._next_id:
-            return
-        self._next_line, self._next_id = now + _LINE_SECONDS, status["nextId"]
-        behind = max((account["backlog"] for account in status.get("durable", ())), default=0)
-        _log.info(
-            "next id %d, %d plain subscribers, %d durable, the furthest behind by %d",
-            status["nextId"],
-            status["subscribers"],
-            len(status.get("durable", ())),
-            behind,
-        )
+        run(given, stopped.is_set, observe, lambda: _log.info("ready"))
 
 
 def main() -> None:

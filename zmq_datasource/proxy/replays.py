@@ -68,7 +68,7 @@ class ReplayWire(FetchWire):
         outbox = Outbox([SameColumn(peer), SameColumn(b""), *columns], rows.num_rows)
         self.sent += rows.num_rows
         # The last reply tells when all have left.
-        return answers.give(outbox, last) and answers.send(
+        return answers.send_rows(outbox, last) and answers.send(
             peer, reply(first + last, messages.message(last), with_topic), owner, rows.nbytes
         )
 

@@ -78,7 +78,7 @@ class Router:
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
             self._opened.watch.update()
-            self._unfinished.look()
+            self._unfinished.check_connections()
         room = _MOST_INBOX_BYTES
         with suppress(zmq.Again):
             while len(self._inbox) < _MOST_REQUESTS and room > 0:

@@ -84,7 +84,6 @@ class Server:
                 self._storage,
                 lambda: self._view.end,
                 options.subscriber_expiry,
-                options.wal_retention,
                 self._wake,
             )
             stack.callback(self.positions.close)
@@ -162,15 +161,10 @@ class Server:
             self._busy = server.step() or self._busy
 
     def status(self) -> dict[str, Any]:
-        """The server's status, as plain data.
-
-        ``hold`` is the first id that a durable subscriber or a Spark query still needs; None if nothing
-        may be deleted.
-        """
+        """The server's status, as plain data."""
         replays = self._replays
         clients = sum(len(server.waiting) for server in self._servers if server.wire is replays)
         return {
-            "hold": self.positions.needed,
             "durable": [] if self._durable is None else self._durable.names.status(),
             "replays": {
                 "clients": clients,

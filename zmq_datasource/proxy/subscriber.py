@@ -141,7 +141,7 @@ class DurableSubscriber:
         """
         self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._link.open()
-        self._session.connected(time.monotonic())
+        self._session.reconnected(time.monotonic())
         try:
             self._carry_until(
                 lambda: self._session.is_open,
@@ -285,7 +285,7 @@ class DurableSubscriber:
         self._process.check()
         self._given = None
         self._session.seek(_start(to), time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         self._carry_until(
             lambda: self._session.is_open,
             self._timeout,
@@ -301,7 +301,7 @@ class DurableSubscriber:
         self._process.check()
         self._given = None
         self._session.forget(time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         self._carry_until(
             lambda: self._session.forgotten,
             self._timeout,
@@ -313,7 +313,7 @@ class DurableSubscriber:
         """Until the proxy has on its disk that everything below this id is done with."""
         session = self._session
         session.confirm(True, time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         try:
             self._carry_until(
                 lambda: session.confirmed >= wanted,
@@ -340,7 +340,7 @@ class DurableSubscriber:
 
     def _carry(self, wait: float) -> None:
         if self._session.refusal is None:
-            self._link.carry(wait)
+            self._link.run_once(wait)
         if self._session.refusal is not None:
             raise self._session.refusal
 

@@ -2,7 +2,7 @@
 
 The rules:
 
-* One request is open at a time (``transport.requests``): it is asked again after ``SILENCE_SECONDS`` without a byte,
+* One request is open at a time (``transport.session``): it is asked again after ``SILENCE_SECONDS`` without a byte,
   and after twice as much by a new connection. What answers no open request is ignored.
 * The next FETCH leaves when the answer before has come, not when the caller has taken its messages: up to two answers
   are in memory.
@@ -37,7 +37,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     frames_of,
     session_number,
 )
-from zmq_datasource.transport.requests import RequestSession
+from zmq_datasource.transport.session import RequestSession
 
 __all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberSession"]
 
@@ -237,13 +237,13 @@ class SubscriberSession(RequestSession):
 
     def _ask(self, question: Open | Fetch | Forget, now: float) -> None:
         self._question = question
-        self._asks(now)
+        self._mark_asked(now)
         self.outbox.append(encode(question, self._topics if isinstance(question, Open) else ()))
         if isinstance(question, Fetch):
             assert question.done is not None
             self._told, self._told_at = question.done, now
 
-    def _say_again(self, now: float) -> None:
+    def _repeat(self, now: float) -> None:
         if isinstance(self._question, Fetch):
             self._fetch(now)  # with what is done by now
         elif self._question is not None:
@@ -288,7 +288,7 @@ class SubscriberSession(RequestSession):
         Raises:
             ProtocolError: No message of this protocol.
         """
-        self._hears(now)
+        self._mark_heard(now)
         message, buffers = decode(frames)
         if isinstance(message, Refused):
             self._refused(message)
@@ -306,7 +306,7 @@ class SubscriberSession(RequestSession):
 
     def _close_question(self) -> None:
         self._question = None
-        self._is_answered()
+        self._mark_answered()
 
     def _opened(self, message: Opened) -> None:
         if not isinstance(self._question, Open):

@@ -1,6 +1,6 @@
-"""Arrow to sockets: rows come in, messages go out, and each is accounted for.
+"""Sends Arrow data to sockets, and accounts for every row.
 
-``sender`` is one task's way out. It opens a ``sending_socket``, through which ``delivery`` sends; ``recovery`` knows
-by ``in_flight`` what may still be lost with a connection; ``unsent`` counts what was not sent, and ``dead_letters``
-keeps it.
+A task of Spark has one ``sender``. It opens a ``sending_socket`` and sends rows through it (``delivery``).
+``in_flight`` keeps the rows that a lost connection may take along. ``unsent`` counts the rows that were not sent, and
+``dead_letters`` stores them.
 """

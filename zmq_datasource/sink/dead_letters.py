@@ -1,9 +1,9 @@
-"""Dead letters of a sink: rows of a batch with their reason, as Parquet files on any file system that pyarrow knows.
+"""A sink's dead letters: rows that were not sent, with the reason, as Parquet files on any file system of pyarrow.
 
-``spark.read.parquet(location)`` reads them. A task stages its own (``StagedDeadLetters``) under ``_staging``, where
-Spark does not look. When the batch is committed (``commit_dead_letters``) those of the tasks that won replace whatever
-an earlier run of the same batch had left, in ``query=<id>/batch=<n>``. So each is there once, however often tasks and
-batches are repeated.
+``spark.read.parquet(location)`` reads them. Each task stages a file below ``_staging``, which Spark does not read
+(``StagedDeadLetters``). The commit of the batch moves the files of its successful tasks to ``query=<id>/batch=<n>``,
+in place of the files from an earlier run of the batch (``commit_dead_letters``). So each dead letter is there once,
+however often Spark repeats tasks and batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-    """A row that could not be sent: topic and value, or frames."""
+    """A row that was not sent: topic and value, or frames."""
 
     topic: bytes | None
     value: bytes | None
@@ -51,15 +51,16 @@ _STAGED_BYTES = 8 << 20
 
 
 class StagedDeadLetters:
-    """The dead letters of one task; use it in a ``with`` block. Nothing is written without any, and an error leaves
-    nothing.
+    """The dead letters of one task; use it in a ``with`` block.
+
+    Without a dead letter no file is written. If the block ends with an error, the file is deleted.
 
     Args:
         location: As in ``deadLetterLocation``.
-        query, batch, partition: Whose they are.
+        query, batch, partition: The task.
 
     Attributes:
-        name: The staged file; None while there is none.
+        name: The staged file; None if there is none.
     """
 
     def __init__(self, location: Location, query: str, batch: int, partition: int) -> None:
@@ -74,10 +75,10 @@ class StagedDeadLetters:
         return self
 
     def add(self, row: Row, reason: str) -> None:
-        """Keep a row with the reason why it was not sent.
+        """Keep a row with the reason for which it was not sent.
 
         Raises:
-            DeadLetterError: The file system refused.
+            DeadLetterError: The file system refuses.
         """
         self._rows.append(
             {
@@ -112,13 +113,13 @@ class StagedDeadLetters:
             raise
 
     def _discard(self) -> None:
-        """The task has failed: nobody asks for what it has staged. Only logs what goes wrong, beside the real error."""
+        """Delete the file of a failed task. An error is only logged, so that it does not hide the task's own."""
         if self.name is None:
             return
         try:
             with _storing(self._location, "removing staged dead letters"):
                 system, directory = directory_of(self._location)
-                with suppress(Exception):  # what could not be written is not wanted
+                with suppress(Exception):  # closing writes the rest, which is not needed
                     if self._writer is not None:
                         self._writer.close()
                 system.delete_file(f"{directory}/{_staging(self._query, self._batch)}/{self.name}")
@@ -142,10 +143,10 @@ class StagedDeadLetters:
 
 
 def commit_dead_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
-    """The batch is done: show the letters of its tasks, and nothing that an earlier run of it had left.
+    """Show the dead letters of a batch, and delete those from an earlier run of it. Called once all tasks are done.
 
     Args:
-        names: The staged files of the tasks that won.
+        names: The staged files of the successful tasks.
 
     Raises:
         DeadLetterError: The file system refused.
@@ -168,7 +169,7 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
 
 
 def abort_dead_letters(location: Location, query: str, batch: int) -> None:
-    """Delete what the batch's tasks have staged.
+    """Delete the staged files of a batch.
 
     Raises:
         DeadLetterError: The file system refused.
@@ -190,6 +191,6 @@ def _staging(query: str, batch: int) -> str:
 def _storing(location: Location, act: str) -> Iterator[None]:
     try:
         yield
-    # Each file system raises what it likes, and its own words may hold a secret.
+    # Each file system has its own errors, and their texts may contain a secret.
     except Exception as e:
         raise DeadLetterError(f"{act} in {location}: {without_secrets(e, location)}") from None

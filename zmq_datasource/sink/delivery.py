@@ -1,7 +1,7 @@
-"""Rows through a socket: made into messages, sent, tried again, counted.
+"""Makes messages of rows and sends them; waits, retries and gives up where the queues are full.
 
-As many rows as find room are sent in one call. Only the one that finds none is dealt with by itself: it waits, is tried
-again or given up; after it the others go on.
+As many rows as the queues have room for are sent in one call. Only the row for which there is no room is handled alone:
+it waits, is retried, or is given up. Then the rows after it continue.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SendTimeoutError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.in_flight import Part
+from zmq_datasource.sink.in_flight import RowBatch
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import Unsent
 from zmq_datasource.transport.core import (
@@ -29,18 +29,18 @@ __all__ = ["Delivery"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_INTERVAL = 10.0
-# Rows in one call, during which Python sees no signal.
-_AT_ONCE = 10_000
+# The rows of one call into the core, in which Python handles no signal.
+_ROWS_PER_CALL = 10_000
 
 
 class Delivery:
-    """Sends a task's rows through a socket, which may be another one after a connection was lost.
+    """Sends a task's rows through a socket, and through another one after a connection was lost.
 
     Args:
         options: Framing, retries and timeouts.
-        unsent: Where rows go that find no room.
+        unsent: Takes the rows for which there is no room.
         counters: The task's account.
-        publisher: Who numbers the messages, with ``framing=sequenced``.
+        publisher: The name in the messages of ``framing=sequenced``.
     """
 
     def __init__(
@@ -50,75 +50,72 @@ class Delivery:
         self._unsent = unsent
         self._counters = counters
         self._publisher = publisher
-        self._sequenced = options.framing == "sequenced"
-        self._stuck = False
+        self._is_sequenced = options.framing == "sequenced"
+        # The last row was retried in vain. The next one is tried once, and not for the whole time again.
+        self._is_stuck = False
 
-    def send(self, sock: SendingSocket, part: Part, again: bool = False) -> None:
-        """Send rows; those that count as sent are noted in ``part``, and those that were given up.
+    def send(self, sock: SendingSocket, batch: RowBatch, again: bool = False) -> None:
+        """Send rows. ``batch`` then says how many were sent, and which ones were given up.
 
         Args:
-            again: Whether they have been sent before, through a connection that was lost.
+            again: Whether the rows were sent before, through a connection that was lost.
 
         Raises:
-            SendTimeoutError: The queues stayed full for ``sendTimeout``, and the task does not go on without the row.
+            SendTimeoutError: The queues were full for ``sendTimeout``, and the task fails at the first unsent row.
         """
-        rows = Outbox(self._columns(part), len(part))
+        messages = Outbox(self._columns(batch), len(batch))
         if not again:
-            self._counters.rows += len(part)
+            self._counters.rows += len(batch)
         start = 0
-        for end in (*sorted(part.given_up), len(part)):
-            self._send_rows(sock, part, rows, start, end, again)
+        for end in (*sorted(batch.given_up), len(batch)):  # a row that was given up before is left out
+            while start < end:
+                start = self._send_some(sock, batch, messages, start, min(end, start + _ROWS_PER_CALL), again)
             start = end + 1
 
-    def _send_rows(
-        self, sock: SendingSocket, part: Part, rows: Outbox, start: int, end: int, again: bool
-    ) -> None:
-        """Send those from ``start`` up to ``end``, of which none was given up before."""
-        while start < end:
-            most = min(end, start + _AT_ONCE)
-            at = sock.give(rows, start, most) if sock.has_peer else start
-            if at > start:
-                self._stuck = False
-                self._note_sent(part, rows, start, at, again)
-            if at < most:
-                if sock.has_peer and self._insist(sock, rows, at):
-                    self._note_sent(part, rows, at, at + 1, again)
-                else:
-                    self._give_up(sock, part, rows, at, again)
-                at += 1
-            start = at
+    def _send_some(
+        self, sock: SendingSocket, batch: RowBatch, messages: Outbox, start: int, end: int, again: bool
+    ) -> int:
+        """Send rows up to one for which there is no room, and handle that one. Returns the position of the next row."""
+        at = sock.send(messages, start, end) if sock.has_peer else start
+        if at > start:
+            self._is_stuck = False
+            self._count_sent(batch, messages, start, at, again)
+        if at == end:
+            return end
+        if sock.has_peer and self._retry(sock, messages, at):
+            self._count_sent(batch, messages, at, at + 1, again)
+        else:
+            self._give_up(sock, batch, messages, at, again)
+        return at + 1
 
-    def _columns(self, part: Part) -> list[Column]:
-        if part.frames is not None:
-            return [FramesColumn(part.frames)]
-        value = FrameColumn(part.values)
-        if self._sequenced:
-            topic = SameColumn(b"") if part.topics is None else FrameColumn(part.topics, empty=True)
-            return [topic, SameColumn(self._publisher), NumberColumn(part.first), value]
-        return [value] if part.topics is None else [FrameColumn(part.topics), value]
+    def _columns(self, batch: RowBatch) -> list[Column]:
+        """The frames of each message, in their order."""
+        if batch.frames is not None:
+            return [FramesColumn(batch.frames)]
+        value = FrameColumn(batch.values)
+        if self._is_sequenced:
+            topic = SameColumn(b"") if batch.topics is None else FrameColumn(batch.topics, empty=True)
+            return [topic, SameColumn(self._publisher), NumberColumn(batch.first), value]
+        return [value] if batch.topics is None else [FrameColumn(batch.topics), value]
 
     def announce_end(self, sock: SendingSocket) -> None:
-        """Say how many messages there were: a receiver cannot miss the last ones otherwise."""
-        if not (self._sequenced and sock.has_peer and self._counters.rows):
+        """Send the number of rows (``framing=sequenced``). Without it a receiver could not see that the last ones are
+        missing."""
+        if not (self._is_sequenced and sock.has_peer and self._counters.rows):
             return
-        linger, patience = self._options.linger, self._options.send_timeout * 1000
         end = Outbox([SameColumn(b""), SameColumn(self._publisher), NumberColumn(self._counters.rows)], 1)
-        sock.limit_waiting(round(patience if linger < 0 else min(patience, linger)))
-        try:
-            sent = sock.give(end, 0, 1, wait=True)
-        finally:
-            sock.limit_waiting(round(patience))  # rows may have to be sent again
-        if not sent:
+        linger, timeout = self._options.linger, float(self._options.send_timeout)
+        if not sock.send(end, 0, 1, wait=timeout if linger < 0 else min(timeout, linger / 1000)):
             _log.warning(
                 "the queues stayed full: a receiver cannot see whether the last messages are missing"
             )
 
-    def _insist(self, sock: SendingSocket, rows: Outbox, at: int) -> bool:
-        """Send a row that has found no room, if need be again and again; False if that was in vain."""
-        if self._wait(sock, rows, at):
-            self._stuck = False
+    def _retry(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
+        """Wait for room for a row, and then retry up to ``maxRetries`` times. Returns whether it was sent."""
+        if self._wait(sock, messages, at):
+            self._is_stuck = False
             return True
-        if self._stuck:  # the one before it has waited for both
+        if self._is_stuck:
             return False
         interval = float(self._options.retry_interval)
         for _ in range(self._options.max_retries):
@@ -126,47 +123,44 @@ class Delivery:
             self._counters.blocked_seconds += interval
             interval = min(interval * 2, _LONGEST_INTERVAL)
             self._counters.retries += 1
-            if sock.give(rows, at, at + 1) > at or self._wait(sock, rows, at):
+            if sock.send(messages, at, at + 1) > at or self._wait(sock, messages, at):
                 return True
-        self._stuck = True
+        self._is_stuck = True
         return False
 
-    def _wait(self, sock: SendingSocket, rows: Outbox, at: int) -> bool:
-        """Wait for room for a row, and count for how long; whether there was some within ``sendTimeout``."""
-        if self._options.noblock or self._stuck:
+    def _wait(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
+        """Wait up to ``sendTimeout`` for room for a row, and count the time. Returns whether it was sent."""
+        if self._options.noblock or self._is_stuck:
             return False
         began = time.monotonic()
         try:
-            with sock.letting_go():
-                return sock.give(rows, at, at + 1, wait=True) > at
+            return sock.send(messages, at, at + 1, wait=self._options.send_timeout) > at
         finally:
             self._counters.blocked_seconds += time.monotonic() - began
 
-    def _give_up(self, sock: SendingSocket, part: Part, rows: Outbox, at: int, again: bool) -> None:
-        if again:
-            self._count(part, -1, -rows.size(at, at + 1))
-        if not self._unsent.goes_on:
-            raise self._timed_out(sock, part.first + at)
-        part.given_up.add(at)
-        self._unsent.give_up(part, at, anybody=sock.peers_now() > 0 and sock.has_peer)
+    def _give_up(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, at: int, again: bool) -> None:
+        if again:  # it had counted as sent
+            self._count(batch, -1, -messages.size(at, at + 1))
+        if not self._unsent.continues:
+            raise self._timed_out(sock, batch.first + at)
+        self._unsent.give_up(batch, at, has_peers=sock.has_peer and sock.peers_now() > 0)
 
-    def _note_sent(self, part: Part, rows: Outbox, start: int, end: int, again: bool) -> None:
+    def _count_sent(self, batch: RowBatch, messages: Outbox, start: int, end: int, again: bool) -> None:
         if again:
             self._counters.resent += end - start
         else:
-            self._count(part, end - start, rows.size(start, end))
+            self._count(batch, end - start, messages.size(start, end))
 
-    def _count(self, part: Part, messages: int, size: int) -> None:
-        """Count rows as sent, or take them back."""
-        part.sent += messages
-        part.sent_bytes += size
-        self._counters.sent += messages
+    def _count(self, batch: RowBatch, rows: int, size: int) -> None:
+        batch.sent += rows
+        batch.sent_bytes += size
+        self._counters.sent += rows
         self._counters.bytes += size
 
-    def _timed_out(self, sock: SendingSocket, sent: int) -> SendTimeoutError:
+    def _timed_out(self, sock: SendingSocket, row: int) -> SendTimeoutError:
         return SendTimeoutError(
-            f"sending row {sent} of this task: every queue has been full for {self._options.send_timeout} "
-            f"({sock.peers_now()} peers up, sndhwm={self._options.sndhwm}). The consumer is too slow or has stopped; "
-            "raise sendTimeout or maxRetries, set deadLetterLocation to keep such rows, or noblock=true to drop and "
-            "count them"
+            f"sending row {row} of this task: every queue has been full for {self._options.send_timeout} "
+            f"({sock.peers_now()} peers up, sndhwm={self._options.sndhwm}). The consumer is too slow or has stopped. "
+            "Raise sendTimeout or maxRetries, set deadLetterLocation to keep such rows, or set noblock=true to drop "
+            "and count them"
         )

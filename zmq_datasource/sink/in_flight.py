@@ -1,39 +1,43 @@
-"""Rows that a socket has accepted and that may still be lost with a connection. Pure data.
+"""The rows that a lost connection may take along, and how often they are sent again. Pure.
 
-A PUSH hears nothing back. What it can know is that at some moment all queues of this system were empty:
-then the next system on the way had all of it. But that may be a load balancer or a tunnel with a memory of
-its own, so ``KEEP`` bytes more than what such a moment leaves open stay here.
+A PUSH gets no acknowledgements. It can only see that all queues of this machine are empty: then the next machine has
+all rows. But that machine may be a load balancer or a tunnel with a memory of its own. So ``KEEP`` bytes of rows stay
+here even then.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-__all__ = ["KEEP", "InFlight", "Part"]
+from zmq_datasource.errors import ConnectionLostError
 
-# The least that is kept of a task that has sent more. Twice as much is in memory, as the Arrow columns that
-# Spark has handed over. A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other unless
-# the system is set up otherwise, and through a middlebox there are two.
+__all__ = ["KEEP", "Attempts", "InFlight", "RowBatch"]
+
+# A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other, unless the system is configured
+# otherwise. A middlebox makes two connections of it. Up to twice as much as this is in memory, as the Arrow columns
+# that Spark has made.
 KEEP = 32 << 20
 
-# What a row costs on its way besides its content: headers on the wire, offsets in Arrow.
+# The overhead of a row: headers on the wire, offsets in Arrow.
 _ROW_BYTES = 16
 
 
 @dataclass
-class Part:
-    """The rows of one call, in Arrow's columns, and how many of them were sent.
+class RowBatch:
+    """The rows of one call of the sender, as Arrow columns, and how many of them were sent.
 
     Attributes:
-        values, topics: Binary; topics None if there are none.
-        frames: Lists of binary, in place of both.
-        first: The number of the first of them in the task.
-        sent: How many of them count as sent.
-        sent_bytes: Of these.
-        given_up: Positions of those that do not.
+        values, topics: Binary. ``topics`` is None if the rows have none.
+        frames: Lists of binary, in place of values and topics.
+        first: The number of the first row in the task.
+        sent: The number of rows that count as sent.
+        sent_bytes: The bytes of their frames.
+        given_up: The positions of the rows that were dropped or became dead letters.
     """
 
     values: pa.Array | None
@@ -48,51 +52,106 @@ class Part:
         column = self.values if self.frames is None else self.frames
         return 0 if column is None else len(column)
 
-    def forget(self) -> None:
-        """Keep only what is counted."""
+    def drop_columns(self) -> None:
+        """Keep only the counts, for rows that are never sent again."""
         self.values = self.topics = self.frames = None
         self.given_up = set()
 
     @property
     def size(self) -> int:
-        """Roughly what it takes in memory and on the wire."""
+        """About how many bytes the sent rows take in memory and on the wire."""
         return self.sent_bytes + self.sent * _ROW_BYTES
 
 
 class InFlight:
-    """What would have to be sent again if a connection were lost now.
+    """The rows to send again if a connection were lost now.
+
+    Args:
+        keep: How many bytes of rows stay here at least, once a task has sent as many.
 
     Attributes:
-        parts: The oldest first.
+        batches: The oldest first.
     """
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
-        self.parts: deque[Part] = deque()
+        self.batches: deque[RowBatch] = deque()
         self._bytes = 0
-        self._due = 2 * keep
+        self._check_at = 2 * keep
 
-    def add(self, part: Part) -> None:
-        """Note that libzmq has accepted these rows."""
-        self.parts.append(part)
-        self._bytes += part.size
+    def __bool__(self) -> bool:
+        return bool(self.batches)
 
     @property
-    def due(self) -> bool:
-        """Whether it is time to look whether the queues are empty, so that some can be forgotten."""
-        return self._bytes >= self._due
+    def bytes(self) -> int:
+        """The bytes of all rows here, without those that were given up after they were added."""
+        return sum(batch.size for batch in self.batches)
 
-    def looked(self, empty: bool) -> None:
-        """All queues were seen empty, or not: forget all but the last, or look again later."""
-        if empty:
-            # Counted anew: rows that were given up since make a part smaller.
-            self._bytes = sum(part.size for part in self.parts)
-            while self.parts and self._bytes - self.parts[0].size >= self._keep:
-                self._bytes -= self.parts.popleft().size
-        self._due = max(2 * self._keep, self._bytes + self._keep // 4)
+    def add(self, batch: RowBatch) -> None:
+        """Keep rows that libzmq has accepted."""
+        self.batches.append(batch)
+        self._bytes += batch.size
+
+    @property
+    def check_is_due(self) -> bool:
+        """Whether the queues should be checked now, so that rows can be forgotten."""
+        return self._bytes >= self._check_at
+
+    def checked(self, all_sent: bool) -> None:
+        """Take the result of a check.
+
+        Args:
+            all_sent: Whether all queues of this machine were empty. If so, forget all rows but the newest ``keep``
+                bytes. If not, the next check is due after another quarter of ``keep``.
+        """
+        if all_sent:
+            self._bytes = self.bytes
+            while self.batches and self._bytes - self.batches[0].size >= self._keep:
+                self._bytes -= self.batches.popleft().size
+        self._check_at = max(2 * self._keep, self._bytes + self._keep // 4)
 
     def clear(self) -> None:
-        """Forget all rows: they have arrived, or were given up."""
-        self.parts.clear()
+        """Forget all rows."""
+        self.batches.clear()
         self._bytes = 0
-        self._due = 2 * self._keep
+        self._check_at = 2 * self._keep
+
+
+class Attempts:
+    """Bounds how often rows are sent again, one lost connection after the other.
+
+    Args:
+        seconds: After this time and three attempts there is no other one.
+        endpoints: For the text of the error.
+    """
+
+    _LEAST_ATTEMPTS = 3
+    _LONGEST_PAUSE = 2.0
+
+    def __init__(
+        self,
+        seconds: float,
+        endpoints: str,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._seconds, self._endpoints = seconds, endpoints
+        self._clock, self._sleep = clock, sleep
+        self._deadline = clock() + seconds
+        self._made = 0
+
+    def next(self) -> None:
+        """Count an attempt. From the second one on, wait before it: 100 ms, doubled each time, up to 2 s.
+
+        Raises:
+            ConnectionLostError: There have been enough attempts.
+        """
+        if self._made >= self._LEAST_ATTEMPTS and self._clock() >= self._deadline:
+            raise ConnectionLostError(
+                f"sending to {self._endpoints}: {self._made + 1} connections were lost, one after the other for "
+                f"{self._seconds}, before their rows had left. Find out why the peer or the network ends them (a row "
+                "larger than the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
+            )
+        if self._made:
+            self._sleep(min(0.05 * 2**self._made, self._LONGEST_PAUSE))
+        self._made += 1

@@ -1,7 +1,14 @@
-"""Arrow to socket: one sending socket for one task, every row accounted for.
+"""One task's way to its consumers: rows are sent, sent again after a lost connection, and accounted for.
 
-A sent message is one that the socket *accepted*. ``finish`` waits until it has left this process, or says
-that it cannot tell. Until then ``recovery`` vouches for it.
+The rules:
+
+* A row counts as sent when the socket has accepted it. ``finish`` then waits until it has left this machine.
+* What a PUSH has sent may be lost with a connection, and no one can tell which rows were in it. So all rows that are
+  ``in_flight`` are sent again. With ``noblock`` nothing is sent twice: they no longer count as sent.
+* A connection that ended in order, after the peer's machine had received everything, took nothing along. ``noblock``
+  relies on this. A task that may send again relies on it only at its end, for a peer that does not come back: a
+  consumer that had the last row. Before, it may be a peer that cannot take a row, or a middlebox with its own memory.
+* A PUB sends to the subscribers that are there, and never again.
 """
 
 from __future__ import annotations
@@ -19,8 +26,7 @@ from zmq_datasource.errors import FlushTimeoutError, NoPeerError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.delivery import Delivery
-from zmq_datasource.sink.in_flight import KEEP, InFlight, Part
-from zmq_datasource.sink.recovery import Attempts, Recovery
+from zmq_datasource.sink.in_flight import KEEP, Attempts, InFlight, RowBatch
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import Unsent
 
@@ -28,24 +34,34 @@ __all__ = ["Sender"]
 
 _log = logging.getLogger(__name__)
 
-# How long to wait at the end for the queue of a peer that has gone to turn out empty.
+# libzmq reports the end of a connection before it drops the connection's queue, which must get no more rows.
+_QUEUE_DROP_SECONDS = 0.05
+# A peer that cannot take a row hangs up at once. So what was sent again counts as sent after this time without a loss.
+_QUIET_SECONDS = 0.1
+# How long a task that keeps only counts waits for its queues to be empty, before it looks again later.
+_COUNTS_SECONDS = 0.01
+# How long a task waits at its end for a peer whose connection has ended.
+_RETURN_SECONDS = 0.5
+# How long closing waits for the queue of such a peer, which may be empty.
 _GONE_MS = 500
 
 
 class Sender:
-    """A PUSH or PUB socket; use it in a ``with`` block, in one thread.
+    """A PUSH or PUB socket for the rows of one task; use it in a ``with`` block, in one thread.
 
-    Leaving the block without ``finish`` (an error on the way) gives up what is still queued:
-    the task failed, and Spark will run it again.
+    If the block ends without ``finish``, because of an error, what is queued is given up: the task has failed, and
+    Spark runs it again.
 
     Args:
-        dead_letters: Where rows go that cannot be sent; None drops them (``noblock``) or fails.
-        publisher: Who numbers the messages, with ``framing=sequenced``. A row that is dropped keeps
-            its number, so that a receiver sees that it is missing.
-        keep: Bytes of sent rows that are kept at least, to be sent again should a connection be lost.
+        dead_letters: Takes the rows that cannot be sent. If it is None, they are dropped (``noblock``), or the first
+            one fails the task.
+        publisher: The name in the messages of ``framing=sequenced``. A row that is dropped keeps its sequence, so that
+            a receiver sees the gap.
+        keep: How many bytes of sent rows are kept at least, to be sent again after a lost connection.
 
     Attributes:
-        counters: The account so far; final after ``finish``.
+        counters: The account so far; complete after ``finish``.
+        in_flight: The rows that would be sent again if a connection were lost now.
     """
 
     def __init__(
@@ -56,25 +72,26 @@ class Sender:
         keep: int = KEEP,
     ) -> None:
         self._options = options
+        self._is_pub = options.socket_type == "PUB"
         self.counters = SinkCounters()
         self._unsent = Unsent(options, dead_letters, self.counters)
         self._delivery = Delivery(options, self._unsent, self.counters, publisher.encode())
-        self._recovery = Recovery(options, InFlight(keep), self._delivery, self._unsent)
+        self.in_flight = InFlight(keep)
 
     def __enter__(self) -> Self:
         """Open the socket and wait for the peers.
 
         Raises:
-            OptionError, EndpointError: It cannot be opened as asked.
-            NoPeerError: Nobody came within ``connectTimeout`` (with ``noblock`` or dead letters, the
-                rows are dropped or become dead letters instead).
+            OptionError, EndpointError: The socket cannot be opened with these options.
+            NoPeerError: The peers have not come within ``connectTimeout``. With ``noblock`` or dead letters the task
+                continues instead, and its rows are dropped or become dead letters.
         """
-        self._socket = SendingSocket(self._options, self._unsent.goes_on)
+        self._socket = SendingSocket(self._options, self._unsent.continues)
         return self
 
     @property
     def socket(self) -> SendingSocket:
-        """What rows leave through. It is replaced where ``finish`` has to connect again."""
+        """The socket; ``finish`` may replace it."""
         return self._socket
 
     def __exit__(
@@ -86,113 +103,168 @@ class Sender:
         self._socket.close(linger=0)
 
     def send_values(self, values: pa.Array, topics: pa.Array | None = None) -> None:
-        """Send one message a value; with topics, each that is not null goes in front of its value.
+        """Send one message for each value. A topic that is not null is the frame before it.
 
         Args:
-            values, topics: Binary, of 32 or 64 bit offsets; no value is null.
+            values, topics: Binary, with offsets of 32 or 64 bits. No value is null.
 
         Raises:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
-        self._take(Part(values, topics, None, self.counters.rows))
+        self._send(RowBatch(values, topics, None, self.counters.rows))
 
     def send_frames(self, messages: pa.Array) -> None:
         """Send messages of one or more frames each.
 
         Args:
-            messages: Lists of binary, none of them empty or null, nor any of their frames.
+            messages: Lists of binary. No list is empty or null, and no frame is null.
 
         Raises:
             SendTimeoutError, ConnectionLostError: As in ``send_values``.
         """
-        self._take(Part(None, None, messages, self.counters.rows))
+        self._send(RowBatch(None, None, messages, self.counters.rows))
 
-    def _take(self, part: Part) -> None:
-        sock, noblock = self._socket, self._options.noblock
-        self._recovery.recover(sock, self._attempts())
-        sock.let_go()
-        # What a PUB sends is for those who are there, and no more.
-        recovers = self._options.socket_type != "PUB"
-        if recovers:  # now: a consumer that has the last row may leave before this thread runs again
-            sock.hold()
-        self._unsent.look()
-        self._delivery.send(sock, part)
-        if not recovers:
+    def _send(self, batch: RowBatch) -> None:
+        sock = self._socket
+        self._recover(self._attempts())
+        # Before the rows are sent: a consumer that has the last row may leave before this thread runs again.
+        sock.hold_connections()
+        self._delivery.send(sock, batch)
+        if self._is_pub:
             return
-        self._recovery.add(part)
-        if not noblock and not sock.losses():
-            sock.hold()  # also of those that have come meanwhile
-        self._recovery.forget_what_has_left(sock)
+        if not self._unsent.needs_rows:
+            batch.drop_columns()
+        self.in_flight.add(batch)
+        sock.hold_connections()  # those that were made meanwhile, too
+        if self.in_flight.check_is_due:
+            most = math.inf if self._unsent.needs_rows else _COUNTS_SECONDS
+            flushed = sock.wait_until_flushed(self._options.send_timeout, most)
+            self.in_flight.checked(flushed and not sock.losses() and sock.all_connected)
 
     def _attempts(self) -> Attempts:
         return Attempts(self._options.send_timeout, self._options.endpoints)
 
-    def finish(self) -> SinkCounters:
-        """Close and wait up to ``linger`` for the queues to empty.
+    # Lost connections.
+
+    def _recover(self, attempts: Attempts, at_end: bool = False) -> bool:
+        """Send the rows again, or write them off, if connections were lost since the last call.
+
+        Args:
+            at_end: Whether the task has no more rows, so that its consumers may leave.
+
+        Returns:
+            Whether rows were sent again.
 
         Raises:
-            FlushTimeoutError: They did not; with ``noblock`` this is counted instead.
-            NoPeerError: A connection was lost, and nobody is there to send its rows to again.
+            ConnectionLostError: Connections are lost faster than their rows can be sent again.
+            SendTimeoutError: As when they were sent first.
+        """
+        sock, noblock, again = self._socket, self._options.noblock, False
+        while not self._is_pub and sock.losses():
+            time.sleep(_QUEUE_DROP_SECONDS)
+            sock.process_commands()
+            has_left = noblock or (at_end and not sock.wait_until_connected(_RETURN_SECONDS))
+            losses = sock.losses()
+            is_harmless = has_left and sock.ended_in_order(losses)
+            sock.mark_handled(losses)
+            if is_harmless or not self.in_flight:
+                continue
+            if noblock:
+                self._write_off()
+                continue
+            attempts.next()
+            self._send_again()
+            again = True
+            sock.wait_until_flushed(self._options.send_timeout, quiet=_QUIET_SECONDS)
+        return again
+
+    def _send_again(self) -> None:
+        batches = list(self.in_flight.batches)
+        _log.warning(
+            "a connection to %s was lost: sending %d rows again that may have been in it",
+            self._options.endpoints,
+            sum(batch.sent for batch in batches),
+        )
+        for batch in batches:
+            self._delivery.send(self._socket, batch, again=True)
+
+    def _write_off(self) -> None:
+        lost = self._unsent.write_off(self.in_flight.batches)
+        self.in_flight.clear()
+        _log.warning(
+            "a connection to %s was lost: %d rows that may have been in it do not count as sent",
+            self._options.endpoints,
+            lost,
+        )
+
+    # The end.
+
+    def finish(self) -> SinkCounters:
+        """Wait up to ``linger`` until the queues are empty, and close. Call it once, after the last row.
+
+        Raises:
+            FlushTimeoutError: The queues are not empty after ``linger``. With ``noblock`` this is only counted.
+            NoPeerError: A connection was lost, and there is no peer to which its rows could be sent again.
             ConnectionLostError, SendTimeoutError: As in ``send_values``.
         """
         attempts = self._attempts()
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
-        self._recovery.recover_at_end(self._socket, attempts)
-        self._delivery.announce_end(self._socket)
-        self._unsent.end()
+        self._recover(attempts, at_end=True)
         while True:
+            self._delivery.announce_end(self._socket)
             deadline = time.monotonic() + linger
-            self._socket.hold()
+            self._socket.hold_connections()
             if linger:
-                self._socket.settle(linger, linger)
-            if self._recovery.recover_at_end(self._socket, attempts):
-                self._delivery.announce_end(self._socket)
+                self._socket.wait_until_flushed(linger, linger)
+            if self._recover(attempts, at_end=True):
                 continue
             if self._close(deadline):
                 return self.counters
             attempts.next()
-            self._connect_again()
-            self._recovery.send_again(self._socket)
-            self._delivery.announce_end(self._socket)
+            self._open_again()
+            self._send_again()
 
-    def _connect_again(self) -> None:
+    def _open_again(self) -> None:
         try:
-            self._socket = SendingSocket(self._options, self._unsent.goes_on)
+            self._socket = SendingSocket(self._options, self._unsent.continues)
         except NoPeerError as e:
             raise NoPeerError(f"sending rows again whose connection was lost: {e}") from e
 
     def _close(self, deadline: float) -> bool:
-        """Close; False if a connection was lost whose rows are to be sent again."""
+        """Close the socket. Returns False if rows are to be sent again through another one."""
         options, counters, sock = self._options, self.counters, self._socket
-        counters.peers = sock.watch.peers
-        counters.sndhwm = sock.sndhwm
-        may_repeat = self._recovery.may_repeat
-        left = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))
-        gone = may_repeat and not sock.all_up
-        if gone:
-            # libzmq does not connect any more once it lingers: what is queued for who has gone stays there.
-            left = _GONE_MS if left < 0 else min(left, _GONE_MS)
-        if options.socket_type == "PUSH" and not self._recovery.in_flight:  # nothing that still counts
-            left = 0
-        flushed, lost = sock.close(left)
-        flushed = flushed or not left
-        if lost and self._recovery.in_flight:
-            if may_repeat:
-                return False
-            self._recovery.write_off()
-        if not flushed and gone:
+        counters.peers, counters.sndhwm = sock.watch.peers, sock.sndhwm
+        may_repeat = bool(self.in_flight) and not options.noblock
+        linger = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))
+        is_gone = may_repeat and not sock.all_connected
+        if is_gone:
+            # libzmq does not connect again while it lingers, so the queue of a peer that has gone stays as it is.
+            linger = _GONE_MS if linger < 0 else min(linger, _GONE_MS)
+        if not (self._is_pub or self.in_flight):  # no row is left that counts as sent
+            linger = 0
+        flushed, lost = sock.close(linger)
+        flushed = flushed or not linger
+        if may_repeat and (lost or (is_gone and not flushed)):
             return False
+        if lost and self.in_flight:
+            self._write_off()
         if not flushed and counters.sent:
-            if not options.noblock:
-                raise FlushTimeoutError(
-                    f"flushing after {counters.sent} messages: linger={options.linger} ran out with messages still "
-                    "queued; how many, libzmq cannot tell. Raise linger, or set noblock=true to accept the loss"
-                )
-            counters.unflushed_tasks += 1
+            self._flush_timed_out()
+        if self._is_pub and sock.watch.lost:
             _log.warning(
-                "linger=%s ran out with messages still queued; how many is not knowable", options.linger
+                "%d subscribers left during the task; what was queued for them is lost", sock.watch.lost
             )
-        if options.socket_type == "PUB" and sock.watch.lost:
-            _log.warning("%d peers left during the task; what was queued for them is lost", sock.watch.lost)
         return True
+
+    def _flush_timed_out(self) -> None:
+        options, counters = self._options, self.counters
+        if not options.noblock:
+            raise FlushTimeoutError(
+                f"flushing after {counters.sent} messages: linger={options.linger} ran out with messages still queued; "
+                "libzmq cannot tell how many. Raise linger, or set noblock=true to accept the loss"
+            )
+        counters.unflushed_tasks += 1
+        _log.warning(
+            "linger=%s ran out with messages still queued; libzmq cannot tell how many", options.linger
+        )

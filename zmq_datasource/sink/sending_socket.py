@@ -1,21 +1,20 @@
-"""A sink's socket and its peers: opened, waited for, and watched for connections that are lost.
+"""A sink's socket: opened, peers waited for, and connections watched, so that a lost one is noticed.
 
-Nothing is sent before a peer is there: a finished handshake (PUSH) or a subscription (PUB).
+Nothing is sent before a peer is there: one that has finished its handshake (PUSH), or has subscribed (PUB).
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from socket import socket
 
 import zmq
 
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.transport.connections import Handle
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.kernel import ended_in_order
 from zmq_datasource.transport.opened import OpenSocket
@@ -25,51 +24,49 @@ __all__ = ["SendingSocket"]
 
 _log = logging.getLogger(__name__)
 
-# How long others may take to shake hands or to fail, once everybody is there. Whoever is refused while rows are under
-# way is taken for a connection that was lost.
-_SHAKING_SECONDS = 0.2
-
 
 class SendingSocket:
-    """A PUSH or PUB socket whose peers were waited for; used in one thread.
+    """A PUSH or PUB socket that has waited for its peers; for one thread.
 
     Args:
         options: Endpoints, limits and timeouts.
-        goes_on: Whether to do without peers that do not come in time, instead of raising.
+        continues: Whether to continue without the peers that have not come in time, instead of raising an error.
 
     Attributes:
-        watch: Who is up, and who was lost.
-        has_peer: Whether anybody had come; if not, nothing is to be sent.
+        watch: The connections that are up, and the number of lost ones.
+        has_peer: Whether a peer has come. If not, nothing is to be sent.
+        handshake_seconds: How long to wait for handshakes that have begun, once all expected peers are there. A peer
+            that is refused later, while rows are sent, looks like a lost connection.
 
     Raises:
-        OptionError, EndpointError: It cannot be opened as asked.
-        NoPeerError: Nobody came within ``connectTimeout``, and without them it does not go on.
+        OptionError, EndpointError: The socket cannot be opened with these options.
+        NoPeerError: The peers have not come within ``connectTimeout``.
     """
 
-    def __init__(self, options: WriteOptions, goes_on: bool) -> None:
+    handshake_seconds = 0.2
+
+    def __init__(self, options: WriteOptions, continues: bool) -> None:
         self._options = options
-        self._open = OpenSocket(
-            SocketSpec.of_sink(options),
-            lambda sock: sock.setsockopt(zmq.SNDTIMEO, round(options.send_timeout * 1000)),
-        )
+        self._is_pub = options.socket_type == "PUB"
+        self._open = OpenSocket(SocketSpec.of_sink(options))
         self._socket, self.watch = self._open.socket, self._open.watch
         self._subscriptions = 0
-        self._absent: set[str] = set()
-        self._dealt_with = 0
-        self._connections: list[tuple[socket, bool]] = []
+        self._absent: set[str] = set()  # endpoints that this task does without
+        self._handled_losses = 0
+        self._handles: dict[int, Handle] = {}  # by inode
         self.has_peer = True
         try:
-            self._wait_for_peers(goes_on)
+            self._wait_for_peers(continues)
         except BaseException:
             self._open.close(linger=0)
             raise
 
     # Peers.
 
-    def _wait_for_peers(self, goes_on: bool) -> None:
+    def _wait_for_peers(self, continues: bool) -> None:
         poller = zmq.Poller()
         poller.register(self.watch.monitor, zmq.POLLIN)
-        if self._options.socket_type == "PUB":
+        if self._is_pub:
             poller.register(self._socket, zmq.POLLIN)
         deadline = time.monotonic() + self._options.connect_timeout
         while True:
@@ -78,23 +75,23 @@ class SendingSocket:
             self._count_subscriptions()
             missing = self._missing()
             if not missing:
-                self._wait_for_refusals()
+                self._wait_for_handshakes()
                 return
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             poller.poll(round(min(left, 0.5) * 1000))
-        if not goes_on:
+        if not continues:
             raise NoPeerError(
                 f"waiting {self._options.connect_timeout} for a peer of this {self._options.socket_type}: {missing}. "
                 "Start the consumer, correct the endpoint, or raise connectTimeout"
             )
         _log.warning("no peer within %s: %s", self._options.connect_timeout, missing)
-        self._go_on_without()
+        self._continue_without()
 
-    def _wait_for_refusals(self) -> None:
-        deadline = time.monotonic() + _SHAKING_SECONDS
-        while self._options.socket_type == "PUSH" and self.watch.unsure:
+    def _wait_for_handshakes(self) -> None:
+        deadline = time.monotonic() + self.handshake_seconds
+        while not self._is_pub and self.watch.handshakes.unsure:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -102,10 +99,10 @@ class SendingSocket:
             self.watch.update()
 
     def _missing(self) -> str:
-        """Who is still to come, in words; empty when everybody is there."""
+        """The peers that have not come yet, in words. Empty if all are there."""
         options, watch = self._options, self.watch
-        refusals = "".join(f" ({endpoint}: {why})" for endpoint, why in watch.refused.items())
-        if options.socket_type == "PUB":
+        refusals = "".join(f" ({endpoint}: {reason})" for endpoint, reason in watch.refused.items())
+        if self._is_pub:
             here = min(self._subscriptions, watch.peers)
             if here >= options.min_subscribers:
                 return ""
@@ -114,45 +111,43 @@ class SendingSocket:
         if absent:
             return f"no answer from {', '.join(absent)}{refusals}"
         if not watch.peers:
-            return f"nobody has connected to {', '.join(map(str, options.bind))}{refusals}"
+            return f"no peer has connected to {', '.join(map(str, options.bind))}{refusals}"
         return ""
 
     def _count_subscriptions(self) -> None:
-        if self._options.socket_type != "PUB":
-            return
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while self._is_pub and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             message = self._socket.recv()
             if message[:1] == b"\x01":
                 self._subscriptions += 1
             elif message[:1] == b"\x00":
                 self._subscriptions -= 1
 
-    def _go_on_without(self) -> None:
-        """Leave out the endpoints that did not answer, or send nothing at all."""
+    def _continue_without(self) -> None:
+        """Disconnect from the endpoints that have not answered. If there is no peer at all, send nothing."""
         self.has_peer = self.watch.peers > 0
-        if self._options.socket_type == "PUB":
+        if self._is_pub:
             self.has_peer = self.has_peer and self._subscriptions > 0
             return
         for endpoint in map(str, self._options.connect):
             if not self.watch.up.get(endpoint):
-                # Its queue would swallow sndhwm messages for a peer that may never come.
+                # Its queue would take sndhwm messages for a peer that may never come.
                 self._socket.disconnect(endpoint)
                 self._absent.add(endpoint)
 
     def peers_now(self) -> int:
-        """How many peers are up."""
+        """The number of peers that are connected."""
         self.watch.update()
         return self.watch.peers
 
     @property
-    def all_up(self) -> bool:
-        """Whether no endpoint that was there has gone, whose queue waits for it."""
+    def all_connected(self) -> bool:
+        """Whether every endpoint that had answered is connected. Otherwise a queue may wait for a peer to come back."""
         return all(self.watch.up.get(str(e)) or str(e) in self._absent for e in self._options.connect)
 
-    def wait_for_return(self, patience: float) -> bool:
-        """Wait up to ``patience`` seconds until peers are there and no endpoint has gone."""
-        deadline = time.monotonic() + patience
-        while not (self.watch.peers and self.all_up):
+    def wait_until_connected(self, seconds: float) -> bool:
+        """Wait until there is a peer and every endpoint that had answered is connected. Returns whether that is so."""
+        deadline = time.monotonic() + seconds
+        while not (self.watch.peers and self.all_connected):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -162,79 +157,89 @@ class SendingSocket:
 
     # Messages.
 
-    def give(self, rows: Outbox, start: int, end: int, wait: bool = False) -> int:
-        """Send rows from ``start`` up to ``end`` as far as there is room; returns the one that finds none, or ``end``.
+    def send(self, messages: Outbox, start: int, end: int, wait: float = 0.0) -> int:
+        """Send messages from ``start`` up to ``end``, as far as the queues have room.
 
         Args:
-            wait: Whether each waits for room up to ``sendTimeout``.
+            wait: How many seconds each message waits for room.
+
+        Returns:
+            The position of the message for which there is no room, or ``end``.
         """
-        return rows.give(self._socket, start, end, wait)
+        at = messages.give(self._socket, start, end)
+        if at == end or not wait:
+            return at
+        # No handles while this may take long: see ``hold_connections``.
+        self.release_connections()
+        self._socket.setsockopt(zmq.SNDTIMEO, round(wait * 1000))
+        try:
+            return messages.give(self._socket, at, end, wait=True)
+        finally:
+            self.hold_connections()
 
-    def refresh(self) -> None:
-        """Have libzmq look at its mailbox: for room in queues, and for connections that have ended."""
+    def process_commands(self) -> None:
+        """Have libzmq notice which queues have room again and which connections have ended."""
         self._socket.getsockopt(zmq.EVENTS)
-
-    def limit_waiting(self, milliseconds: int) -> None:
-        """From now on a message waits no longer for room."""
-        self._socket.setsockopt(zmq.SNDTIMEO, milliseconds)
 
     @property
     def sndhwm(self) -> int:
-        """The send high-water mark, as libzmq says."""
+        """The send high-water mark that libzmq reports."""
         return int(self._socket.getsockopt(zmq.SNDHWM))
 
-    # Connections.
+    # Lost connections.
 
-    def hold(self) -> None:
-        """Keep handles on the connections that are up, which tell later how they ended.
+    def hold_connections(self) -> None:
+        """Take a second handle on each connection of a PUSH, which shows later how the connection has ended.
 
-        While they are held, the peer of a connection that libzmq has closed does not learn of it.
+        As long as there is a handle, a peer does not notice that libzmq has closed the connection. So release it before
+        anything that may take long.
         """
-        self.let_go()
-        self._connections = self.watch.hold()
+        if self._is_pub:  # what a PUB has sent is never sent again
+            return
+        held = self.watch.handles()
+        # Otherwise the old handles show how the lost connections ended.
+        if self.watch.possibly_lost == self._handled_losses:
+            self.release_connections()
+        for handle in held:
+            inode = os.fstat(handle.sock.fileno()).st_ino
+            if self._handles.setdefault(inode, handle) is not handle:
+                handle.sock.close()
 
-    def let_go(self) -> None:
-        """Close the handles on the connections."""
-        for handle, _ in self._connections:
+    def release_connections(self) -> None:
+        """Close all handles."""
+        for handle, _ in self._handles.values():
             handle.close()
-        self._connections = []
-
-    @contextmanager
-    def letting_go(self) -> Iterator[None]:
-        """Hold nothing while this may take long, so that peers learn of a connection that libzmq has closed."""
-        held = bool(self._connections)
-        self.let_go()
-        try:
-            yield
-        finally:
-            if held:
-                self.hold()
+        self._handles = {}
 
     def losses(self) -> int:
-        """How many connections were lost that are not dealt with yet."""
+        """The number of connections that were lost and not yet marked as handled."""
         self.watch.update()
-        return self.watch.cut - self._dealt_with
+        return self.watch.possibly_lost - self._handled_losses
 
-    def deal_with(self, losses: int) -> None:
-        """Mark lost connections as dealt with."""
-        self._dealt_with += losses
+    def mark_handled(self, losses: int) -> None:
+        """Count this many losses no more, and close all handles."""
+        self._handled_losses += losses
+        self.release_connections()
 
     def ended_in_order(self, losses: int) -> bool:
-        """Whether so many of the connections that were held took nothing along when they ended."""
-        return ended_in_order(self._connections, losses)
+        """Whether this many connections have ended after the peer's machine had received everything."""
+        return ended_in_order(list(self._handles.values()), losses)
 
-    def settle(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
-        """Wait until the queues are empty, and whether they are; as ``OpenSocket.settle``."""
-        return self._open.settle(patience, most, quiet)
+    def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+        """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
+        return self._open.wait_until_flushed(patience, most, quiet)
 
     def close(self, linger: int) -> tuple[bool, bool]:
-        """Close, and wait up to ``linger`` milliseconds (-1: for ever) for what is queued; may be called again.
+        """Close, after waiting for what is queued. May be called again.
+
+        Args:
+            linger: Milliseconds; -1 waits without a limit.
 
         Returns:
-            Whether all of it has left, and whether a connection was lost meanwhile, perhaps with something in it.
+            Whether everything has left, and whether a connection was lost meanwhile that may have had something in it.
         """
         try:
-            flushed = self._open.closed or self._open.close(linger, self._connections)
+            flushed = self._open.closed or self._open.close(linger, list(self._handles.values()))
         finally:
-            self.let_go()
+            self.release_connections()
         return flushed, self._open.lost

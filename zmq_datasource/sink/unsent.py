@@ -1,135 +1,95 @@
-"""Rows that were not sent: each is dropped or becomes a dead letter, is counted with its reason, and never silently."""
+"""The rows that were not sent: each is dropped or becomes a dead letter, and is counted with its reason."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from zmq_datasource.counters import SinkCounters
+from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import Row, StagedDeadLetters
-from zmq_datasource.sink.in_flight import Part
+from zmq_datasource.sink.in_flight import RowBatch
 
-__all__ = ["RefusalLog", "Unsent"]
+__all__ = ["Unsent"]
 
-_log = logging.getLogger(__name__)
-
-# The reason of rows that were in flight when a connection was lost.
+# The reason of rows that may have been lost with a connection.
 _LOST = "connection_lost"
+_LOG_SECONDS = 5.0
 
 
 class Unsent:
-    """Decides about rows that a task does not send, and counts them.
+    """Drops the rows that a task does not send, or keeps them as dead letters, and counts them.
 
     Args:
-        dead_letters: Where they go; None drops them, with ``noblock``.
+        dead_letters: Takes the rows. If it is None, the rows are dropped (``noblock``).
         counters: The task's account.
 
     Attributes:
-        goes_on: Whether a task goes on without such a row. Otherwise it fails at the first.
-        keeps: Whether sent rows must be kept while they are in flight: to be sent again, or as dead letters.
+        continues: Whether a task continues without such a row. If not, the first one fails the task.
+        needs_rows: Whether sent rows are kept while a lost connection may take them along: to be sent again, or to
+            become dead letters. If not, their counts are enough.
     """
 
     def __init__(
-        self, options: WriteOptions, dead_letters: StagedDeadLetters | None, counters: SinkCounters
+        self,
+        options: WriteOptions,
+        dead_letters: StagedDeadLetters | None,
+        counters: SinkCounters,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._noblock = options.noblock
         self._dead_letters = dead_letters
         self._counters = counters
-        self._refusals = RefusalLog("kept as dead letters" if dead_letters is not None else "dropped")
-        self.goes_on = options.noblock or dead_letters is not None
-        self.keeps = not options.noblock or dead_letters is not None
+        self._clock = clock
+        self._logs: dict[str, LimitedLog] = {}
+        self.continues = options.noblock or dead_letters is not None
+        self.needs_rows = not options.noblock or dead_letters is not None
 
-    def give_up(self, part: Part, at: int, anybody: bool) -> None:
-        """A row finds no room.
+    def give_up(self, batch: RowBatch, at: int, has_peers: bool) -> None:
+        """Drop or keep a row for which no queue has room.
 
         Args:
-            at: Its position in ``part``.
-            anybody: Whether any peer is there.
+            at: Its position in ``batch``.
+            has_peers: Whether a peer is connected.
         """
-        reason = "no_peer" if not anybody else "hwm" if self._noblock else "timeout"
-        self._refusals.note(reason)
-        self._keep_or_drop(part, at, reason)
+        reason = "no_peer" if not has_peers else "hwm" if self._noblock else "timeout"
+        batch.given_up.add(at)
+        if reason not in self._logs:
+            done = "dropped" if self._dead_letters is None else "kept as dead letters"
+            # The account of its batch has the rows of a short task: only a task that goes on for longer logs them.
+            self._logs[reason] = LimitedLog(
+                __name__, f"rows {done} ({reason})", self._clock, lines=0, seconds=_LOG_SECONDS
+            )
+        self._logs[reason].warn("a row was not sent")
+        self._drop_or_keep(batch, at, reason)
 
-    def write_off(self, parts: Iterable[Part]) -> int:
-        """What may be lost with a connection no longer counts as sent; returns how many rows."""
+    def write_off(self, batches: Iterable[RowBatch]) -> int:
+        """Take back that rows were sent, because a lost connection may have had them. Returns how many rows."""
         lost = 0
-        for part in parts:
-            lost += part.sent
-            self._counters.sent -= part.sent
-            self._counters.bytes -= part.sent_bytes
+        for batch in batches:
+            lost += batch.sent
+            self._counters.sent -= batch.sent
+            self._counters.bytes -= batch.sent_bytes
             if self._dead_letters is None:
-                self._counters.dropped[_LOST] += part.sent
+                self._counters.dropped[_LOST] += batch.sent
                 continue
-            for at in range(len(part)):
-                if at not in part.given_up:
-                    self._keep_or_drop(part, at, _LOST)
+            for at in range(len(batch)):
+                if at not in batch.given_up:
+                    self._drop_or_keep(batch, at, _LOST)
         return lost
 
-    def look(self) -> None:
-        """To be called now and then, for the log."""
-        self._refusals.look()
-
-    def end(self) -> None:
-        """Log what is still to be said: no more rows come."""
-        self._refusals.end()
-
-    def _keep_or_drop(self, part: Part, at: int, reason: str) -> None:
+    def _drop_or_keep(self, batch: RowBatch, at: int, reason: str) -> None:
         if self._dead_letters is None:
             self._counters.dropped[reason] += 1
         else:
-            self._dead_letters.add(_row(part, at), reason)
+            self._dead_letters.add(_row(batch, at), reason)
             self._counters.dead_lettered[reason] += 1
 
 
-def _row(part: Part, at: int) -> Row:
+def _row(batch: RowBatch, at: int) -> Row:
     topic, value, frames = (
-        None if column is None else column[at].as_py() for column in (part.topics, part.values, part.frames)
+        None if column is None else column[at].as_py()
+        for column in (batch.topics, batch.values, batch.frames)
     )
     return Row(topic, value, frames)
-
-
-class RefusalLog:
-    """Logs that the rows of a long task are not being sent, and when that is over; of a short task its batch says it.
-
-    A consumer that is a little too slow is full and has room again thousands of times a second: that
-    is one state, not thousands.
-    """
-
-    _SECONDS = 5.0
-
-    def __init__(self, done: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._done = done
-        self._clock = clock
-        self._reasons: Counter[str] = Counter()
-        self._began = self._last = 0.0
-        self._said = False
-
-    def note(self, reason: str) -> None:
-        """Count a row that was not sent."""
-        self._last = self._clock()
-        if not self._reasons:
-            self._began = self._last
-        self._reasons[reason] += 1
-        if not self._said and self._last - self._began >= self._SECONDS:
-            self._said = True
-            _log.warning("rows are being %s: %s in %.0f s", self._done, self._summary(), self._SECONDS)
-
-    def look(self) -> None:
-        """To be called now and then."""
-        if self._reasons and self._clock() - self._last >= self._SECONDS:
-            self.end()
-
-    def end(self) -> None:
-        """Log how many rows were not sent."""
-        if self._said:
-            _log.warning(
-                "rows are no longer %s: %s in %.0f s", self._done, self._summary(), self._last - self._began
-            )
-        self._said = False
-        self._reasons.clear()
-
-    def _summary(self) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in sorted(self._reasons.items()))

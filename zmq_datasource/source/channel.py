@@ -112,7 +112,7 @@ class Channel:
         watch.update()
         watch.redial()
         watch.report_absent()
-        self.unfinished.look()
+        self.unfinished.check_connections()
         if self.replayer is not None:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
@@ -128,7 +128,7 @@ class Channel:
     def receive(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded."""
         taken = self.unfinished.take(inbox, most, room, wait)
-        self.opened.watch.taken += taken.messages
+        self.opened.watch.redialer.messages_read += taken.messages
         if taken.messages and self.replayer is not None:
             self.replayer.restart_silence()
         if taken.excess:
@@ -140,7 +140,7 @@ class Channel:
                 MAX_MESSAGE_BYTES,
             )
         if taken.empty:
-            self.opened.watch.found_empty()
+            self.opened.watch.redialer.note_empty()
         return taken
 
 

@@ -39,7 +39,7 @@ from zmq_datasource.source.chunk_protocol import (
 )
 from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
-from zmq_datasource.transport.requests import RequestSession
+from zmq_datasource.transport.session import RequestSession
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["RemoteChunks", "RemoteDeletions", "chunks_for"]
@@ -169,7 +169,7 @@ class RemoteChunks:
         request = Request(number, self.log_id, self._storage.partition, name).to_frame(self._access.secret)
         session.fetch(self.path_of(name), number, request, time.monotonic())
         while session.waiting:
-            self._link.carry(_UNSENT_SECONDS if session.outbox else TICK_SECONDS)
+            self._link.run_once(_UNSENT_SECONDS if session.outbox else TICK_SECONDS)
         error, content = session.answer
         if error:
             raise OSError(error, printable(bytes(content), 1000))
@@ -197,12 +197,12 @@ class _Fetching(RequestSession):
         """Send a request. ``waiting`` is true until the answer has come."""
         self._path, self._number, self._request = path, number, request
         self.redial_after = self._again
-        self._asks(now)
-        self._say_again(now)
+        self._mark_asked(now)
+        self._repeat(now)
 
-    def _say_again(self, now: float) -> None:
+    def _repeat(self, now: float) -> None:
         if self.waiting:
-            self._asks(now)
+            self._mark_asked(now)
             self.outbox.append([self._request])
 
     def wake(self, now: float) -> None:
@@ -212,7 +212,7 @@ class _Fetching(RequestSession):
             LogFetchError: No byte has come for ``give_up`` seconds.
         """
         if self.waiting and now - self._last_word > self._give_up:
-            self._is_answered()
+            self._mark_answered()
             raise LogFetchError(
                 f"reading {self._path}: it is not in a directory that this machine shares with the driver, and the "
                 f"driver has not answered at {self._driver} for {self._give_up:.0f} s. Let executors connect to the "
@@ -224,7 +224,7 @@ class _Fetching(RequestSession):
             self.redial_after = min(2 * self.redial_after, _LONGEST_AGAIN_SECONDS)
 
     def receive(self, frames: list[bytes], now: float) -> None:
-        self._hears(now)
+        self._mark_heard(now)
         head = unpack_head(frames[0])
         if head is None or not self.waiting or head[0] != self._number:
             return
@@ -233,7 +233,7 @@ class _Fetching(RequestSession):
             content += frames[at]
             frames[at] = b""  # so that memory holds the chunk only once
         self.answer = head[1], content
-        self._is_answered()
+        self._mark_answered()
 
 
 def _prepare(sock: zmq.Socket[bytes]) -> None:

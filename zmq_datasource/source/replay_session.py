@@ -33,7 +33,7 @@ from zmq_datasource.messages.framing.replay import Reply, read_reply
 from zmq_datasource.messages.framing.replay import request as encode
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.sequences import Gap, Key, Sample, SequenceTracker
-from zmq_datasource.transport.link import Session
+from zmq_datasource.transport.session import Session
 
 __all__ = ["ReplaySession"]
 
@@ -210,7 +210,7 @@ class ReplaySession(Session):
         self._replies.append(reply)
         self.pending_bytes += len(reply.value) + len(reply.topic or b"") + _REPLY_OVERHEAD
 
-    def connected(self, now: float) -> None:
+    def reconnected(self, now: float) -> None:
         self._connection += 1
 
     def blocked(self) -> None:

@@ -73,7 +73,7 @@ class Replayer:
 
     def keep_alive(self) -> None:
         """Let the connection work; see ``Channel.keep_alive``."""
-        self._link.look()
+        self._link.check_connection()
         self._link.watch.report_absent()
         self.session.reachable = self._link.watch.peers > 0
         self.session.log.flush()
@@ -94,7 +94,7 @@ class Replayer:
     def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
         """See ``ReplaySession.fetch_first``."""
         self.session.fetch_first(tracker, start, time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
 
     def receive(self, most: int, most_bytes: int) -> int:
         """Receive the replies that are there, up to so many messages and pending bytes. Returns their number."""
@@ -107,15 +107,15 @@ class Replayer:
 
     def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:
         """See ``ReplaySession.take``."""
-        self._link.look()
+        self._link.check_connection()
         taken = self.session.take(tracker, time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         return taken
 
     def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None) -> list[Gap]:
         """See ``ReplaySession.step``."""
         given_up = self.session.step(tracker, live_waits, start, time.monotonic())
-        self._link.send()
+        self._link.send_outbox()
         return given_up
 
 

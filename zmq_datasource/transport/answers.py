@@ -1,7 +1,7 @@
-"""The answers of a ROUTER: it waits for no client, and knows what the network has not taken yet.
+"""Sends the answers of a ROUTER without waiting for a client, and counts the bytes that the network has not taken.
 
-libzmq queues messages, and bounds their number and not their bytes. A server that looks at ``bytes``, and at ``of`` a
-client, before it answers has a bound for its memory, whatever its clients do.
+libzmq limits the number of queued messages, but not their bytes. A server bounds its memory by checking ``bytes``, and
+``connections_of`` a client, before it answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Answers", "set_router_options"]
 
 
 def set_router_options(sock: zmq.Socket[bytes], rcvhwm: int, sndhwm: int, most_request_bytes: int) -> None:
-    """Set the options of a ROUTER that answers: it hears of a client that is gone, and takes no large request."""
+    """Make a ROUTER report clients that are gone, and refuse large requests. Called before it is bound."""
     sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
     sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(most_request_bytes))
     sock.setsockopt(zmq.RCVHWM, rcvhwm)
@@ -34,13 +34,13 @@ class _Sent(NamedTuple):
 
 
 class Answers:
-    """What a ROUTER sends; in one thread. An answer is begun and then finished, with nothing sent in between.
+    """Sends answers by a ROUTER. For one thread. Between ``begin`` and ``finish`` nothing else may be sent.
 
     Args:
         sock: The ROUTER.
 
     Attributes:
-        stuck: Whether a client's queue had no room; its user sets it back.
+        stuck: Whether a client's queue had no room; the user resets it.
     """
 
     def __init__(self, sock: zmq.Socket[bytes]) -> None:
@@ -49,29 +49,29 @@ class Answers:
         self.stuck = False
 
     def begin(self, peer: bytes) -> bool:
-        """Take a place in the queue of a client; ``finish`` must follow. False if there is none.
+        """Take a place in the queue of a client; ``finish`` must follow. Return False if the queue is full.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the client is gone.
         """
         for _ in range(2):
             try:
-                # Of a message only this frame can be refused.
+                # Only the first frame of a message can be refused.
                 self._socket.send(peer, zmq.SNDMORE | zmq.NOBLOCK)
                 return True
             except zmq.Again:
-                self._socket.getsockopt(zmq.EVENTS)  # libzmq may not have looked whether there is room
+                self._socket.getsockopt(zmq.EVENTS)  # makes libzmq check again whether there is room
         self.stuck = True
         return False
 
     def finish(
         self, peer: bytes, frames: Sequence[Any], owner: Hashable = None, size: int | None = None
     ) -> None:
-        """Send the frames of an answer that was begun. Large frames are not copied.
+        """Send the frames of an answer after ``begin``. Large frames are not copied.
 
         Args:
-            owner: Counts the answer until libzmq has handed its last frame on; None for a short one.
-            size: Its bytes, if messages that were given before belong to it; else those of the frames.
+            owner: The answer counts for this owner until libzmq has sent its last frame; None does not count it.
+            size: The bytes that count; by default those of the frames. For an answer that began with ``send_rows``.
         """
         *parts, last = frames
         for part in parts:
@@ -79,7 +79,7 @@ class Answers:
         if owner is None:
             self._socket.send(last)
             return
-        # libzmq lets go of frames in their order.
+        # libzmq releases frames in their order, so the last one is enough to track.
         frame = zmq.Frame(last, track=True, copy=False, copy_threshold=0)
         self._socket.send(frame, copy=False)
         assert isinstance(frame.tracker, zmq.MessageTracker)
@@ -90,7 +90,7 @@ class Answers:
     def send(
         self, peer: bytes, frames: Sequence[Any], owner: Hashable = None, size: int | None = None
     ) -> bool:
-        """Begin and finish an answer; False if the client's queue has no room.
+        """Send an answer; return False if the client's queue is full.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the client is gone.
@@ -100,16 +100,16 @@ class Answers:
             self.finish(peer, frames, owner, size)
         return has_place
 
-    def give(self, outbox: Outbox, rows: int) -> bool:
-        """Send rows whose first frame is the client; False if its queue had no room for all of them.
+    def send_rows(self, outbox: Outbox, rows: int) -> bool:
+        """Send rows whose first frame is the client; return False if its queue had no room for all of them.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the client is gone.
         """
         return outbox.give(self._socket, 0, rows) == rows
 
-    def of(self, owner: Hashable) -> list[bytes]:
-        """The connections by which answers of an owner are on their way."""
+    def connections_of(self, owner: Hashable) -> list[bytes]:
+        """The clients to which answers of an owner are on their way, one entry for each answer."""
         left = [sent for sent in self._sent.get(owner, ()) if not sent.tracker.done]
         if left:
             self._sent[owner] = left
@@ -119,5 +119,10 @@ class Answers:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all answers that are on their way."""
-        return sum(sent.size for owner in list(self._sent) if self.of(owner) for sent in self._sent[owner])
+        """The bytes of all answers that are on their way."""
+        return sum(
+            sent.size
+            for owner in list(self._sent)
+            if self.connections_of(owner)
+            for sent in self._sent[owner]
+        )

@@ -1,7 +1,6 @@
-"""Bind and connect, with the checks that libzmq leaves out.
+"""Binds and connects a socket, and refuses two mistakes that libzmq accepts in silence.
 
-What libzmq takes in silence is refused here: a host that does not resolve, an ipc path that
-another process listens on.
+These are a host that does not resolve, and an ipc path on which another process listens.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ __all__ = ["attach"]
 def attach(
     sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint], check_hosts: bool = True
 ) -> None:
-    """Bind and connect.
+    """Bind and connect a socket.
 
     Raises:
-        EndpointError: An endpoint is in use, not of this machine, or its host does not resolve.
+        EndpointError: An endpoint is in use or not an address of this machine, or its host does not resolve.
     """
     for endpoint in bind:
         _refuse_ipc_in_use(endpoint)
@@ -32,8 +31,8 @@ def attach(
             sock.bind(str(endpoint))
         except zmq.ZMQError as e:
             hints = {
-                zmq.EADDRINUSE: "another process has it, or another query of this job; use another port",
-                errno.ENODEV: "bind takes an IP address or interface of this machine, or *, and no host name",
+                zmq.EADDRINUSE: "another process or another query of this job uses it; use another port",
+                errno.ENODEV: "bind takes an IP address or interface of this machine, or *, but no host name",
                 zmq.EADDRNOTAVAIL: "it is not an address of this machine; use * for all of them",
                 errno.EACCES: "this user may not; use a port from 1024 on, or another directory",
             }
@@ -49,16 +48,16 @@ def attach(
 
 
 def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
-    """libzmq takes over the path of a living listener; ask whether there is one."""
+    """Refuse a path with a listener: libzmq would take it over, and the listener would get no more connections."""
     if endpoint.transport != "ipc":
         return
     with stdlib_socket.socket(stdlib_socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # a listener that hangs has a full backlog
+        probe.setblocking(False)  # connecting to a listener that hangs would block once its backlog is full
         try:
             probe.connect(endpoint.unix_address)
         except BlockingIOError:
             pass
-        except OSError:  # nobody there, or something that bind will name
+        except OSError:  # no listener, or an error that bind reports too
             return
     raise EndpointError(f"binding {endpoint}: another process listens there; use another path")
 

@@ -1,7 +1,7 @@
-"""Who may connect to a socket that is a server of CURVE or PLAIN: ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""Decides which clients may connect to a server of CURVE or PLAIN, by ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-libzmq asks a handler within the socket's own context at each handshake. pyzmq has that handler; here is what it asks:
-a directory of certificates, and a file of passwords, which may change while the socket is open.
+At each handshake libzmq asks a handler in the socket's context. pyzmq has this handler; here is what it looks up: a
+directory of certificates, and a file of passwords. Both may change while the socket is open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.socket import is_on
 from zmq_datasource.transport.keys import warn_of_readers
-from zmq_datasource.transport.origin import user_of
 from zmq_datasource.transport.spec import SocketSpec, options_of
 
 if TYPE_CHECKING:
@@ -31,19 +30,17 @@ __all__ = ["Clients", "NameRights", "any_name", "authenticate"]
 
 _log = logging.getLogger(__name__)
 
-# Between looks at the file or directory, so that a flood of handshakes does not read it each time.
-_LOOK_SECONDS = 1.0
-_EVERYBODY = "*"
+_ALL_DOMAINS = "*"
 
 _T = TypeVar("_T")
 _Stamp = tuple[tuple[str, int, int], ...]
 
 
 def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> ThreadAuthenticator | None:
-    """Begin to answer libzmq's questions in the context of a socket, before that is bound; ``stop`` it at the end.
+    """Start the handler in the context of a socket. Called before the socket is bound; the caller stops it at the end.
 
     Returns:
-        None if libzmq has nothing to ask: the socket is no server, or any client may connect to it.
+        The handler; None if the socket is not a server, or any client may connect.
 
     Raises:
         OptionError: The directory or the file cannot be read.
@@ -53,23 +50,23 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
     if not curve and not is_on(options, "plain_server"):
         return None
 
-    from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - it imports asyncio, which few need
+    from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - it imports asyncio, which most sockets do not need
 
     # pyzmq's handler writes passwords into its debug log.
     quiet = logging.Logger("zap", logging.ERROR)
     quiet.parent = _log
     handler = ThreadAuthenticator(context, log=quiet)
     if curve:
-        handler.configure_curve_callback(_EVERYBODY, Clients(access.clients))
+        handler.configure_curve_callback(_ALL_DOMAINS, Clients(access.clients))
     else:
-        handler.passwords[_EVERYBODY] = _Passwords(Path(access.passwords))  # type: ignore[assignment] # it looks up
+        handler.passwords[_ALL_DOMAINS] = _Passwords(Path(access.passwords))  # type: ignore[assignment] # it looks up
     try:
         handler.start()
     except BaseException:
-        if handler.is_alive():  # only late
+        if handler.is_alive():  # it has started, only too late for pyzmq's own limit
             handler.stop()
             raise
-        # It leaves open what it has made, and ending a context waits for every socket.
+        # pyzmq leaves these sockets open, and terminating a context waits for every socket.
         for made in (handler.zap_socket, handler.pipe, getattr(handler.thread, "pipe", None)):
             if made is not None:
                 made.close(linger=0)
@@ -78,23 +75,29 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
     return handler
 
 
-class _Reread(Generic[_T]):
-    """What a file or directory says, read again once it has changed.
+class Reread(Generic[_T]):
+    """The content of a file or directory, read again when it has changed.
 
     Args:
-        read: Reads it.
-        stamp: Tells whether it has changed.
-        nothing: What it says while it cannot be read.
+        path: Its path, for messages.
+        read: Reads the content.
+        stamp: Returns a value that changes with the content.
+        nothing: The content while it cannot be read.
+
+    Attributes:
+        check_seconds: How often the stamp is checked, so that a flood of handshakes does not read it each time.
     """
+
+    check_seconds = 1.0
 
     def __init__(self, path: Path, read: Callable[[], _T], stamp: Callable[[], _Stamp], nothing: _T) -> None:
         self._path, self._read, self._stamp, self._nothing = path, read, stamp, nothing
         self._seen = stamp()
         self._value = read()
-        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._next_check = time.monotonic() + self.check_seconds
 
     def __call__(self) -> _T:
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._next_check:
             return self._value
         try:
             stamp = self._stamp()
@@ -103,9 +106,9 @@ class _Reread(Generic[_T]):
                 _log.info("%s has changed: read again", self._path)
         except (OSError, ValueError) as e:
             if self._seen:
-                _log.warning("reading %s: %s; nobody may connect until it can be read", self._path, e)
+                _log.warning("reading %s: %s; no client may connect until it can be read", self._path, e)
             self._value, self._seen = self._nothing, ()
-        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._next_check = time.monotonic() + self.check_seconds
         return self._value
 
 
@@ -115,7 +118,7 @@ def _stamp_of(path: Path) -> tuple[str, int, int]:
 
 
 class _Certificate(NamedTuple):
-    """What a file in the directory says, or said when it could be read last."""
+    """The content of a certificate file when it could last be read; ``admits`` is false if it cannot be read now."""
 
     key: bytes
     names: list[str]
@@ -123,13 +126,13 @@ class _Certificate(NamedTuple):
 
 
 class Clients:
-    """Who may connect: the owners of the certificates in a directory.
+    """Admits the owners of the certificates in a directory, and binds names to them.
 
-    The metadata of a certificate may have a line ``names = "billing orders-*"``. Its owner may then commit and
-    subscribe under these names only, and nobody else may under them.
+    The metadata of a certificate may have a line ``names = "billing orders-*"``. Then its owner may commit and
+    subscribe under these names only, and no other client may use them.
 
-    While a certificate cannot be read, its owner may not connect. Its names stay bound as they were: otherwise a fault
-    of the disk would give them to everybody who is connected.
+    While a certificate cannot be read, its owner may not connect. Its names remain bound: otherwise a disk fault would
+    give them to all connected clients.
 
     Raises:
         OptionError: The directory cannot be read.
@@ -141,7 +144,7 @@ class Clients:
         self._certificates: dict[str, _Certificate] = {}
         self._opening = True
         try:
-            self._admitted = _Reread(self._directory, self._read, self._stamp, frozenset[bytes]())
+            self._admitted = Reread(self._directory, self._read, self._stamp, frozenset[bytes]())
             self._opening = False
         except OSError as e:
             raise OptionError(
@@ -162,8 +165,8 @@ class Clients:
                 found[path.name] = _Certificate(zmq.auth.load_certificate(path)[0], _names_in(path), True)
             except (OSError, ValueError) as e:
                 if self._opening and isinstance(e, OSError):
-                    raise  # nobody knows which names are bound by it
-                _log.warning("%s is no certificate, and its owner may not connect: %s", path, e)
+                    raise  # it is unknown which names it binds
+                _log.warning("%s is not a certificate, and its owner may not connect: %s", path, e)
                 if (before := self._certificates.get(path.name)) is not None:
                     found[path.name] = before._replace(admits=False)
         self._certificates = found
@@ -190,25 +193,33 @@ class Clients:
 
 
 class NameRights:
-    """Under which names the sender of a message may commit or subscribe.
+    """Says under which names the sender of a message may commit or subscribe.
 
     Args:
-        directory: As for ``Clients``; empty where nobody is asked for a key, and everybody may use any name.
+        directory: As for ``Clients``; empty if no keys are checked, so that every client may use any name.
     """
 
     def __init__(self, directory: str) -> None:
         self._clients = Clients(directory) if directory else None
 
     def of(self, frame: zmq.Frame) -> Callable[[str], bool]:
-        """Whether its sender may use a name."""
+        """A function that says whether the sender of this frame may use a name."""
         if self._clients is None:
             return any_name
-        return partial(self._clients.may_use, user_of(frame))
+        return partial(self._clients.may_use, _user_of(frame))
 
 
 def any_name(_name: str) -> bool:
-    """The right to every name."""
+    """Allow every name."""
     return True
+
+
+def _user_of(frame: zmq.Frame) -> str:
+    """The client's key, as the handler reported it; empty if libzmq does not know it, as after a reset."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 def _any_fits(patterns: list[str], name: str) -> bool:
@@ -216,7 +227,7 @@ def _any_fits(patterns: list[str], name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    # Not fnmatch: it takes brackets for a set of characters, and a name with brackets would not fit itself.
+    # Not fnmatch: for it brackets are a set of characters, so that a name with brackets would not fit itself.
     wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(wanted, name, re.DOTALL) is not None
 
@@ -237,7 +248,7 @@ class _Passwords(Mapping[str, str]):
         self._refusals = LimitedLog(__name__, "clients refused")
         try:
             warn_of_readers(path)
-            self._by_name = _Reread(path, self._read, lambda: (_stamp_of(path),), dict[str, str]())
+            self._by_name = Reread(path, self._read, lambda: (_stamp_of(path),), dict[str, str]())
         except (OSError, ValueError) as e:
             raise OptionError(
                 f"option plainPasswords: reading {path}: {e}; it is a file with a line name:password for each client"
@@ -269,4 +280,4 @@ class _Passwords(Mapping[str, str]):
         return len(self._by_name())
 
     def __bool__(self) -> bool:
-        return True  # pyzmq's handler asks whether there is a table at all
+        return True  # even without an entry: pyzmq's handler checks whether there is a table

@@ -1,19 +1,19 @@
-"""Messages between sockets and Arrow's buffers, many in one call: by the compiled core, or without it in Python.
+"""Moves many messages in one call between sockets and Arrow's buffers, by the compiled core or the Python core.
 
-The compiled core (``_core.c``) is built with the package wherever there is a C compiler. Without it everything works
-in the same way and more slowly. ``ZMQ_DATASOURCE_CORE=python`` in the environment leaves it out; ``NAME`` says which is
-in use.
+The compiled core (``_core.c``) is built with the package where there is a C compiler. Without it ``python_core`` gives
+the same results more slowly. ``ZMQ_DATASOURCE_CORE=python`` in the environment chooses the Python core; ``NAME`` says
+which core is in use.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import zmq
@@ -21,7 +21,14 @@ import zmq
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.schemas import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.transport import python_core
-from zmq_datasource.transport.pyzmq_internals import functions_of_libzmq
+from zmq_datasource.transport.columns import (
+    Column,
+    FrameColumn,
+    FramesColumn,
+    NumberColumn,
+    SameColumn,
+    columns_of,
+)
 
 __all__ = [
     "NAME",
@@ -34,14 +41,21 @@ __all__ = [
     "SameColumn",
     "Taken",
     "columns_of",
+    "implementation",
 ]
 
 
 _log = logging.getLogger(__name__)
 
+# In the order in which _core.c takes their addresses.
+_FUNCTIONS = (
+    *("zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_msg_more", "zmq_msg_get"),
+    *("zmq_msg_close", "zmq_send", "zmq_getsockopt", "zmq_errno"),
+)
+
 
 def _load() -> Any:
-    """The compiled core, ready for use; without one the core in Python."""
+    """The compiled core with libzmq's functions loaded, or the Python core if that is impossible."""
     if os.environ.get("ZMQ_DATASOURCE_CORE") == "python":
         return python_core
     try:
@@ -51,17 +65,33 @@ def _load() -> Any:
     except ImportError as e:
         _log.warning("the compiled core cannot be loaded, so Python does its work, more slowly: %s", e)
         return python_core
-    addresses = functions_of_libzmq()
+    addresses = _functions_of_libzmq()
     if addresses is None:
         return python_core
     compiled.load(addresses)
     return compiled
 
 
-_implementation = _load()
+def _functions_of_libzmq() -> tuple[int, ...] | None:
+    """The addresses of the functions of pyzmq's own libzmq that the compiled core calls; None if they are not found."""
+    if zmq.zmq_version_info()[0] != 4:  # the size of a message may differ in other versions
+        return None
+    try:
+        from zmq.backend.cython import _zmq  # noqa: PLC0415 - pyzmq on PyPy has no such module
 
-# Which is in use: "compiled" or "python".
-NAME = "python" if _implementation is python_core else "compiled"
+        # pyzmq does not promise this module. It is linked with libzmq, so libzmq's symbols are found through it.
+        library = ctypes.CDLL(_zmq.__file__)
+        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+    except (ImportError, AttributeError, OSError):
+        return None
+    return tuple(address for address in addresses if address)
+
+
+# The core in use; a test sets the other one.
+implementation: Any = _load()
+
+# Its name: "compiled" or "python".
+NAME = "python" if implementation is python_core else "compiled"
 
 
 def _error(number: int) -> zmq.ZMQError:
@@ -69,12 +99,12 @@ def _error(number: int) -> zmq.ZMQError:
 
 
 class Taken(NamedTuple):
-    """What one ``Inbox.take`` has done.
+    """The result of one ``Inbox.take``.
 
     Attributes:
-        messages: How many were taken.
-        excess: The size of one more that was discarded, because it is larger than a row can be; 0 if none was.
-        empty: Whether there are no more.
+        messages: The number of messages that were taken.
+        excess: The size of one more message, which was discarded because it is too large; 0 if there was none.
+        empty: Whether the socket has no more messages.
     """
 
     messages: int
@@ -83,26 +113,26 @@ class Taken(NamedTuple):
 
 
 class Inbox:
-    """Messages that were taken from sockets and not handed over. For one thread."""
+    """Takes messages from sockets, and hands them over as columns. For one thread."""
 
     def __init__(self) -> None:
-        self._filled: Any = _implementation.Inbox()
+        self._filled: Any = implementation.Inbox()
 
     @property
     def messages(self) -> int:
-        """How many it holds."""
+        """The number of messages in it."""
         return int(self._filled.messages)
 
     @property
     def size(self) -> int:
-        """The bytes of their frames."""
+        """The bytes of the messages' frames."""
         return int(self._filled.size)
 
     @property
     def origin(self) -> int:
-        """The descriptor of the connection that the last message came by; -1 where that is not known.
+        """The file descriptor of the connection of the last message; -1 if that is not known.
 
-        The core in Python knows it of a message that was taken alone (``most=1``).
+        The Python core knows it only after ``take`` with ``most=1``.
         """
         return int(self._filled.origin)
 
@@ -114,20 +144,20 @@ class Inbox:
         wait: bool = False,
         largest: int | None = None,
     ) -> Taken:
-        """Take messages until none is there, or no room; or a signal came, whose handler runs then.
+        """Take messages until the socket has none, the room is used up, or a signal arrives; its handler runs then.
 
-        An inbox reaches 2 GiB at most, and takes nothing if it has no room for one of the largest messages.
+        An inbox holds at most 2 GiB, and takes nothing if a message of the largest size would not fit any more.
 
         Args:
-            most: Their number.
-            room: Bytes after which it is enough; the last message may be larger.
-            wait: Whether to wait for the first, up to the socket's RCVTIMEO.
-            largest: Bytes of the largest message that is kept, below 2 GiB; by default what a row can hold. A larger
-                one is discarded, and is the last.
+            most: Limit of the number of messages.
+            room: Bytes after which taking ends; the last message may exceed them.
+            wait: Whether to wait for the first message, up to the socket's RCVTIMEO.
+            largest: Limit of a message's bytes, below 2 GiB; by default that of a row. A larger message is discarded,
+                and taking ends.
 
         Raises:
-            zmq.ZMQError: The socket cannot be received from. What was taken before is kept.
-            MemoryError: There is no memory for a message, which is lost. What was taken before is kept.
+            zmq.ZMQError: Receiving fails. Messages that were taken before are kept.
+            MemoryError: There is no memory for a message, which is lost. Messages that were taken before are kept.
         """
         if largest is None:
             largest = MAX_MESSAGE_BYTES
@@ -143,7 +173,9 @@ class Inbox:
         return Taken(messages, excess, error == errno.EAGAIN)
 
     def hand_over(self) -> RawMessages:
-        """The messages; the inbox is empty then."""
+        """Return the messages, and empty the inbox."""
+        if isinstance(self._filled, python_core.Inbox):
+            return self._filled.hand_over()
         count = self.messages
         buffers = [pa.py_buffer(filled) for filled in self._filled.hand_over()]
         first, middle, last = (_column(*buffers[at : at + 2]) for at in (0, 2, 4))
@@ -161,108 +193,24 @@ def _column(data: pa.Buffer, ends: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), ends.size // 4 - 1, [None, ends, data])
 
 
-# Rows to messages: the columns of a message's frames, in their order.
-
-
-@dataclass(frozen=True)
-class FrameColumn:
-    """A frame of each row: binary or text, of 32 or 64 bit offsets.
-
-    A null is no frame, or with ``empty`` one without bytes.
-    """
-
-    values: pa.Array
-    empty: bool = False
-
-    def described(self) -> tuple[Any, ...]:
-        wide = _is_wide(self.values.type)
-        valid, offsets, data = self.values.buffers()
-        return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, 0
-
-
-@dataclass(frozen=True)
-class SameColumn:
-    """The same frame in each row."""
-
-    content: bytes
-
-    def described(self) -> tuple[Any, ...]:
-        return 1, self.content, None, None, None, False, False, 0, 0
-
-
-@dataclass(frozen=True)
-class NumberColumn:
-    """A frame of 8 bytes: a number, big-endian, that goes on from row to row.
-
-    Attributes:
-        first: That of row 0.
-    """
-
-    first: int
-
-    def described(self) -> tuple[Any, ...]:
-        return 2, None, None, None, None, False, False, self.first, 0
-
-
-@dataclass(frozen=True)
-class FramesColumn:
-    """Frames of each row, as a list of binary; neither a list nor a frame is null."""
-
-    messages: pa.Array
-
-    def described(self) -> tuple[Any, ...]:
-        messages = self.messages
-        if not pa.types.is_list(messages.type):
-            raise TypeError(f"lists with offsets of 32 bits are needed, and not {messages.type}")
-        wide = _is_wide(messages.type.value_type)
-        frames = messages.values
-        valid, lists = messages.buffers()[:2]
-        _, offsets, data = frames.buffers()
-        return 3, data, offsets, valid, lists, wide, False, messages.offset, frames.offset
-
-
-def _is_wide(values: pa.DataType) -> bool:
-    """Whether offsets have 64 bits.
-
-    Raises:
-        TypeError: There are no offsets.
-    """
-    if pa.types.is_binary(values) or pa.types.is_string(values):
-        return False
-    if pa.types.is_large_binary(values) or pa.types.is_large_string(values):
-        return True
-    raise TypeError(f"frames are binary, and not {values}")
-
-
-Column: TypeAlias = FrameColumn | SameColumn | NumberColumn | FramesColumn
-
-
-def columns_of(raw: RawMessages, number: int | None = None) -> list[Column]:
-    """Raw messages as they came.
-
-    Args:
-        number: If given, each gets its number (the first of them this) after its first frame; one of a single frame
-            gets an empty frame in front of it, so that its value stays the last.
-    """
-    numbers: list[Column] = [] if number is None else [NumberColumn(number)]
-    middle: list[Column] = [] if raw.middle is None else [FramesColumn(raw.middle)]
-    return [FrameColumn(raw.first, empty=bool(numbers)), *numbers, *middle, FrameColumn(raw.last)]
-
-
 class Outbox:
-    """Rows that are to be messages.
+    """Sends rows as messages.
 
     Args:
-        columns: What each message has, in the order of its frames.
-        rows: How many.
+        columns: The parts of each message, in the order of its frames.
+        rows: The number of rows.
 
     Raises:
-        ValueError: A row has no frame, a column's offsets lead out of it, or its numbers do not fit 63 bits.
-        TypeError: A column has no binary.
+        ValueError: A row has no frame, a column has wrong offsets, or its numbers do not fit 63 bits.
+        TypeError: A column is not binary.
     """
 
     def __init__(self, columns: Sequence[Column], rows: int) -> None:
-        self._rows: Any = _implementation.Outbox(tuple(column.described() for column in columns), rows)
+        self._rows: Any
+        if implementation is python_core:
+            self._rows = python_core.Outbox(columns, rows)
+        else:
+            self._rows = implementation.Outbox(tuple(column.described() for column in columns), rows)
 
     def size(self, start: int, end: int) -> int:
         """The bytes of all frames of the rows from ``start`` up to ``end``."""
@@ -271,21 +219,21 @@ class Outbox:
     def give(
         self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool = False, refresh_every: int = 0
     ) -> int:
-        """Send rows from ``start`` up to ``end``, as far as there is room.
+        """Send rows from ``start`` up to ``end``, until there is no room.
 
-        A message is sent whole or not at all. Before one counts as refused libzmq has looked for room: without that
-        it may refuse although the queue has some (docs/zeromq-facts.md).
+        A message is sent whole or not at all. Before a message counts as refused, libzmq is made to look for room:
+        without that it may refuse although its queue has room (docs/zeromq-facts.md).
 
         Args:
-            wait: Whether to wait for room for each, up to the socket's SNDTIMEO.
-            refresh_every: After so many messages libzmq is made to look for room, where a queue that it takes for full
-                would drop without refusing; 0 for never.
+            wait: Whether to wait for room for each message, up to the socket's SNDTIMEO.
+            refresh_every: Make libzmq look for room after this number of messages; 0 for never. For sockets that drop
+                a message, instead of refusing it, if libzmq believes that the queue is full.
 
         Returns:
             The row that found no room, or ``end``.
 
         Raises:
-            zmq.ZMQError: The socket cannot be sent to, and may hold a part of a message: it is to be closed.
+            zmq.ZMQError: Sending fails. The socket may have a part of a message, so it must be closed.
         """
         error = errno.EINTR
         while error == errno.EINTR:

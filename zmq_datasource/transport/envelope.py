@@ -1,8 +1,7 @@
-"""The form of a message in this project's own protocols: a kind, a header of JSON, and buffers.
+"""The form of a message in this project's own protocols: a kind, a JSON header, and buffers.
 
-The first frame is ``ZDS``, the version of the protocol (one byte) and the kind (one letter). The second is a JSON
-object. The frames after it are what JSON is no place for: topics, or the buffers of columns. There is no delimiter
-frame.
+The first frame is ``ZDS``, the version of the protocol (one byte) and the kind (one letter). The second frame is a JSON
+object. The other frames are binary: topics, or the buffers of columns. There is no delimiter frame.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _MAGIC = b"ZDS"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """The base class of headers. Fields that are not known are ignored."""
+    """The base class of headers. Unknown fields are ignored."""
 
     kind: ClassVar[bytes]
 
     def check(self) -> None:
-        """Raise ProtocolError for a value that no honest peer sends."""
+        """Raise ProtocolError for a value that the protocol does not allow."""
 
 
 Message = TypeVar("Message", bound=Header)
@@ -36,9 +35,9 @@ class Envelope(Generic[Message]):
     """Writes and reads the messages of one protocol.
 
     Args:
-        version: Of the protocol.
+        version: The protocol's version.
         headers: One class for each kind of message.
-        name: What the protocol is called in errors.
+        name: The protocol's name in errors.
     """
 
     def __init__(self, version: int, headers: Sequence[type[Message]], name: str) -> None:
@@ -52,10 +51,10 @@ class Envelope(Generic[Message]):
         return [_MAGIC + bytes([self._version]) + message.kind, msgspec.json.encode(message), *buffers]
 
     def decode(self, frames: Sequence[bytes]) -> tuple[Message, Sequence[bytes]]:
-        """A message and its buffers.
+        """Read a message and its buffers.
 
         Raises:
-            ProtocolError: The frames are none, or of another version.
+            ProtocolError: The frames are not a message of this protocol, or of another version.
         """
         head = bytes(frames[0]) if frames else b""
         if frames and not head:

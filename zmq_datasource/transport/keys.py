@@ -1,7 +1,7 @@
-"""Values of libzmq's options that are kept elsewhere: in a file, in a certificate, or in a variable of the environment.
+"""Reads the values of libzmq's options from files, certificates and environment variables.
 
-An option names the place, and each process that opens a socket looks there for itself. So no key is in a query's plan,
-its checkpoint, an event log or a list of processes.
+An option names the place, and each process that opens a socket reads the value there. So no key appears in a query's
+plan, its checkpoint, an event log or a list of processes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _warned: set[Path] = set()
 
 
 def value_of(name: str, text: str) -> str:
-    """What an option says: the text itself, or what is kept where it points.
+    """The value of an option: the text itself, or the content of the place that it names.
 
     Args:
-        name: libzmq's, in lower case.
-        text: ``@PATH``, absolute, is the content of a file, without white space around it. Of a certificate, as
-            ``zmq-datasource keygen`` and ``zmq.auth`` make them, it is the key that the option is about. ``env:NAME``
-            is a variable of this process' environment.
+        name: libzmq's name of the option, in lower case.
+        text: ``@PATH``, absolute, stands for the content of a file, without surrounding white space; if the file is a
+            certificate (of ``zmq-datasource keygen`` or ``zmq.auth``), for the key that this option takes.
+            ``env:NAME`` stands for a variable of this process's environment.
 
     Raises:
-        OptionError: There is nothing; names the option and the place, and never shows a value.
+        OptionError: The place has no value. The error names the option and the place, and never shows a value.
     """
     if text.startswith(_VARIABLE):
         variable = text.removeprefix(_VARIABLE)
@@ -83,7 +83,7 @@ def _key_of(name: str, path: Path) -> str:
 
 
 def warn_of_readers(path: Path) -> None:
-    """Say once if a file with a secret is open to others than its owner."""
+    """Warn once of a file with a secret that other users may read."""
     if path.stat().st_mode & 0o077 and path not in _warned:
         _warned.add(path)
         _log.warning("%s holds a secret, and other users may read it; chmod 600 it", path)

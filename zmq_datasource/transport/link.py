@@ -1,70 +1,34 @@
-"""A session is one side of a conversation over DEALER, as a state machine; a link carries it over a socket.
-
-A session has no socket, no clock and no thread: it is given messages and the time, and gives messages. So every
-order of loss, delay and silence can be tried in a moment. What sockets and connections do is the link's alone.
-"""
+"""Carries a session over a DEALER socket: receives, sends, and connects again when the session asks for it."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import zmq
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.transport.kernel import bytes_received
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
+from zmq_datasource.transport.session import Session
 from zmq_datasource.transport.spec import SocketSpec, new_socket
 
-__all__ = ["TICK_SECONDS", "Link", "Session"]
+__all__ = ["TICK_SECONDS", "Link"]
 
-# How long a session goes without being woken, and so how late it may notice that something is due.
+# The longest time between two calls of a session's ``wake``, and so its longest delay.
 TICK_SECONDS = 0.1
-# More bytes than the heartbeats of both sides have in that time. libzmq's own thread answers them, also for a program
-# that is stuck or has dropped a message.
+# More bytes than the heartbeats of both sides have in that time. libzmq's own thread sends them, also for a program
+# that hangs or has dropped a message, so they are no sign that the peer's program lives.
 _MOST_HEARTBEAT_BYTES = 256
 
 
-class Session:
-    """One side of a conversation. Times are seconds, monotonic.
-
-    Attributes:
-        outbox: Messages to be sent, oldest first, each as its frames. The link takes them out as they leave.
-        redial: Whether the link is to open a new connection before it sends them, and forget what the old one has
-            not brought yet; the link resets it.
-    """
-
-    def __init__(self) -> None:
-        self.outbox: deque[Sequence[Any]] = deque()
-        self.redial = False
-
-    def receive(self, frames: list[bytes], now: float) -> None:
-        """Take a message that has come."""
-        raise NotImplementedError
-
-    def wake(self, now: float) -> None:
-        """No message is there: do what is due. Called every ``TICK_SECONDS`` then."""
-
-    def connected(self, now: float) -> None:
-        """libzmq has made the connection anew: the peer may not know who this is, and what was sent may be lost."""
-
-    def alive(self, now: float) -> None:
-        """Bytes have come, more than heartbeats have: perhaps of a message that is not whole yet."""
-
-    def blocked(self) -> None:
-        """The socket takes nothing more at present; what is left in ``outbox`` is tried again."""
-
-
 class Link:
-    """A DEALER and its connection, for one session; in one thread.
+    """A DEALER socket for one session. For one thread.
 
     Args:
-        spec: What the DEALER is to be.
-        session: What it carries.
+        spec: The description of the DEALER.
+        session: The conversation that it carries.
         prepare: Called with each new socket before it is connected.
     """
 
@@ -78,20 +42,20 @@ class Link:
         self._open: OpenSocket | None = None
         self._connections = 0
         self._bytes = 0
-        self._next_look = 0.0
+        self._next_count = 0.0
         self._faults = LimitedLog(__name__, "faults of connections")
 
     def open(self, check_hosts: bool = True) -> None:
-        """Connect, without waiting for the connection.
+        """Create the socket and connect it, without waiting for the connection.
 
         Raises:
-            OptionError, EndpointError: It cannot be opened as asked.
+            OptionError, EndpointError: The socket cannot be opened like this.
         """
         self._open = OpenSocket(self._spec, self._prepare, check_hosts)
         self._connections = 0
 
     def close(self, linger: int) -> None:
-        """Close, after up to ``linger`` milliseconds for what is queued; if it is open."""
+        """Close the socket, if it is open, and wait up to ``linger`` milliseconds for its queued messages."""
         if self._open is not None:
             self._open.close(linger)
             self._open = None
@@ -107,85 +71,86 @@ class Link:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """The DEALER; it is replaced whenever the session asks to redial."""
+        """The DEALER. A redial replaces it."""
         return self._opened.socket
 
     @property
     def watch(self) -> PeerWatch:
+        """The monitor of the DEALER. A redial replaces it."""
         return self._opened.watch
 
-    def carry(self, wait: float = TICK_SECONDS) -> None:
-        """One turn: give the session a message; if none is there, see to the connection and wait for one.
+    def run_once(self, wait: float = TICK_SECONDS) -> None:
+        """Give the session one message; if there is none, check the connection, wake the session, and wait for one.
 
         Args:
-            wait: Seconds, ``TICK_SECONDS`` at most.
+            wait: Seconds, at most ``TICK_SECONDS``.
         """
         frames = self.receive()
         if frames is None:
-            self.look()
-            self._look_for_bytes()
+            self.check_connection()
+            self._check_for_bytes()
             self._session.wake(time.monotonic())
-            self.send()
+            self.send_outbox()
             if not self.socket.poll(max(1, round(min(wait, TICK_SECONDS) * 1000))) or self._session.redial:
                 return
             frames = self.receive()
             if frames is None:
                 return
         self._session.receive(frames, time.monotonic())
-        self.send()
+        self.send_outbox()
 
-    def take(self) -> None:
-        """Give the session what is there, without waiting."""
+    def receive_all(self) -> None:
+        """Give the session all messages that have arrived, without waiting."""
         while (frames := self.receive()) is not None:
             self._session.receive(frames, time.monotonic())
 
     def receive(self) -> list[bytes] | None:
-        """Receive a message, if there is one."""
+        """Receive one message for a session that is called by hand; None if there is none."""
         try:
             frames = self._opened.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
         except BaseException:
-            self._begin_anew()
+            self._redial_after_interrupt()
             raise
-        # While the session waits for a new connection, what comes by the old one is forgotten.
+        # While the session waits for a new connection, messages of the old one are discarded.
         return None if self._session.redial else frames
 
-    def look(self) -> None:
-        """See to the connection: libzmq's own, which is dialled again where libzmq does not."""
+    def check_connection(self) -> None:
+        """Read the monitor's events, connect again where libzmq does not, and tell the session of a new connection."""
         watch = self._opened.watch
         watch.update()
         watch.redial()
         if watch.connections > self._connections:
-            self._bytes = bytes_received(watch)  # a handshake is no sign of life of the peer's own thread
-            # The session knows of the first one: what it has sent waited for that. One that comes beside another leads
-            # to a further address of the same peer.
+            self._bytes = watch.open_connections().bytes_received()  # the bytes of a handshake do not count
+            # Not the first one: the session's messages have waited for it. And not one beside another: it leads to a
+            # further address of the same peer.
             if self._connections and watch.peers <= 1:
-                self._session.connected(time.monotonic())
+                self._session.reconnected(time.monotonic())
             self._connections = watch.connections
 
-    def _look_for_bytes(self) -> None:
+    def _check_for_bytes(self) -> None:
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + TICK_SECONDS
-            before, self._bytes = self._bytes, bytes_received(self._opened.watch)
-            # It falls where a connection ends, which is no sign of life either.
+        if now >= self._next_count:
+            self._next_count = now + TICK_SECONDS
+            before, self._bytes = self._bytes, self._opened.watch.open_connections().bytes_received()
+            # The sum falls when a connection ends, which is no sign of life either.
             if self._bytes > before + _MOST_HEARTBEAT_BYTES:
-                self._session.alive(now)
+                self._session.bytes_arrived(now)
 
-    def send(self) -> None:
-        """Send what the session has to say, as far as the socket takes it."""
+    def send_outbox(self) -> None:
+        """Send the session's messages while the socket has room, after a redial if the session asks for one."""
         session = self._session
         if session.redial:
             try:
-                # Keys are read anew, and there may be no free descriptor. Without the old one there would be no socket.
+                # A trial before the old socket is closed: keys are read again, and there may be no free descriptor.
                 new_socket(self.socket.context, self._spec).close(linger=0)
             except (OptionError, zmq.ZMQError) as e:
                 self._faults.warn("connecting to %s again: %s", self._spec.endpoints, e)
                 return
             session.redial = False
             self.close(linger=0)
-            # A name that does not resolve (any more) is libzmq's to try again.
+            # Without a check of hosts: libzmq itself repeats the resolution of a name.
             self.open(check_hosts=False)
         outbox = session.outbox
         try:
@@ -195,10 +160,10 @@ class Link:
         except zmq.Again:
             session.blocked()
         except BaseException:
-            self._begin_anew()
+            self._redial_after_interrupt()
             raise
 
-    def _begin_anew(self) -> None:
-        """After Ctrl-C, perhaps between two frames: what followed on this socket would belong to that message."""
+    def _redial_after_interrupt(self) -> None:
+        """Replace a socket that Ctrl-C may have stopped between two frames: the next frames would be part of it."""
         self._session.redial = True
-        self._session.connected(time.monotonic())
+        self._session.reconnected(time.monotonic())

@@ -1,4 +1,4 @@
-"""A socket of a context of its own: opened, watched, and closed only when what it was given has left."""
+"""A socket with a context of its own: opened, watched, flushed, and closed once its messages have left."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import zmq
 
 from zmq_datasource.transport.attach import attach
 from zmq_datasource.transport.authentication import authenticate
+from zmq_datasource.transport.connections import Handle
 from zmq_datasource.transport.kernel import (
-    LOOK_SECONDS,
-    LOOKS,
+    CHECK_SECONDS,
+    CHECKS,
+    bytes_passed,
     ended,
     ended_in_order,
     io_threads_sleep,
-    passed,
     threads,
     unwritten,
     wait_until_written,
@@ -35,24 +36,24 @@ _log = logging.getLogger(__name__)
 _ALL_INTERFACES = ("*", "0.0.0.0", "::")
 _warned: set[str] = set()
 
-# libzmq's timers may fire some milliseconds before the clock says so. A socket that was closed because its time was up
-# would then pass for one that had nothing left.
-_LATER_MS = 50
+# libzmq's timers may fire some milliseconds early. Without this margin, a socket that libzmq closes at the end of its
+# linger would seem to be closed because it had nothing left.
+_MARGIN_MS = 50
 
 
 class OpenSocket:
-    """A socket of its own context, watched and attached; closed as a whole.
+    """Opens a socket in a new context, with its monitor and its authenticator, and closes all of them together.
 
     Args:
-        spec: What it is to be.
+        spec: The socket's type, options and endpoints.
         prepare: Called with the socket before it is bound or connected.
-        check_hosts: Whether to refuse a host that does not resolve, which takes a moment.
+        check_hosts: Whether to refuse a host that does not resolve; the resolver may take a moment.
 
     Attributes:
-        lost: Whether a connection ended while this closed, and perhaps with something in it.
+        lost: Whether a connection ended during ``close``, and perhaps with unread messages.
 
     Raises:
-        OptionError, EndpointError: It cannot be opened as asked; nothing stays open.
+        OptionError, EndpointError: The socket cannot be opened like this; nothing stays open.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class OpenSocket:
         prepare: Callable[[zmq.Socket[bytes]], object] = lambda _: None,
         check_hosts: bool = True,
     ) -> None:
-        others = threads()  # of other contexts, which may always be busy
+        others = threads()  # other contexts have I/O threads too, which may always be busy
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket = new_socket(self._context, spec)
@@ -87,28 +88,29 @@ class OpenSocket:
     def closed(self) -> bool:
         return bool(self.socket.closed)
 
-    def close(self, linger: int, before: Sequence[tuple[stdlib_socket.socket, bool]] = ()) -> bool:
-        """Close, and wait up to ``linger`` milliseconds (-1: for ever) for what is queued.
+    def close(self, linger: int, before: Sequence[Handle] = ()) -> bool:
+        """Close the socket, and wait up to ``linger`` milliseconds (-1: without limit) for its queued messages.
 
-        libzmq's own linger waits until its queues are empty, but forgets up to 8 kB that it
-        has taken from a queue and could not write because the kernel's buffer was full: the
-        last messages to a slow consumer. So this waits for the kernel first.
+        libzmq's own linger waits until its queues are empty, but loses up to 8 kB that it has taken from a queue and
+        could not write because the kernel's buffer was full: the last messages to a slow consumer. So this waits
+        for the kernel first.
 
         Args:
-            before: Handles on connections that were up when somebody last looked, as ``PeerWatch.hold`` gives them.
+            before: Handles from an earlier ``PeerWatch.handles``, whose connections may have ended since.
 
         Returns:
-            Whether all of it has left. libzmq does not say, but it closes in time only when every queue is empty: it
-            is given a little longer than that.
+            Whether all messages have left. libzmq does not say so, but it closes before the end of its linger only
+            if every queue is empty.
         """
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
-            cut = self.watch.cut  # before one more is noticed, whose end nobody has looked at
-            held = [(stack.enter_context(s), ipc) for s, ipc in self.watch.hold()] if linger else []
-            written = wait_until_written([sock for sock, _ in held], deadline, self._threads)
+            # Before handles() reads new events: a connection that has ended by now has no handle in ``held``.
+            lost_before = self.watch.possibly_lost
+            held = self._handles(stack) if linger else []
+            written = wait_until_written([handle.sock for handle in held], deadline, self._threads)
             left = 0 if linger < 0 else deadline - time.monotonic()
-            self.socket.close(-1 if linger < 0 else round(left * 1000) + _LATER_MS if left > 0 else 0)
-            # A connection that is lost while libzmq lingers takes along what was in it, and is not made anew.
+            self.socket.close(-1 if linger < 0 else round(left * 1000) + _MARGIN_MS if left > 0 else 0)
+            # A connection that ends during the linger takes its messages along, and libzmq does not connect again.
             self.watch.follow_to_the_end(deadline)
             self.watch.close()
             if self._authenticator is not None:
@@ -116,34 +118,35 @@ class OpenSocket:
             self._context.term()
             streams = [sock for sock, ipc in held if ipc]
             read, broken = _end_streams(streams, deadline)
-            again = {os.fstat(sock.fileno()).st_ino for sock, _ in held}
-            if linger:  # else nobody waits for an answer of theirs
-                held += [each for each in before if os.fstat(each[0].fileno()).st_ino not in again]
-            self.lost = broken or not ended_in_order(held, self.watch.cut - cut)
+            if linger:
+                known = {_inode(handle) for handle in held}
+                held += [handle for handle in before if _inode(handle) not in known]
+            self.lost = broken or not ended_in_order(held, self.watch.possibly_lost - lost_before)
         return written and read and time.monotonic() < deadline
 
-    def settle(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
-        """Wait until libzmq's queues and the kernel's are empty, and stay so for ``quiet`` seconds.
+    def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+        """Wait until libzmq's and the kernel's queues are empty for ``quiet`` seconds. For rows to count as sent.
 
-        Those of connections that are being made anew are not looked at.
+        Queues of connections that libzmq is making again are not included.
 
         Args:
-            patience: How long to wait without any progress.
-            most: How long in all.
+            patience: Seconds to wait while the peers take nothing.
+            most: Seconds to wait in all.
 
         Returns:
-            Whether they are, and no connection has ended by then.
+            Whether the queues are empty, and no connection has ended meanwhile.
         """
-        looks = max(LOOKS, round(quiet / LOOK_SECONDS))
+        checks = max(CHECKS, round(quiet / CHECK_SECONDS))
         with ExitStack() as stack:
-            held = [(stack.enter_context(sock), ipc) for sock, ipc in self.watch.hold()]
+            held = self._handles(stack)
             now = time.monotonic()
             end, deadline, empty, before = now + most, now + patience, 0, None
-            while empty < looks:
+            while empty < checks:
                 unsent = [unwritten(sock) for sock, _ in held]
                 if any(unsent) or not io_threads_sleep(self._threads):
                     taken = [
-                        passed(sock, ipc, left)[0] for (sock, ipc), left in zip(held, unsent, strict=True)
+                        bytes_passed(sock, ipc, left)[0]
+                        for (sock, ipc), left in zip(held, unsent, strict=True)
                     ]
                     empty = 0
                     if taken != before:
@@ -152,33 +155,42 @@ class OpenSocket:
                         return False
                 else:
                     empty += 1
-                time.sleep(LOOK_SECONDS)
+                time.sleep(CHECK_SECONDS)
             return not any(ended(sock) for sock, _ in held)
+
+    def _handles(self, stack: ExitStack) -> list[Handle]:
+        handles = self.watch.handles()
+        for handle in handles:
+            stack.enter_context(handle.sock)
+        return handles
+
+
+def _inode(handle: Handle) -> int:
+    return os.fstat(handle.sock.fileno()).st_ino
 
 
 def _warn_of_strangers(spec: SocketSpec) -> None:
-    """Say once if whoever reaches the machine may connect."""
+    """Warn once of an endpoint to which every program that reaches this machine may connect."""
     for endpoint in spec.bind:
         everywhere = endpoint.transport == "tcp" and endpoint.host_port[0] in _ALL_INTERFACES
         if everywhere and not security_of(options_of(spec)) and str(endpoint) not in _warned:
             _warned.add(str(endpoint))
             _log.warning(
-                "%s %s is bound on all interfaces without security: whoever reaches this machine may connect. Bind one "
-                "address, or set keys (docs/security.md)",
+                "%s %s is bound on all interfaces without security: every program that reaches this machine may "
+                "connect. Bind one address, or set keys (docs/security.md)",
                 spec.kind,
                 endpoint,
             )
 
 
 def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> tuple[bool, bool]:
-    """Tell the peers that no more comes, and wait until each has read everything and hangs up.
+    """End these ipc connections for sending, and wait until each peer has read everything and hung up.
 
-    A unix socket that is closed tells the other side at once, even if that one still has unread
-    data; libzmq then drops the data where the receiver's queue is full (up to 8 kB of what it
-    has read, and all that it has not). Over tcp the peer learns of it only when it gets there.
+    If a unix socket is closed instead, the peer learns it at once, even with unread data; its libzmq then drops this
+    data if its own queue is full. Over tcp the end comes after the data.
 
     Returns:
-        Whether all have hung up, and whether one did so before it had read everything.
+        Whether all peers have hung up by the deadline, and whether one did so before it had read everything.
     """
     for sock in socks:
         with suppress(OSError):  # the peer has hung up already

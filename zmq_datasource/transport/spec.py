@@ -1,4 +1,4 @@
-"""What a socket is to be, as a value; and the socket, with every option set and nothing bound or connected.
+"""Describes a socket as a value, and creates it with every option set and nothing bound or connected.
 
 libzmq ignores most options once a socket is bound or connected, so all of them are set here.
 """
@@ -32,14 +32,14 @@ REFUSED = {
     "xpub_nodrop": "it is always on, so that drops are counted",
     "xpub_verbose": "it is always on, to count subscribers",
     "xpub_verboser": "subscribers are counted with xpub_verbose",
-    "xpub_manual": "with it nobody would ever be subscribed",
+    "xpub_manual": "with it no subscriber would ever be subscribed",
     "probe_router": "the transaction protocol says hello itself, and plain sockets have no use for it",
     "routing_id": "each connection has one of its own; name a Producer with name",
     "identity": "each connection has one of its own; name a Producer with name",
     "router_raw": "ROUTER speaks the transaction protocol only",
     "router_handover": "each connection has a routing id of its own",
     "router_mandatory": "it belongs to a ROUTER, where it is always on",
-    "xpub_manual_last_value": "with it nobody would ever be subscribed",
+    "xpub_manual_last_value": "with it no subscriber would ever be subscribed",
     "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
     "reconnect_stop": "a connection that ends for good takes along what was received and not read",
@@ -49,22 +49,22 @@ REFUSED = {
 # With CURVE, libzmq compares MAXMSGSIZE with the encrypted frame, which has 33 bytes more.
 _ENCRYPTION_BYTES = 64
 
-# What comes to a sink: requests to subscribe, and the answers to a DEALER. A PUSH reads nothing at all, and libzmq
-# keeps what its peers send until its high-water mark is reached.
+# A sink receives subscriptions, or the answers to a DEALER. A PUSH reads nothing, and libzmq keeps what its peers send
+# up to the high-water mark.
 _TO_SINK_BYTES = 1 << 20
 
 
 class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a socket is to be.
+    """The description of a socket.
 
     Attributes:
-        kind: Its type in ZeroMQ's words. A ``PUB`` is made of an XPUB, which hears its subscribers come.
+        kind: Its type, in ZeroMQ's words. For ``PUB`` an XPUB is created, because it receives subscriptions.
         bind, connect: Its endpoints.
-        rcvhwm, sndhwm: Its high-water marks, in messages a connection; None for libzmq's own.
-        max_message_bytes: Size from which on a frame disconnects its sender; -1 for none.
-        linger: Milliseconds; -1 for ever.
-        zmq: The user's options of libzmq; they come last, and so are stronger than what is above.
-        access: Who may connect to it.
+        rcvhwm, sndhwm: Its high-water marks, in messages for each connection; None for libzmq's defaults.
+        max_message_bytes: A frame with more bytes disconnects its sender; -1 for no limit.
+        linger: Milliseconds; -1 for no limit.
+        zmq: The user's options of libzmq. They are set last, and override the attributes above.
+        access: Which clients may connect.
     """
 
     kind: str
@@ -104,15 +104,15 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoints(self) -> str:
-        """All endpoints as one text, for names and messages."""
+        """All endpoints in one text, for names and messages."""
         return ",".join(map(str, (*self.connect, *self.bind)))
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq.Socket[bytes]:
-    """A socket with every option set and nothing bound or connected.
+    """Create a socket with every option set and nothing bound or connected.
 
     Raises:
-        OptionError: An option cannot be; names it.
+        OptionError: An option cannot be set; the error names it.
     """
     check_security(spec.zmq, spec.access)
     _check_plain(spec)
@@ -132,12 +132,12 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq
 
 
 def options_of(spec: SocketSpec) -> ZmqOptions:
-    """libzmq's options for this socket: where some are for servers and some for clients, what binds is the server.
+    """libzmq's options for this socket. With options for servers and for clients, a socket that binds is a server.
 
     Raises:
-        OptionError: The socket would be both.
+        OptionError: The socket would be both server and client.
     """
-    # libzmq takes a flag that is off for "no security", and forgets the keys that it has got before.
+    # A flag that is off is left out: libzmq would read it as "no security", and forget keys that were set before.
     off = {flag for flag in SERVER_FLAGS if not is_on(spec.zmq, flag)}
     options = ZmqOptions({name: text for name, text in spec.zmq.items() if name not in off})
     for server, client in zip(SERVER_FLAGS, ("curve_serverkey", "plain_username"), strict=True):
@@ -165,7 +165,7 @@ def _check_plain(spec: SocketSpec) -> None:
 
 
 def frame_limit(most_bytes: int) -> int:
-    """The value for MAXMSGSIZE at which a frame of ``most_bytes`` arrives, encrypted or not; -1 for no limit."""
+    """The value of MAXMSGSIZE that lets a frame of ``most_bytes`` arrive, encrypted or not; -1 for no limit."""
     return most_bytes if most_bytes < 0 else most_bytes + _ENCRYPTION_BYTES
 
 
@@ -178,7 +178,7 @@ def _ours(spec: SocketSpec) -> dict[int, int]:
     if spec.kind == "PUSH":
         ours[zmq.RCVHWM] = 1
     if spec.kind in ("SUB", "XSUB"):
-        # What these send is subscriptions, and libzmq drops those too beyond the high-water mark.
+        # These sockets send subscriptions, which libzmq would drop beyond the high-water mark.
         ours[zmq.SNDHWM] = 0
     if spec.kind == "PUB":
         ours |= {zmq.XPUB_NODROP: 1, zmq.XPUB_VERBOSE: 1}
@@ -186,10 +186,10 @@ def _ours(spec: SocketSpec) -> dict[int, int]:
 
 
 def check_socket_options(spec: SocketSpec) -> None:
-    """Let libzmq check the options on a socket that is thrown away.
+    """Let libzmq check the options, on a socket that is closed again.
 
     Raises:
-        OptionError: libzmq refuses one; names it.
+        OptionError: libzmq refuses an option; the error names it.
     """
     with zmq.Context() as context, new_socket(context, spec):
         pass

@@ -20,7 +20,6 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -80,8 +79,7 @@ class Experiment(NamedTuple):
     timeout: float = 60.0
 
 
-@dataclass(frozen=True)
-class ExperimentResult:
+class ExperimentResult(NamedTuple):
     """What was measured in one experiment.
 
     Attributes:

@@ -1,73 +1,77 @@
-"""Runs as a table for people, as CSV, and as a plot: what more high-water mark buys, and what it costs."""
+"""Runs of experiments as a table for people, as CSV, and as a plot.
+
+Runs of the same experiment are shown together: the median, and the smallest and the largest value.
+"""
 
 from __future__ import annotations
 
 import csv
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.table import Table
 
 from zmq_datasource.errors import OptionError, WorkbenchError
-from zmq_datasource.workbench.experiment import ExperimentResult
+from zmq_datasource.monitoring.tables import Cell, Row, count, stack
+from zmq_datasource.workbench.experiment import Experiment, ExperimentResult
 
 __all__ = ["check_outputs", "plot", "row", "table", "write_csv"]
+
+_FORMATS = (".png", ".svg", ".pdf")
+_MOST_SHOWN = 200
 
 
 def row(run: ExperimentResult) -> dict[str, Any]:
     """A run as flat figures: seconds, bytes, messages."""
-    experiment = run.experiment
-    return {
-        **experiment._asdict(),
-        "sent": run.sent,
-        "dropped": run.dropped,
-        "received": run.received,
-        "lost": run.lost,
-        "drop_rate": round(run.drop_rate, 6),
-        "blocked": round(run.blocked, 6),
-        "latency_p50": round(run.p50, 6),
-        "latency_p99": round(run.p99, 6),
-        "sender_bytes": run.sender_bytes,
-        "consumer_bytes": run.consumer_bytes,
-        "seconds": round(run.seconds, 6),
-    }
+    figures = {**run.experiment._asdict(), **run._asdict(), "drop_rate": run.drop_rate}
+    del figures["experiment"]
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def table(runs: Iterable[ExperimentResult]) -> Table:
-    """A row a run, as it was asked for and what came of it."""
-    shown = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for name in ("sockets", "full queue"):
-        shown.add_column(name)
-    for name in (
-        *("sndhwm", "rcvhwm", "sent", "dropped", "lost", "received", "not received"),
-        *("blocked", "p50", "p99", "memory"),
-    ):
-        shown.add_column(name, justify="right", no_wrap=True)
+def table(runs: Iterable[ExperimentResult], width: int | None = None) -> Table:
+    """A line for each experiment, with the spread of its runs.
+
+    Args:
+        width: Columns of the screen; None is wide enough.
+    """
+    return stack([[_line(experiment, group) for experiment, group in _repeated(runs).items()]], width)
+
+
+def _repeated(runs: Iterable[ExperimentResult]) -> dict[Experiment, list[ExperimentResult]]:
+    """The runs of each experiment, in the order in which the experiments come first."""
+    groups: dict[Experiment, list[ExperimentResult]] = {}
     for run in runs:
-        experiment = run.experiment
-        shown.add_row(
-            experiment.pattern,
-            experiment.mode,
-            f"{experiment.sndhwm:,}",
-            f"{experiment.rcvhwm:,}",
-            f"{run.sent:,}",
-            f"{run.dropped:,}",
-            f"{run.lost:,}",
-            f"{run.received:,}",
-            f"{run.drop_rate:.1%}",
-            f"{run.blocked:.2f} s",
-            _duration(run.p50),
-            _duration(run.p99),
-            f"{(run.sender_bytes + run.consumer_bytes) / (1 << 20):.1f} MiB",
-        )
-    return shown
+        groups.setdefault(run.experiment, []).append(run)
+    return groups
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1000:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+def _line(experiment: Experiment, runs: Sequence[ExperimentResult]) -> Row:
+    def spread(figure: Callable[[ExperimentResult], float], unit: str, words: Callable[[float], str]) -> Cell:
+        values = [figure(run) for run in runs]
+        few, most = words(min(values)), words(max(values))
+        text = words(median(values)) + (f" ({few}..{most})" if few != most else "")
+        return Cell(f"{text} {unit}".rstrip())
+
+    marks = f"{experiment.sndhwm:,}"
+    if experiment.rcvhwm != experiment.sndhwm:
+        marks += f"/{experiment.rcvhwm:,}"
+    cells = {
+        "sent": spread(lambda run: run.sent, "", count),
+        "dropped": spread(lambda run: run.dropped, "", count),
+        "lost": spread(lambda run: run.lost, "", count),
+        "received": spread(lambda run: run.received, "", count),
+        "not received": spread(lambda run: run.drop_rate * 100, "%", "{:.1f}".format),
+        "blocked": spread(lambda run: run.blocked, "s", "{:.2f}".format),
+        "p50": spread(lambda run: run.p50 * 1000, "ms", "{:,.1f}".format),
+        "p99": spread(lambda run: run.p99 * 1000, "ms", "{:,.1f}".format),
+        "memory": spread(
+            lambda run: (run.sender_bytes + run.consumer_bytes) / (1 << 20), "MiB", "{:.1f}".format
+        ),
+    }
+    return Row("sockets, full queue, hwm", f"{experiment.pattern} {experiment.mode} {marks}", cells)
 
 
 def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
@@ -78,40 +82,31 @@ def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
     """
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
-            rows = [row(run) for run in runs]
-            writer = csv.DictWriter(file, list(rows[0]))
+            writer = csv.DictWriter(file, list(row(runs[0])))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(map(row, runs))
     except OSError as e:
         raise WorkbenchError(f"writing {path}: {e.strerror or e}; name another file with --csv") from e
 
 
-_FORMATS = (".png", ".svg", ".pdf")
-_MOST_SHOWN = 200
-
-
 def check_outputs(csv_file: Path | None, plot_file: Path | None) -> None:
-    """See whether ``write_csv`` and ``plot`` could write there, before the runs that they would tell of.
+    """Check before the runs that ``write_csv`` and ``plot`` can write these files.
 
     Raises:
-        OptionError: matplotlib is not installed, there is no such directory, or the file is none that can be written.
+        OptionError: matplotlib is not installed, or a file cannot be written.
     """
     if plot_file is not None and find_spec("matplotlib") is None:
         raise OptionError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'")
     for option, path in (("--csv", csv_file), ("--plot", plot_file)):
         if path is None:
             continue
-        shown, parent = str(path)[:_MOST_SHOWN], str(path.parent)[:_MOST_SHOWN]
         try:
-            if not path.parent.is_dir():
-                raise OptionError(
-                    f"writing {shown}: there is no directory {parent}; name another file with {option}"
-                )
-            if path.is_dir():
-                raise OptionError(f"writing {shown}: it is a directory; name a file with {option}")
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise OptionError(f"writing {shown}: permission denied; name another file with {option}")
-        except OSError as e:  # a name that is too long
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as e:
+            shown = str(path)[:_MOST_SHOWN]
             raise OptionError(f"writing {shown}: {e.strerror}; name another file with {option}") from e
     if plot_file is not None and plot_file.suffix not in _FORMATS:
         raise OptionError(
@@ -120,7 +115,7 @@ def check_outputs(csv_file: Path | None, plot_file: Path | None) -> None:
 
 
 def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
-    """Draw the share that was not received and the latency against the send high-water mark.
+    """Draw the share of messages that were not received, and their age, against the send high-water mark.
 
     Raises:
         WorkbenchError: The file cannot be written.
@@ -128,39 +123,50 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")
-    drops, latency = figure.subplots(2, 1, sharex=True)
-    for name, group in _groups(runs).items():
-        hwm = [run.experiment.sndhwm for run in group]
-        (line,) = drops.plot(hwm, [run.drop_rate * 100 for run in group], marker="o", label=name)
-        latency.plot(hwm, [run.p50 * 1000 for run in group], marker="o", color=line.get_color(), label=name)
-        latency.plot(
-            hwm, [run.p99 * 1000 for run in group], marker=".", color=line.get_color(), linestyle="--"
+    shares, ages = figure.subplots(2, 1, sharex=True)
+    for name, group in _curves(runs).items():
+        marks = [experiment.sndhwm for experiment in group]
+        color = None
+        figures: Sequence[tuple[Any, str, Callable[[ExperimentResult], float]]] = (
+            (shares, "-", lambda run: run.drop_rate * 100),
+            (ages, "-", lambda run: run.p50 * 1000),
+            (ages, "--", lambda run: run.p99 * 1000),
         )
-    drops.set_title("A larger high-water mark buys fewer drops ...", loc="left", fontsize=11)
-    drops.set_ylabel("not received, %")
-    drops.set_ylim(bottom=-2)
-    latency.set_title("... with older messages (line: median, dashed: p99)", loc="left", fontsize=11)
-    latency.set_ylabel("latency, ms")
-    latency.set_xlabel("send high-water mark, messages")
-    latency.set_yscale("log")
-    for axes in (drops, latency):
+        for axes, style, value in figures:
+            values = [[value(run) for run in repeated] for repeated in group.values()]
+            label = name if style == "-" else None
+            (line,) = axes.plot(marks, list(map(median, values)), style, color=color, marker=".", label=label)
+            color = line.get_color()
+            axes.fill_between(
+                marks, list(map(min, values)), list(map(max, values)), color=color, alpha=0.2, linewidth=0
+            )
+    repeats = max(map(len, _repeated(runs).values()))
+    spread = f"; lines: median of {repeats} runs, bands: smallest to largest" if repeats > 1 else ""
+    figure.suptitle(f"High-water marks{spread}", x=0.01, ha="left", fontsize=11)
+    shares.set_ylabel("not received, %")
+    shares.set_ylim(bottom=-2)
+    ages.set_ylabel("age when received, ms\n(p50; dashed: p99)")
+    ages.set_xlabel("send high-water mark, messages")
+    ages.set_yscale("log")
+    for axes in (shares, ages):
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    drops.legend(frameon=False, fontsize=9)
+    shares.legend(frameon=False, fontsize=9)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as e:
         raise WorkbenchError(f"writing {path}: {e}; name a file that ends in .png, .svg or .pdf") from e
 
 
-def _groups(runs: Iterable[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
-    """Runs that differ in their high-water marks only, by what they have in common."""
-    groups: dict[str, list[ExperimentResult]] = {}
-    for run in sorted(runs, key=lambda run: run.experiment.sndhwm):
-        experiment = run.experiment
+def _curves(runs: Iterable[ExperimentResult]) -> dict[str, dict[Experiment, list[ExperimentResult]]]:
+    """The experiments that differ only in their high-water marks, by what they have in common."""
+    curves: dict[str, dict[Experiment, list[ExperimentResult]]] = {}
+    for experiment, repeated in sorted(_repeated(runs).items(), key=lambda item: item[0].sndhwm):
         same = experiment.rcvhwm == experiment.sndhwm
         receiver = "rcvhwm = sndhwm" if same else f"rcvhwm {experiment.rcvhwm}"
         linger = "" if experiment.linger < 0 else f", linger {experiment.linger} ms"
-        groups.setdefault(f"{experiment.pattern} {experiment.mode}, {receiver}{linger}", []).append(run)
-    return groups
+        curves.setdefault(f"{experiment.pattern} {experiment.mode}, {receiver}{linger}", {})[experiment] = (
+            repeated
+        )
+    return curves

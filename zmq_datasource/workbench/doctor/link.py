@@ -122,7 +122,7 @@ class Link:
         None where it cannot be known: a peer on another machine shows nothing.
         """
         with ExitStack() as stack:
-            streams = [stack.enter_context(stream) for stream, _ in self._watch.hold()]
+            streams = [stack.enter_context(stream) for stream, _ in self._watch.handles()]
             return _sum(list(map(unread, streams))), _sum(list(map(unsent_by_peer, streams)))
 
     @property
@@ -130,7 +130,7 @@ class Link:
         """Our own end, read back, and what waits in the kernel now."""
         ours, theirs = self.kernel_bytes()
         rcvbuf = sndbuf = None
-        for stream, _ in self._watch.hold():
+        for stream, _ in self._watch.handles():
             with stream:
                 rcvbuf = stream.getsockopt(SOL_SOCKET, SO_RCVBUF)
                 sndbuf = stream.getsockopt(SOL_SOCKET, SO_SNDBUF)

@@ -1,0 +1,77 @@
+"""Handles on connections: a descriptor that belongs to another file by now gives no handle, and leaks none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from zmq_datasource.transport.connections import Connections
+
+ENDPOINT = "tcp://127.0.0.1:1"
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    near, far = socket.socketpair()
+    with near, far:
+        yield near, far
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+
+
+def test_a_handle_remains_valid_when_the_first_one_is_closed(pair: Pair) -> None:
+    near, far = pair
+    connections = Connections()
+    connections.add(near.fileno(), ENDPOINT)
+    (handle,) = connections.handles()
+    near.close()
+    with handle.sock:
+        handle.sock.sendall(b"x")
+        assert far.recv(1) == b"x"
+    assert not handle.ipc
+
+
+def test_another_connection_with_the_same_descriptor_gives_no_handle(pair: Pair) -> None:
+    near, _ = pair
+    connections = Connections()
+    connections.add(near.fileno(), ENDPOINT)
+    number = near.fileno()
+    near.close()
+    with socket.socket() as other:
+        assert other.fileno() == number
+        before = open_files()
+        assert connections.handles() == []
+        assert connections.current() == []
+        assert open_files() == before
+
+
+def test_a_closed_connection_gives_no_handle(pair: Pair) -> None:
+    near, _ = pair
+    connections = Connections()
+    connections.add(near.fileno(), ENDPOINT)
+    number = near.fileno()
+    near.close()
+    assert connections.handles() == []
+    connections.add(number, ENDPOINT)  # as libzmq reports it, too late
+    assert connections.inodes == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="eventfd is Linux's")
+def test_a_descriptor_that_is_no_connection_gives_no_handle() -> None:
+    """All eventfds have the same inode, so the inode alone does not tell them apart."""
+    event = os.eventfd(0)
+    try:
+        before = open_files()
+        connections = Connections()
+        connections.add(event, ENDPOINT)
+        assert connections.handles() == []
+        assert open_files() == before
+    finally:
+        os.close(event)

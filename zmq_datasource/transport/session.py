@@ -1,0 +1,105 @@
+"""One side of a conversation over DEALER, as a state machine without a socket, a clock or a thread.
+
+A session is given messages and the time, and returns messages. So tests can try every order of loss, delay and silence
+in a moment. ``link`` carries a session over a socket. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["RequestSession", "Session"]
+
+
+class Session:
+    """One side of a conversation.
+
+    Attributes:
+        outbox: Messages to send, oldest first, each a list of frames. The link removes them as they leave.
+        redial: Whether the link must open a new connection before it sends, and discard what the old connection still
+            delivers. The link resets it.
+    """
+
+    def __init__(self) -> None:
+        self.outbox: deque[Sequence[Any]] = deque()
+        self.redial = False
+
+    def receive(self, frames: list[bytes], now: float) -> None:
+        """Process a message from the peer."""
+        raise NotImplementedError
+
+    def wake(self, now: float) -> None:
+        """Do what is due. Called every ``TICK_SECONDS`` (``link``) while no message arrives."""
+
+    def reconnected(self, now: float) -> None:
+        """libzmq has connected again: the peer may not know this session, and messages that were sent may be lost."""
+
+    def bytes_arrived(self, now: float) -> None:
+        """The peer has sent more bytes than heartbeats have, perhaps a part of a large message."""
+
+    def blocked(self) -> None:
+        """The socket has no room at present. The link keeps ``outbox`` and tries again."""
+
+
+class RequestSession(Session):
+    """A session that asks: one request is open at a time, and is repeated until it is answered.
+
+    The peer gives a repeated request the same answer. A request is repeated after silence and on each new connection;
+    after longer silence the session asks for a new connection. Bytes of any message end the silence.
+
+    A subclass sends its requests, calls ``_mark_asked``, ``_mark_heard`` and ``_mark_answered``, and implements
+    ``_repeat``.
+
+    Args:
+        repeat_after: Seconds of silence after which an open request is repeated.
+        redial_after: Seconds of silence after which a new connection is opened; by default never.
+
+    Attributes:
+        waiting: Whether a request is open.
+    """
+
+    def __init__(self, repeat_after: float, redial_after: float = math.inf) -> None:
+        super().__init__()
+        self.repeat_after, self.redial_after = repeat_after, redial_after
+        self.waiting = False
+        self._asked = self._heard = 0.0
+        self._last_word = 0.0  # like _heard, but a new connection does not change it
+
+    def _mark_asked(self, now: float) -> None:
+        """A request is sent, for the first time or again."""
+        if not self.waiting:  # before the request the peer had nothing to say, so its silence begins now
+            self._heard, self._last_word = max(self._heard, now), max(self._last_word, now)
+        self.waiting, self._asked = True, now
+
+    def _mark_answered(self) -> None:
+        """The open request is answered."""
+        self.waiting = False
+
+    def _mark_heard(self, now: float) -> None:
+        """The peer has sent something."""
+        self._heard = self._last_word = now
+
+    def _repeat(self, now: float) -> None:
+        """Send the open request again, if there is one."""
+        raise NotImplementedError
+
+    def reconnected(self, now: float) -> None:
+        self.outbox.clear()  # these were for the earlier connection; _repeat sends what is still needed
+        self._heard = now
+        self._repeat(now)
+
+    def bytes_arrived(self, now: float) -> None:
+        self._mark_heard(now)
+
+    def wake(self, now: float) -> None:
+        """Repeat the open request, or ask for a new connection, if it is time."""
+        if not self.waiting:
+            return
+        if now - self._heard > self.redial_after:
+            self.redial = True
+            self.reconnected(now)
+        elif now - max(self._heard, self._asked) > self.repeat_after:
+            self._repeat(now)
