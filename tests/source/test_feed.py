@@ -255,8 +255,10 @@ def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
 
 def test_when_the_receiving_query_stops_another_query_receives(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with Connections(push) as connections, querying(tmp_path, connect=endpoint) as two:
-        with querying(tmp_path, connect=endpoint) as one:
+    # The retention keeps the messages that the first query has not read when it is stopped.
+    options = {"connect": endpoint, "walRetention": "1h"}
+    with Connections(push) as connections, querying(tmp_path, **options) as two:
+        with querying(tmp_path, **options) as one:
             one.step(), two.step()  # the first to ask receives
             assert one.receives
             send(push, 0, 100)
@@ -267,7 +269,7 @@ def test_when_the_receiving_query_stops_another_query_receives(context: Context,
         send(push, 100, 200)
         two.until(200)
         assert two.rows == numbered(200)
-        with querying(tmp_path, checkpoint, connect=endpoint) as again:
+        with querying(tmp_path, checkpoint, **options) as again:
             again.until(100)
             assert not again.receives
             assert again.rows == numbered(200, 100)
