@@ -18,11 +18,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import zmq
 from pyspark import SparkContext
@@ -39,7 +39,7 @@ from rich.text import Text
 from zmq_datasource import metrics, register
 from zmq_datasource.errors import LogError, ZmqDataSourceError
 from zmq_datasource.log import LogStorage
-from zmq_datasource.monitoring.tables import Cell, Row, stack
+from zmq_datasource.monitoring.tables import Cell, Row, shown, stack
 from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.spark.live import records
 
@@ -51,6 +51,10 @@ _AGGREGATION, _FAST, _SLOW = "aggregation", "fast sink", "slow sink"
 # Short queues at every stage: the kernel's buffers would hide how slow the consumer is.
 _SLOW_SINK = {"noblock": "true", "sndhwm": "500", "zmq.sndbuf": "4096", "linger": "10s"}
 _SLOW_CONSUMER = {"rcvhwm": 10, "rcvbuf": 4096}
+
+
+# What became of the messages in one query, by the names in ``_FIGURES``. What is not known is not there.
+Account: TypeAlias = dict[str, int]
 
 
 def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = None) -> None:
@@ -77,88 +81,64 @@ def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = 
             with suppress(OSError):
                 shutil.copyfile(work / "spark.log", kept)
             raise ZmqDataSourceError(f"{_plain_reason(e)} (Spark's log: {kept})") from e
-    if feed is not None and not any(account.received for account in accounts):
+    if feed is not None and not any(account["received"] for account in accounts.values()):
         raise ZmqDataSourceError(
             f"nothing was received in {seconds:g} s from {feed['connect']}: no program publishes there, or it "
             "publishes other topics, or from a socket of another type"
         )
     largest = sorted(run.counts.items(), key=lambda item: -item[1])[:6]
     topics = [Row("topic", topic, {"messages": Cell(f"{count:,}")}) for topic, count in largest]
-    console.print(stack((topics, [account.row() for account in accounts]), console.width), "")
+    rows = [
+        Row("query", name, {figure: shown(account.get(figure), "{:,}".format) for figure in _FIGURES})
+        for name, account in accounts.items()
+    ]
+    console.print(stack((topics, rows), console.width), "")
     sentences = Table.grid(padding=(0, 1))
     for good, sentence in findings(accounts):
         sentences.add_row({True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}[good], Text(sentence))
     console.print(sentences)
 
 
-class Account(NamedTuple):
-    """The way of the messages through one query; None is what does not exist or is not known.
-
-    Attributes:
-        received: Into the log of the query's source.
-        rows: Given to the query's sink, or counted by the aggregation.
-        sent, dropped: By the sink; ``dropped`` by reason.
-        arrived: At the sink's consumer.
-    """
-
-    name: str
-    published: int | None
-    received: int
-    rows: int
-    sent: int | None = None
-    dropped: Mapping[str, int] | None = None
-    arrived: int | None = None
-
-    def row(self) -> Row:
-        """The account as a line of a table."""
-        dropped = [f"{count:,} {reason}" for reason, count in (self.dropped or {}).items() if count]
-        counts = {
-            name: "–" if value is None else f"{value:,}"
-            for name, value in self._asdict().items()
-            if name not in ("name", "dropped")
-        }
-        counts["dropped"] = " ".join(dropped) or ("–" if self.dropped is None else "0")
-        return Row("query", self.name, {name: Cell(counts[name]) for name in self._fields[1:]})
+# The way of a message: a figure, those that it should be the sum of, what is wrong otherwise, and why it may be.
+_EQUATIONS = (
+    (
+        "published",
+        ("received",),
+        None,  # nothing: a PUB may drop
+        "the publisher dropped them at its queue, or this machine was too busy to receive them in a minute",
+    ),
+    ("received", ("rows",), None, "they wait in the log for the next run of the query"),
+    ("rows", ("sent", "dropped"), False, "the sink has not counted them"),
+    (
+        "sent",
+        ("arrived",),
+        False,
+        "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted",
+    ),
+)
+_FIGURES = ("published", "received", "rows", "sent", "dropped", "arrived")
 
 
-def findings(accounts: Sequence[Account]) -> Iterator[tuple[bool | None, str]]:
+def findings(accounts: Mapping[str, Account]) -> Iterator[tuple[bool | None, str]]:
     """What the accounts say: whether it is as it should be (None: neither good nor bad), and a sentence."""
-
-    def compare(
-        equation: str, missing: Mapping[str, int], why: str, good: bool | None = False
-    ) -> tuple[bool | None, str]:
+    for whole, parts, otherwise, why in _EQUATIONS:
+        equation = f"{whole} = {' + '.join(parts)}"
+        known = {name: a for name, a in accounts.items() if {whole, *parts} <= a.keys()}
+        missing = {name: a[whole] - sum(a[part] for part in parts) for name, a in known.items()}
         differences = ", ".join(f"{n:,} ({name})" for name, n in missing.items() if n)
-        if not differences:
-            return True, f"{equation}, in each query."
-        return good, f"{equation}, but for {differences}: {why}."
-
-    lost = {a.name: a.published - a.received for a in accounts if a.published is not None}
-    if lost:
-        why = "the publisher dropped them at its queue, or this machine was too busy to receive them in a minute"
-        yield compare("published = received", lost, why, None)
-    else:
+        if not known:
+            yield None, f"{equation}: not known. A PUB drops without a word, and a PUSH shares its messages."
+        elif differences:
+            yield otherwise, f"{equation}, but for {differences}: {why}."
+        else:
+            yield True, f"{equation}, in each query."
+    if dropped := accounts.get(_SLOW, {}).get("dropped"):
         yield (
             None,
-            "What your publisher sent is not known: a PUB drops without a word, and a PUSH shares its messages.",
+            f"{_SLOW}: {dropped:,} rows found the queue full and were dropped and counted, as asked for "
+            f"({_SLOW_SINK['sndhwm']} messages of queue, a consumer of {_SLOW_PER_SECOND} a second, noblock=true). "
+            "With noblock=false, the default, the sink waits for its consumer instead.",
         )
-    behind = {a.name: a.received - a.rows for a in accounts}
-    yield compare("received = rows", behind, "they wait in the log for the next run of the query", None)
-    uncounted, astray = {}, {}
-    for account in accounts:
-        if account.sent is None or account.dropped is None or account.arrived is None:
-            continue
-        uncounted[account.name] = account.rows - account.sent - sum(account.dropped.values())
-        astray[account.name] = account.sent - account.arrived
-        if full := account.dropped.get("hwm"):
-            settings = f"{_SLOW_SINK['sndhwm']} messages of queue, a consumer of {_SLOW_PER_SECOND} a second"
-            text = (
-                f"{account.name}: {full:,} rows found the queue full and were dropped and counted, as asked for "
-                f"({settings}, noblock=true). With noblock=false, the default, the sink waits for its consumer instead."
-            )
-            yield None, text
-    yield compare("rows = sent + dropped", uncounted, "the sink has not counted them")
-    why = "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted"
-    yield compare("sent = arrived", astray, why)
 
 
 class _Run:
@@ -179,7 +159,7 @@ class _Run:
         self.queries: dict[str, StreamingQuery] = {}
         self.counts: dict[str, int] = {}
 
-    def stream(self, seconds: float, feed: Mapping[str, str] | None) -> list[Account]:
+    def stream(self, seconds: float, feed: Mapping[str, str] | None) -> dict[str, Account]:
         """Run the queries until they have read all that was published, or a minute longer; returns their accounts."""
         with self._live, ExitStack() as ending:  # what is entered last ends first
             self._begin("Starting Spark ...")
@@ -222,7 +202,7 @@ class _Run:
                 query.stop()
             for consumer in self._consumers.values():
                 consumer.stop()
-            return [self.account(name) for name in self.queries]
+            return {name: self._account(name) for name in self.queries}
 
     def _start(
         self, spark: SparkSession, name: str, feed: Mapping[str, str], options: Mapping[str, str]
@@ -243,17 +223,16 @@ class _Run:
         """Called by Spark for each batch of the aggregation."""
         self.counts = {row["topic"] or "(no topic frame)": row["count"] for row in counts.collect()}
 
-    def account(self, name: str) -> Account:
+    def _account(self, name: str) -> Account:
         """The account of a query as of its newest event."""
         last = metrics(self.queries[name]).last
-        published = None if self._publisher is None else self._publisher.count
-        received = last["sources"][0]["metrics"]["messagesReceived"] or 0
+        account = {} if self._publisher is None else {"published": self._publisher.count}
+        account["received"] = last["sources"][0]["metrics"]["messagesReceived"] or 0
         if name == _AGGREGATION:
-            return Account(name, published, received, sum(self.counts.values()))
-        total, arrived = last["sink"]["metrics"]["total"], self._consumers[name].count
-        return Account(
-            name, published, received, total["rows"], total["sent"], total["droppedByReason"], arrived
-        )
+            return account | {"rows": sum(self.counts.values())}
+        total = last["sink"]["metrics"]["total"]
+        sink = {figure: total[figure] or 0 for figure in ("rows", "sent", "dropped")}
+        return account | sink | {"arrived": self._consumers[name].count}
 
     def _receives(self, name: str) -> bool:
         """Whether messages can come; the publisher begins when all queries have subscribed."""
@@ -263,9 +242,11 @@ class _Run:
 
     def _has_read_all(self, name: str, came: datetime) -> bool:
         """Whether all messages are rows, as of a trigger after ``came``."""
-        began, account = metrics(self.queries[name]).last["timestamp"], self.account(name)
+        began, account = metrics(self.queries[name]).last["timestamp"], self._account(name)
         return (
-            began is not None and datetime.fromisoformat(began) >= came and account.rows == account.received
+            began is not None
+            and datetime.fromisoformat(began) >= came
+            and account["rows"] == account["received"]
         )
 
     def _begin(self, stage: str) -> None:

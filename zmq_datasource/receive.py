@@ -1,4 +1,4 @@
-"""The receiver as a program of its own: what ``zmq-datasource receive`` runs."""
+"""The receiver as a program: ``zmq-datasource receive``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def receive_until_stopped(
 
     Args:
         options: Of the whole feed.
-        partition: Of several ``receivers``, the one whose share this process receives; None: all of them.
+        partition: The one of several ``receivers`` for which this process receives; None receives for all.
         prometheus: The port at which figures are served for Prometheus; None serves none.
 
     Raises:
@@ -89,13 +89,13 @@ def receive_until(
 
 
 def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
-    """The figures of those that receive now, for Prometheus."""
+    """The figures of the receivers that receive now, for Prometheus."""
     figures = [found for receiver in receivers if (found := receiver.metrics()) is not None]
     yield Shown(SOURCE, ("source", "log", "partition"), figures)
 
 
 class _Receiver:
-    """What fills one log partition, once nobody else does."""
+    """Fills one log partition, once no other process does."""
 
     def __init__(self, options: StreamReadOptions, partition: int) -> None:
         self._options = options
@@ -108,7 +108,7 @@ class _Receiver:
         self._status = StatusLines(_log)
 
     def look(self) -> None:
-        """Become the writer if nobody is; then delete what all have read, and say what there is to say.
+        """Become the writer if there is none; then delete what all readers have read, and log what users should know.
 
         Raises:
             ZmqDataSourceError: Receiving cannot begin, or has ended.
@@ -130,7 +130,7 @@ class _Receiver:
         self._status.show(lambda: source_record(monitor.metrics()), ingest.log.durable_end)
 
     def metrics(self) -> tuple[tuple[str, ...], Mapping[str, Any]] | None:
-        """What tells this receiver from others, and its figures; None while another process receives."""
+        """The labels and figures of this receiver; None while another process receives."""
         monitor = self._monitor
         if monitor is None:
             return None
@@ -184,7 +184,7 @@ class _Receiver:
             return True
 
     def stop(self) -> None:
-        """Drain the socket, seal, and let others have the log.
+        """Drain the socket, seal, and give up the log.
 
         Raises:
             LogError: What was received last could not be sealed.
@@ -207,7 +207,7 @@ class _IdlePartitions:
         self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
 
     def expire(self) -> None:
-        """Now and then delete what is done there."""
+        """Once a minute, delete what all readers have read there."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -224,7 +224,7 @@ class _IdlePartitions:
 
 
 def _why_full(ingest: Ingest) -> str:
-    """Which reader keeps a full log from going on, and what to do."""
+    """Why a full log does not go on: the reader that is furthest behind, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
     readers = {
         name: record.needs(ingest.storage.partition) for name, record in ingest.readers.others().items()

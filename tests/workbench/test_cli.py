@@ -233,7 +233,7 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
 def test_a_command_that_is_told_to_end_ends_its_processes(
     arguments: list[str], number: signal.Signals
 ) -> None:
-    # Who runs in the background of a shell ignores it, and so do all that are started there.
+    # In the background of a shell a process ignores it, and so do the processes that it starts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "zmq_datasource", *arguments],

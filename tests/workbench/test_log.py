@@ -205,7 +205,7 @@ def test_a_durable_subscriber_is_shown_moved_and_dropped_like_a_query(tmp_path: 
     assert moved is not None
     assert moved.subscriber is not None
     assert (moved.next, moved.timeout) == ({0: 1}, 60.0)
-    # A client that goes on without opening its name is told.
+    # The server refuses a client that goes on without opening its name.
     assert (moved.subscriber.session, moved.subscriber.snapshot, moved.subscriber.topics) == (
         0,
         0,

@@ -22,7 +22,7 @@ SLOW = Experiment(sndhwm=10, rcvhwm=10, messages=1000, size=1000, rate=4000, con
 
 
 # At its close a socket forgets up to 8 kB that it has taken from its queue and could not write
-# (docs/zeromq-facts.md), whatever linger says.
+# (docs/zeromq-facts.md), for any linger.
 FORGOTTEN = 9
 
 

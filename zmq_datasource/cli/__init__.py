@@ -1,4 +1,4 @@
-"""The command line, ``zmq-datasource``: a module a command. What a command needs is imported when it is called."""
+"""The command line, ``zmq-datasource``: one module for each command. A call imports only what its command needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["main"]
 def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked or context.resilient_parsing:
         return
-    import zmq  # noqa: PLC0415 - only who asks for it
+    import zmq  # noqa: PLC0415 - only for this
 
     from zmq_datasource import __version__  # noqa: PLC0415
     from zmq_datasource.transport import core  # noqa: PLC0415
@@ -43,13 +43,13 @@ class _RefusedError(click.ClickException):
 
 class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
-        # Whoever is told to end first ends the processes that it has started, as with Ctrl-C.
+        # SIGTERM ends a command as Ctrl-C does: the command ends the processes that it has started.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as e:
-            if place := place_of(e.option_name, e.ctx.info_name if e.ctx else None):
+            if place := place_of(e.option_name, e.ctx.info_name or "" if e.ctx else ""):
                 raise click.UsageError(place, e.ctx) from e
             raise
         except OptionError as e:  # as click does with what it refuses itself

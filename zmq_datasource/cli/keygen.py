@@ -29,11 +29,11 @@ _MOST_SHOWN = 200
     "its owner may use only these names, and no other client may use them.",
 )
 def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
-    """Make a pair of CURVE keys: NAME.key for everybody, NAME.key_secret for its owner alone.
+    """Make a pair of CURVE keys: NAME.key is public, NAME.key_secret is for its owner alone.
 
     The files are certificates of ZeroMQ, which other programs read, too (zmq.auth, czmq, zcert).
     """
-    import zmq.auth  # noqa: PLC0415 - only who asks for keys
+    import zmq.auth  # noqa: PLC0415 - only for this
 
     wrong = next((text for text in only if not text or any(c.isspace() or c in "\"'" for c in text)), None)
     if wrong is not None:
@@ -56,7 +56,7 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
             if path.exists():
                 raise click.UsageError(f"{path} exists; remove it, or choose another name")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Nobody else may read it even while it is written.
+        # No other user may read the file, even while it is written.
         secret.touch(mode=0o600)
         zmq.auth.create_certificates(directory, name)
         secret.chmod(0o600)
@@ -68,6 +68,6 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
             f"making keys in {str(directory)[:_MOST_SHOWN]!r}: {e.strerror}; name a directory that can be written with "
             "--directory"
         ) from e
-    click.echo(f"{public}: give it to whoever is to know {name}")
+    click.echo(f"{public}: give it to the programs that are to know {name}")
     click.echo(f"{secret}: keep it where {name} runs")
     click.echo(f"-o zmq.curve_publickey=@{public} -o zmq.curve_secretkey=@{secret}")

@@ -22,7 +22,7 @@ __all__ = ["log"]
 
 
 class _LogCommands(click.Group):
-    """Takes what is no command for the location of a log to show."""
+    """Shows the log at a location: ``log LOCATION`` is ``log show LOCATION``."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -77,8 +77,6 @@ def log() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(location: str, as_json: bool) -> None:
     """Show the partitions and the readers of a log."""
-    from dataclasses import asdict  # noqa: PLC0415 - only a call pays for it
-
     from zmq_datasource.workbench.log import partitions, readers  # noqa: PLC0415
 
     storage = _storage(location)
@@ -89,8 +87,8 @@ def show(location: str, as_json: bool) -> None:
                 {
                     "log": storage.log_id(),
                     "location": storage.root,
-                    "partitions": [asdict(partition) for partition in found],
-                    "readers": [asdict(reader) for reader in known],
+                    "partitions": [partition._asdict() for partition in found],
+                    "readers": [reader._asdict() for reader in known],
                 }
             )
         )
@@ -150,7 +148,7 @@ def verify(location: str) -> None:
 
     Exits with 1 if a file is damaged or missing. The log may be written and read meanwhile.
     """
-    from zmq_datasource.workbench import log as contents  # noqa: PLC0415
+    from zmq_datasource.log import verify_log  # noqa: PLC0415
 
     files = 0
 
@@ -159,7 +157,7 @@ def verify(location: str) -> None:
         files += 1
 
     damaged = 0
-    for damage in contents.verify(_storage(location), count):
+    for damage in verify_log(_storage(location), count):
         damaged += 1
         click.echo(f"{damage.file}: {damage.what}")
     click.echo(f"{files} files read, {damaged or 'no'} damage{'s' if damaged > 1 else ''} found")
@@ -223,7 +221,7 @@ def _line(message: Message, as_hex: bool) -> str:
 
 @log.group(short_help="Change what the log keeps for a reader.")
 def readers() -> None:
-    """Change what the log keeps for a reader whose query does not run."""
+    """Change what the log keeps for a query that does not run."""
 
 
 @readers.command(short_help="Keep nothing for a reader any more.")

@@ -1,4 +1,4 @@
-"""Options of the command line, made of what ``options`` declares; and values, read as the data source reads them."""
+"""Options of the command line, made from the declarations in ``options``, and values in the notation of options."""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ __all__ = [
 
 _N = TypeVar("_N", int, float)
 _F = TypeVar("_F", bound=Callable[..., Any])
+_MOST_SHOWN = 100  # characters of a value that cannot be read
+_METAVARS = {Endpoints: "URL,...", Topics: "TOPIC,...", Duration: "DURATION", ByteSize: "SIZE", int: "N"}
 
 
 if TYPE_CHECKING:
@@ -56,8 +58,11 @@ else:  # where it is generic only since click 8.4
     _ParamType = click.ParamType
 
 
+# Values.
+
+
 class Read(_ParamType):
-    """A value that a function reads from text; what it cannot read, is named with its option."""
+    """A value that a function reads from text. The function raises ValueError with what should be written instead."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -73,87 +78,57 @@ class Read(_ParamType):
             self.fail(f"{shown!r}: {e}", param, ctx)
 
 
-def named_options(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` each; ``NAME=@FILE`` is the content of a file, so that a secret is in no list of processes.
-
-    Files of libzmq's options (``zmq.``) are read by whoever opens the socket.
-
-    Raises:
-        click.UsageError: Something else.
-    """
-    given = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator:
-            # It may be a secret: it is not shown.
-            raise click.UsageError("an --option without '=': write NAME=VALUE, or NAME=@FILE")
-        if value.startswith("@") and name.lower().startswith("zmq."):
-            if Path(value[1:]).exists() or len(value) != CURVE_KEY_CHARACTERS:  # a key may begin so, too
-                value = f"@{Path(value[1:]).absolute()}"  # read by whoever opens the socket
-        elif value.startswith("@"):
-            try:
-                value = Path(value[1:]).read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as e:
-                raise click.UsageError(f"--option {name}: reading {value[1:]}: {e}") from e
-        given[name] = value
-    return given
-
-
-def _duration(text: str) -> float:
-    return _within(0.0 if text == "0" else float(Duration.read(text)), 0, _MOST_SECONDS, "24 days at most")
-
-
-def _age(text: str) -> float:
-    return _within(0.0 if text == "0" else float(Duration.read(text)), 0, _MOST_AGE, "100 years at most")
-
-
-def _size(text: str) -> int:
-    return _within(0 if text == "0" else int(ByteSize.read(text)), 0, _MOST_BYTES, "8 EiB at most")
-
-
-def number(least: float, most: float) -> Read:
-    """A number in a range; nan and inf are none."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        return _within(value, least, most, f"a number from {least:,g} to {most:,.0f}")
-
-    return Read("number", read)
-
-
-def size(least: int, most: int) -> Read:
-    """A size in a range."""
-    allowed = f"{least:,} bytes to {ByteSize(most)}"
-    return Read("size", lambda text: _within(_size(text), least, most, allowed))
-
-
 def _within(value: _N, least: float, most: float, allowed: str) -> _N:
     if not least <= value <= most:  # also nan
         raise ValueError(f"write {allowed}")
     return value
 
 
-def _linger(text: str) -> int:
-    return int(Linger.read(text))
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text == "0" else float(Duration.read(text))
+
+
+def _bytes(text: str) -> int:
+    return 0 if text == "0" else int(ByteSize.read(text))
+
+
+def number(least: float, most: float) -> Read:
+    """A number in a range, which nan and inf are not."""
+    allowed = f"a number from {least:,g} to {most:,.0f}"
+    return Read("number", lambda text: _within(_float(text), least, most, allowed))
+
+
+def size(least: int, most: int) -> Read:
+    """A size in a range, in bytes."""
+    allowed = f"{least:,} bytes to {ByteSize(most)}"
+    return Read("size", lambda text: _within(_bytes(text), least, most, allowed))
+
+
+def _duration(most: float, allowed: str) -> Read:
+    return Read("duration", lambda text: _within(_seconds(text), 0, most, allowed))
 
 
 def _directory(text: str) -> str:
-    """A path means what it means in the shell; what is none is left to the option."""
+    """A path from the working directory as an absolute one; another text as it is, for the option to refuse."""
     return text if not text or ":" in text.split("/", 1)[0] else os.path.abspath(text)
 
 
-# What can be waited for; and what is only compared.
-_MOST_SECONDS, _MOST_AGE = MOST_MILLISECONDS / 1000, 100 * 366 * 86_400.0
-_MOST_BYTES = 2**63 - 1
-# Of a value that cannot be read.
-_MOST_SHOWN = 100
+# A time to wait for; and a time that is only compared.
+DURATION = _duration(MOST_MILLISECONDS / 1000, "24 days at most")
+AGE = _duration(100 * 366 * 86_400.0, "100 years at most")
+SIZE = size(0, 2**63 - 1)
+LINGER = Read("linger", lambda text: int(Linger.read(text)))
 DIRECTORY = Read("directory", _directory)
-DURATION, AGE = Read("duration", _duration), Read("duration", _age)
-SIZE, LINGER = Read("size", _size), Read("linger", _linger)
-_METAVARS = {Endpoints: "URL,...", Topics: "TOPIC,...", Duration: "DURATION", ByteSize: "SIZE", int: "N"}
+
+
+# Options that are declared in ``options``.
 
 
 def option_of(
@@ -164,12 +139,12 @@ def option_of(
     required: bool = False,
     help: str | None = None,  # noqa: A002 - click's word
 ) -> Callable[[_F], _F]:
-    """``--option`` for each of these declared options, with its type, choices, default and meaning.
+    """Give a command ``--option`` for each of these fields, with the declared type, choices, default and meaning.
 
     Args:
-        choices: Of those that are declared, the ones that make sense here.
-        default: What it is here where it is not set, and otherwise is another.
-        help: What it means here, if that is more than its declaration says.
+        choices: Those of the declared choices that make sense here.
+        default: The default of this command, where it differs from the declared one.
+        help: The meaning here, where it is more than the declared one.
     """
     declared = {option.field: option for option in describe(options)}
 
@@ -203,71 +178,8 @@ def option_of(
     return decorate
 
 
-def given_options(options: type[OptionSet], values: Mapping[str, object]) -> dict[str, str]:
-    """What was set by ``option_of``, as the option's text by its name."""
-    names = {option.field: option.name for option in describe(options)}
-    return {names[field]: str(value) for field, value in values.items() if value is not None}
-
-
-def all_options(
-    options: type[OptionSet], named: Mapping[str, object], others: tuple[str, ...], *more: str
-) -> dict[str, str]:
-    """What was set by ``option_of`` and by ``-o``.
-
-    Args:
-        more: Names that ``-o`` does not take, because the command reads their own options.
-
-    Raises:
-        UsageError: An option was set by both, is one of ``more``, or is set elsewhere.
-    """
-    given = given_options(options, named)
-    own = {option.name.lower(): option for option in describe(options) if option.field in named}
-    refused = {name.lower() for name in more}
-    for name, value in named_options(others).items():
-        option = own.get(name.lower())
-        if name.lower() in refused or (option is not None and set_by_user(option.field)):
-            raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
-        known = any(each.name.lower() == name.lower() for each in describe(options))
-        if not known and (place := place_of(name, None)):
-            raise click.UsageError(f"--option {place}")
-        if option is not None:
-            given.pop(option.name, None)  # a default
-        given[name] = value
-    return given
-
-
-def place_of(name: str, command: str | None) -> str | None:
-    """Where to set an option that a command does not know under this name; None if there is no such option.
-
-    Args:
-        name: As in ``--max-messages`` or ``maxMessages``.
-    """
-    plain = name.replace("-", "").lower()
-    for kind, options in SETS.items():
-        declared = next((option.name for option in describe(options) if option.name.lower() == plain), None)
-        if declared is None:
-            continue
-        if _OWN_SETS.get(command or "") is options and name.startswith("-"):
-            return f"{name}: write -o {declared}=..."
-        return f"{name} has no effect here: {declared} is set at {_PLACES[kind]}"
-    return None
-
-
-_OWN_SETS = {"proxy": ProxyOptions, "doctor": ReadOptions}
-_PLACES = {
-    "source": 'a query that reads (spark.readStream.format("zmq"))',
-    "sink": 'a query that writes (df.writeStream.format("zmq"))',
-    "proxy": "zmq-datasource proxy",
-}
-
-
-def set_by_user(field: str) -> bool:
-    """Whether a parameter of this command was given, and is not its default."""
-    return click.get_current_context().get_parameter_source(field) not in (None, ParameterSource.DEFAULT)
-
-
 def other_options(example: str, options: type[OptionSet]) -> Callable[[_F], _F]:
-    """``-o NAME=VALUE`` for every other option of a set, to be read by ``named_options``."""
+    """Give a command ``-o NAME=VALUE`` for every other option of a set; ``all_options`` reads them."""
 
     def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
         name, separator, value = begun.partition("=")
@@ -291,6 +203,96 @@ def other_options(example: str, options: type[OptionSet]) -> Callable[[_F], _F]:
         help=f"Any other option (docs/options.md), as in {example}; may be repeated. @FILE reads the value, such as a "
         "secret key.",
     )
+
+
+def named_options(texts: Iterable[str]) -> dict[str, str]:
+    """Read ``NAME=VALUE``. With ``NAME=@FILE`` the value is in a file, so that no list of processes shows a secret.
+
+    The file of one of libzmq's options (``zmq.``) is read later, when the socket is opened.
+
+    Raises:
+        click.UsageError: A text has another form, or a file cannot be read.
+    """
+    given = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            # The text is not shown, because it may be a secret.
+            raise click.UsageError("an --option without '=': write NAME=VALUE, or NAME=@FILE")
+        if value.startswith("@") and name.lower().startswith("zmq."):
+            # A CURVE key may begin with @, too.
+            if Path(value[1:]).exists() or len(value) != CURVE_KEY_CHARACTERS:
+                value = f"@{Path(value[1:]).absolute()}"
+        elif value.startswith("@"):
+            try:
+                value = Path(value[1:]).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as e:
+                raise click.UsageError(f"--option {name}: reading {value[1:]}: {e}") from e
+        given[name] = value
+    return given
+
+
+def given_options(options: type[OptionSet], values: Mapping[str, object]) -> dict[str, str]:
+    """The values of ``option_of`` that are set, as text by the options' names."""
+    names = {option.field: option.name for option in describe(options)}
+    return {names[field]: str(value) for field, value in values.items() if value is not None}
+
+
+def all_options(
+    options: type[OptionSet], named: Mapping[str, object], others: tuple[str, ...], *more: str
+) -> dict[str, str]:
+    """The values of ``option_of`` and of ``other_options``, as text by the options' names.
+
+    Args:
+        more: Names that ``-o`` does not take, because the command has options of its own for them.
+
+    Raises:
+        UsageError: An option is given twice, is one of ``more``, or belongs elsewhere.
+    """
+    given = given_options(options, named)
+    declared = {option.name.lower(): option for option in describe(options)}
+    refused = {name.lower() for name in more}
+    for name, value in named_options(others).items():
+        option = declared.get(name.lower())
+        if option is None:
+            if place := place_of(name, ""):
+                raise click.UsageError(f"--option {place}")
+        elif name.lower() in refused or (option.field in named and set_by_user(option.field)):
+            raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
+        else:
+            given.pop(option.name, None)  # a default
+        given[name] = value
+    return given
+
+
+def set_by_user(field: str) -> bool:
+    """Whether the user gave this parameter of the command; False if it has its default."""
+    return click.get_current_context().get_parameter_source(field) not in (None, ParameterSource.DEFAULT)
+
+
+_OWN_SETS = {"proxy": ProxyOptions, "doctor": ReadOptions}
+_PLACES = {
+    "source": 'a query that reads (spark.readStream.format("zmq"))',
+    "sink": 'a query that writes (df.writeStream.format("zmq"))',
+    "proxy": "zmq-datasource proxy",
+}
+
+
+def place_of(name: str, command: str) -> str | None:
+    """Say where an option is set that a command does not know under this name; None if there is no such option.
+
+    Args:
+        name: As in ``--max-messages`` or ``maxMessages``.
+    """
+    plain = name.replace("-", "").lower()
+    for kind, options in SETS.items():
+        for option in describe(options):
+            if option.name.lower() != plain:
+                continue
+            if _OWN_SETS.get(command) is options:
+                return f"{name}: write -o {option.name}=..."
+            return f"{name} has no effect here: {option.name} is set at {_PLACES[kind]}"
+    return None
 
 
 prometheus_port = click.option(

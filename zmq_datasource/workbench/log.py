@@ -1,30 +1,21 @@
-"""What a log holds: its partitions, its readers and its messages, and which of its files are damaged.
+"""What a log holds: its partitions, its readers and its messages.
 
-Reads files only. The one exception is the reader's record that ``seek`` and ``drop`` change.
+All functions only read files, but for ``seek_reader`` and ``drop_reader``, which change the record of one reader.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from zmq_datasource.errors import (
-    DataLossError,
-    LogFormatError,
-    LogLockedError,
-    OptionError,
-)
+from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError, OptionError
 from zmq_datasource.log import (
     ChunkIndex,
-    Damage,
-    Hold,
     LogFollower,
     LogStorage,
     ReaderRecord,
@@ -33,12 +24,10 @@ from zmq_datasource.log import (
     read_index,
     read_slices,
     slices,
-    verify_log,
 )
 from zmq_datasource.options.types import Position
 
 __all__ = [
-    "Damage",
     "Message",
     "PartitionSummary",
     "ReaderSummary",
@@ -48,22 +37,20 @@ __all__ = [
     "partitions",
     "readers",
     "seek_reader",
-    "verify",
 ]
 
 _FOLLOW_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class PartitionSummary:
+class PartitionSummary(NamedTuple):
     """One log partition.
 
     Attributes:
-        first: The first id there is.
+        first: Its first id.
         end: The id after the last durable one.
         bytes: Of its chunks.
         oldest, newest: When the first and the last message were received, in seconds since the epoch.
-        writer: The process that writes it now; None if there is none.
+        writer: The process that writes the partition now; None if there is none.
     """
 
     partition: int
@@ -76,17 +63,16 @@ class PartitionSummary:
     writer: str | None
 
 
-@dataclass(frozen=True)
-class ReaderSummary:
+class ReaderSummary(NamedTuple):
     """One reader of the log.
 
     Attributes:
         kind: ``query``, or ``subscriber`` for a durable subscriber of a proxy.
         next: By log partition, the first id that the reader still needs.
-        behind: Messages that it still needs, as far as the log has them.
+        behind: Messages of the log that the reader still needs.
         behind_seconds: The age of the oldest of them; None if there is none.
-        running: Whether its query runs; None where this is not known here (subscribers).
-        seen: When its record was last written, in seconds since the epoch; None where this is not known.
+        running: Whether the query runs; None for a subscriber, because only its proxy knows.
+        seen: When the record was last written, in seconds since the epoch; None if this is not known.
         dropped_at: When the record of a query that does not run is dropped, in seconds since the epoch; None for a
             query without a name, which is kept for the ``walRetention`` of the log's writer.
     """
@@ -113,27 +99,37 @@ class Message(NamedTuple):
 
 
 def partitions(storage: LogStorage) -> list[PartitionSummary]:
-    """What the partitions of a log hold.
+    """Sum up each partition of a log.
 
     Raises:
         LogError: There is no log, or it cannot be listed.
     """
-    storage.log_id()
-    return [_summary(storage.of(partition)) for partition in storage.partitions()]
+    found = []
+    for part in _parts(storage):
+        index = read_index(part)
+        oldest, newest = (_received_at(part, index, id_) for id_ in (index.earliest, index.end - 1))
+        found.append(
+            PartitionSummary(
+                part.partition,
+                index.earliest,
+                index.end,
+                index.size,
+                len(index),
+                oldest,
+                newest,
+                part.writer(),
+            )
+        )
+    return found
 
 
-def _summary(storage: LogStorage) -> PartitionSummary:
-    index = read_index(storage)
-    return PartitionSummary(
-        storage.partition,
-        index.earliest,
-        index.end,
-        index.size,
-        len(index),
-        _received_at(storage, index, index.earliest),
-        _received_at(storage, index, index.end - 1),
-        storage.writer(),
-    )
+def _parts(storage: LogStorage, partition: int | None = None) -> Sequence[LogStorage]:
+    """The partitions of a log, or one of them."""
+    storage.log_id()  # raises if there is no log
+    numbers = storage.partitions()
+    if partition is not None and partition not in numbers:
+        raise OptionError(f"--partition {partition}: log {storage.root} has the partitions {numbers}")
+    return [storage.of(number) for number in numbers if partition in (None, number)]
 
 
 def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> float | None:
@@ -146,46 +142,38 @@ def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> flo
 
 
 def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list[ReaderSummary]:
-    """The readers of a log: queries, and the durable subscribers of a proxy.
+    """Sum up each reader of a log: queries, and the durable subscribers of a proxy.
 
     Raises:
         LogError: There is no log, or a record is damaged.
     """
-    storage.log_id()
-    there = [storage.of(partition) for partition in storage.partitions()]
-    indexes = {each.partition: (each, read_index(each)) for each in there}
-    found = []
+    indexes = [(part, read_index(part)) for part in _parts(storage)]
     records = ReaderRecords(storage)
+    found = []
     for name, record in records.all().items():
         running, seen = records.is_running(name), records.written_at(name)
-        dropped = None if running or seen is None or record.timeout is None else seen + record.timeout
-        nexts = {partition: record.needs(partition) for partition in indexes}
-        kind = "query" if record.subscriber is None else "subscriber"
-        found.append(_reader(name, kind, record.named, nexts, indexes, clock(), running, seen, dropped))
+        nexts, behind, received = {}, 0, []
+        for part, index in indexes:
+            nexts[part.partition] = record.needs(part.partition)
+            first = max(nexts[part.partition], index.earliest)
+            if first < index.end:
+                behind += index.end - first
+                received.append(_received_at(part, index, first))
+        oldest = min((at for at in received if at is not None), default=None)
+        found.append(
+            ReaderSummary(
+                name,
+                "query" if record.subscriber is None else "subscriber",
+                record.named,
+                nexts,
+                behind,
+                None if oldest is None else max(0.0, clock() - oldest),
+                running,
+                seen,
+                None if running or seen is None or record.timeout is None else seen + record.timeout,
+            )
+        )
     return found
-
-
-def _reader(
-    name: str,
-    kind: str,
-    named: bool,
-    nexts: dict[int, int],
-    indexes: dict[int, tuple[LogStorage, ChunkIndex]],
-    now: float,
-    running: bool | None,
-    seen: float | None,
-    dropped_at: float | None,
-) -> ReaderSummary:
-    behind, oldest = 0, math.inf
-    for partition, next_id in nexts.items():
-        storage, index = indexes[partition]
-        first = max(next_id, index.earliest)
-        if first < index.end:
-            behind += index.end - first
-            received = _received_at(storage, index, first)
-            oldest = oldest if received is None else min(oldest, received)
-    age = None if math.isinf(oldest) else max(0.0, now - oldest)
-    return ReaderSummary(name, kind, named, nexts, behind, age, running, seen, dropped_at)
 
 
 def drop_reader(storage: LogStorage, name: str) -> None:
@@ -193,21 +181,18 @@ def drop_reader(storage: LogStorage, name: str) -> None:
 
     Raises:
         OptionError: The log has no such reader.
-        LogLockedError: Its query runs.
+        LogLockedError: The query runs.
     """
     records = ReaderRecords(storage)
-    with suppress(LogFormatError):  # a damaged record is dropped like any other
-        _check_reader(storage, records, name)
-    hold = _hold(storage, records, name)
-    try:
+    with suppress(LogFormatError):  # a damaged record can be dropped, too
+        _record(storage, records, name)
+    with _held(storage, records, name):
         records.remove(name)
         records.remove_hold(name)
-    finally:
-        hold.release()
 
 
 def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
-    """Set the position of a query that does not run, and that begins there without a checkpoint.
+    """Set the position of a query that does not run. The query begins there if it has no checkpoint.
 
     Args:
         to: ``earliest``, ``latest``, a time, or an offset, as in ``startingOffsets``.
@@ -216,28 +201,21 @@ def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
         The new position.
 
     Raises:
-        OptionError: The log has no such reader, or not such a place.
-        LogLockedError: Its query runs.
+        OptionError: The log has no such reader, or no such place.
+        LogLockedError: The query runs.
     """
     records = ReaderRecords(storage)
-    record = _check_reader(storage, records, name)
-    hold = _hold(storage, records, name)
-    try:
-        with records.placing():  # nothing is deleted between the listing and the record
-            nexts = {}
-            for partition in storage.partitions():
-                at = storage.of(partition)
-                nexts[partition] = _place(at, read_index(at), to)
-            notes = record.subscriber
-            if notes is not None:  # a client that goes on without opening the name again is told
-                notes = msgspec.structs.replace(notes, session=0, snapshot=0)
-            records.write(name, ReaderRecord(nexts, record.timeout, begins=True, subscriber=notes))
-    finally:
-        hold.release()
+    record = _record(storage, records, name)
+    with _held(storage, records, name), records.placing():  # while placing, no writer deletes
+        nexts = {part.partition: _place(part, to) for part in _parts(storage)}
+        notes = record.subscriber
+        if notes is not None:  # the server then refuses a client that goes on without opening the name again
+            notes = msgspec.structs.replace(notes, session=0, snapshot=0)
+        records.write(name, ReaderRecord(nexts, record.timeout, begins=True, subscriber=notes))
     return nexts
 
 
-def _check_reader(storage: LogStorage, records: ReaderRecords, name: str) -> ReaderRecord:
+def _record(storage: LogStorage, records: ReaderRecords, name: str) -> ReaderRecord:
     storage.log_id()
     record = records.read(name)
     if record is None:
@@ -246,9 +224,10 @@ def _check_reader(storage: LogStorage, records: ReaderRecords, name: str) -> Rea
     return record
 
 
-def _hold(storage: LogStorage, records: ReaderRecords, name: str) -> Hold:
+@contextmanager
+def _held(storage: LogStorage, records: ReaderRecords, name: str) -> Iterator[None]:
     try:
-        return records.hold(name, 0.0)
+        hold = records.hold(name, 0.0)
     except LogLockedError as e:
         hint = (
             "its client is there; end the client, and wait until the proxy notices, which takes 5 s"
@@ -256,9 +235,14 @@ def _hold(storage: LogStorage, records: ReaderRecords, name: str) -> Hold:
             else f"its query runs ({e}); stop it first"
         )
         raise LogLockedError(f"reader {name!r} of log {storage.root}: {hint}") from e
+    try:
+        yield
+    finally:
+        hold.release()
 
 
-def _place(storage: LogStorage, index: ChunkIndex, to: Position) -> int:
+def _place(storage: LogStorage, to: Position) -> int:
+    index = read_index(storage)
     if to.time is not None:
         found = first_since(storage, index.covering(index.earliest, index.end), to.time)
         return index.end if found is None else found
@@ -268,29 +252,9 @@ def _place(storage: LogStorage, index: ChunkIndex, to: Position) -> int:
     if not index.earliest <= wanted <= index.end:
         raise OptionError(
             f"--to {wanted}: {storage} has the ids {index.earliest} to {index.end - 1}; name one of them, or "
-            f"{index.end} for what comes next"
+            f"{index.end} for the next message"
         )
     return wanted
-
-
-# Damage.
-
-
-def verify(storage: LogStorage, done: Callable[[str], None] = lambda _: None) -> Iterator[Damage]:
-    """Read every checksum of a log; yield the files that are damaged or missing.
-
-    The log may be written meanwhile; what its writer deletes during the reading is no damage.
-
-    Args:
-        done: Called with the name of each file that was read.
-
-    Raises:
-        DiskFaultError: A file cannot be read now.
-    """
-    yield from verify_log(storage, done)
-
-
-# Messages.
 
 
 def messages(
@@ -304,62 +268,50 @@ def messages(
     """Messages of a log, partition by partition, in the order of their ids.
 
     Args:
-        partition: Of this partition alone.
+        partition: Only this partition.
         start, end: The ids ``[start, end)``, as far as the log has them.
-        last: So many of the newest of each partition.
+        last: Only the newest of each partition, so many.
 
     Raises:
         OptionError: There is no such partition.
         LogError: There is no log, or it cannot be read.
     """
-    for at in _chosen(storage, partition):
-        index = read_index(at)
+    for part in _parts(storage, partition):
+        index = read_index(part)
         low = index.earliest if start is None else max(start, index.earliest)
         high = index.end if end is None else min(end, index.end)
         if last is not None:
             low = max(low, high - last)
-        yield from _rows(at, index, low, high)
+        yield from _rows(part, index, low, high)
 
 
 def follow(
-    storage: LogStorage, ends: dict[int, int], partition: int | None = None
+    storage: LogStorage, ends: Mapping[int, int], partition: int | None = None
 ) -> Iterator[Message | None]:
-    """The messages that come from these ids on, by partition, for ever; None after each look at the log.
+    """The messages from these ids on, by partition, for ever; None after each look at the log.
 
     Raises:
         LogError: The log cannot be read any more.
     """
+    nexts = dict(ends)
     followers: dict[int, LogFollower] = {}
     while True:
-        for at in _chosen(storage, partition):
-            if at.partition not in followers:
-                followers[at.partition] = LogFollower(at)
-                followers[at.partition].open()
-            follower = followers[at.partition]
+        for part in _parts(storage, partition):
+            if part.partition not in followers:
+                followers[part.partition] = LogFollower(part)
+                followers[part.partition].open()
+            follower = followers[part.partition]
             follower.refresh()
-            low = ends.setdefault(at.partition, follower.earliest)
-            yield from _rows(at, follower, max(low, follower.earliest), follower.durable_end)
-            ends[at.partition] = max(low, follower.durable_end)
+            low = max(nexts.get(part.partition, 0), follower.earliest)
+            yield from _rows(part, follower, low, follower.durable_end)
+            nexts[part.partition] = max(low, follower.durable_end)
         yield None
         time.sleep(_FOLLOW_SECONDS)
 
 
-def _chosen(storage: LogStorage, partition: int | None) -> Sequence[LogStorage]:
-    storage.log_id()
-    there = storage.partitions()
-    if partition is not None and partition not in there:
-        raise OptionError(f"--partition {partition}: log {storage.root} has the partitions {there}")
-    return [storage.of(each) for each in there if partition in (None, each)]
-
-
 def _rows(storage: LogStorage, index: ChunkIndex | LogFollower, low: int, high: int) -> Iterator[Message]:
-    pieces = slices(index.covering(low, high), low, high)
-    for batch in read_slices(storage, pieces):
-        yield from _messages_of(storage.partition, batch)
-
-
-def _messages_of(partition: int, batch: pa.RecordBatch) -> Iterator[Message]:
-    ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    for row in zip(ids, times, topics, values, strict=True):
-        yield Message(partition, row[0], row[1] / 1e6, row[2], row[3] or b"")
+    for batch in read_slices(storage, slices(index.covering(low, high), low, high)):
+        ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        for id_, at, topic, value in zip(ids, times, topics, values, strict=True):
+            yield Message(storage.partition, id_, at / 1e6, topic, value or b"")
