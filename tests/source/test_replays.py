@@ -167,7 +167,7 @@ def test_a_late_subscriber_asks_for_no_history(tmp_path: Path) -> None:
 def asked_while_silent(ingest: Ingest) -> bool:
     """Whether a silent feed has been asked, once it was time to."""
     session = session_of(ingest)
-    wait_for(lambda: session.all_asked, "the end of the silence")
+    wait_for(lambda: session.silence.all_asked, "the end of the silence")
     return session.asks
 
 
@@ -332,8 +332,8 @@ def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
         publisher.ask("send 200 1000")
         wait_for(lambda: ingest.log.full, "the full log")
         asked = publisher.ask("requests")["count"]
-        silent_at = session_of(ingest).silent_at
-        wait_for(lambda: session_of(ingest).silent_at > silent_at + 1.5, "a pause")
+        over_at = session_of(ingest).silence.over_at
+        wait_for(lambda: session_of(ingest).silence.over_at > over_at + 1.5, "a pause")
         assert publisher.ask("requests")["count"] == asked
         wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= 200)[1], "the others")
         assert totals(ingest).lost == 0
@@ -355,7 +355,7 @@ def test_messages_that_a_proxy_published_without_subscribers_are_fetched(
             wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
             first = sequences(tmp_path / "log")[0]
             session.restart_silence(time.monotonic())
-            wait_for(lambda: session.all_asked, "an answer without messages")
+            wait_for(lambda: session.silence.all_asked, "an answer without messages")
             known = ingest.log.durable_end
         for n in range(50):
             push.send(b"%d" % n)

@@ -73,13 +73,13 @@ class _Request:
     live: int | None = None
 
 
-class _Silence:
+class Silence:
     """Decides when a silent live flow is a reason to ask for more.
 
     Attributes:
         over_at: When the live flow counts as silent, if nothing comes.
         hurried: Whether to ask at once.
-        all_asked: Whether the publisher had nothing more when it was asked last.
+        all_asked: Whether the publisher had nothing more when it was asked last, and nothing has come since.
     """
 
     def __init__(self) -> None:
@@ -121,6 +121,7 @@ class ReplaySession(Session):
         reachable: Whether the publisher's ROUTER is connected. The caller sets it.
         pending_bytes: The bytes of the replies that were received and not taken yet.
         log: Where warnings go.
+        silence: Decides when to ask for messages after the last one.
     """
 
     def __init__(self, publisher: str, replays: str, timeout: float, counters: SourceCounters) -> None:
@@ -135,7 +136,7 @@ class ReplaySession(Session):
         self._missing_before = 0
         self._attempts = 0
         self._next_request: float | None = None  # when to look again for missing messages
-        self._silence = _Silence()
+        self.silence = Silence()
         self._replies: list[Reply] = []
         self.log = LimitedLog(__name__, "lines about replays")
         self.pending_bytes = 0
@@ -153,11 +154,6 @@ class ReplaySession(Session):
         return self._request is not None
 
     @property
-    def all_asked(self) -> bool:
-        """Whether the publisher had nothing more when it was asked last, and nothing has come since."""
-        return self._silence.all_asked
-
-    @property
     def first(self) -> bool:
         """Whether a request for history is open, for which the live flow waits."""
         return self._request is not None and self._request.first
@@ -170,11 +166,11 @@ class ReplaySession(Session):
     def extend_deadlines(self, now: float) -> None:
         """Do not count the time until now as silence, because the socket was not read."""
         self._deadline = now + self._timeout
-        self._silence.extend(now)
+        self.silence.extend(now)
 
     def restart_silence(self, now: float) -> None:
         """Note that the live flow has brought a message, or has a new connection."""
-        self._silence.restart(now)
+        self.silence.restart(now)
 
     def hurry(self) -> bool:
         """Ask for messages after the last one without waiting for silence, unless that was done.
@@ -184,8 +180,8 @@ class ReplaySession(Session):
         Returns:
             Whether a replay may bring more messages.
         """
-        self._silence.hurried = self.reachable and not self._silence.all_asked
-        return self._silence.hurried
+        self.silence.hurried = self.reachable and not self.silence.all_asked
+        return self.silence.hurried
 
     def fetch_first(self, tracker: SequenceTracker, start: int, now: float) -> None:
         """Ask for history. The live flow waits until it has come, or no reply comes."""
@@ -259,7 +255,7 @@ class ReplaySession(Session):
             self._reopen()
             if self._is_same_publisher(tracker):
                 self._end_request()
-                self._silence.back_off(now)
+                self.silence.back_off(now)
                 self.log.warn(
                     "%s repeats sequence %d with another value than %s has published: the replay is dropped",
                     self._replays,
@@ -281,7 +277,7 @@ class ReplaySession(Session):
         return self._ended or now >= self._deadline
 
     def _is_silent(self, now: float) -> bool:
-        return self.reachable and self._silence.is_over(now)
+        return self.reachable and self.silence.is_over(now)
 
     def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None, now: float) -> list[Gap]:
         """Ask for missing messages, or give them up. Call it when all taken replies are tracked.
@@ -314,7 +310,7 @@ class ReplaySession(Session):
             if live_waits:
                 self.restart_silence(now)
             elif start is None:
-                self._silence.back_off(now)
+                self.silence.back_off(now)
             else:
                 self._ask_onwards(tracker, start, now, first=tracker.next_number(self._key) is None)
         return []
@@ -342,7 +338,7 @@ class ReplaySession(Session):
         if not request.onwards:
             return self._conclude_gaps(tracker, request, silent, now)
         if tracker.next_number(self._key) == request.before and _epoch(tracker, self._key) == request.epoch:
-            self._silence.back_off(now)
+            self.silence.back_off(now)
         else:
             self.restart_silence(now)
         if request.first:
@@ -409,7 +405,7 @@ class ReplaySession(Session):
         request.epoch, request.connection = _epoch(tracker, self._key), self._connection
         request.live = self.live
         self._request = request
-        self._silence.hurried = False
+        self.silence.hurried = False
         self._deadline = now + self._timeout
         self.outbox.append(encode(request.start))
         if request.first or not request.onwards:
