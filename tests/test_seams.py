@@ -24,8 +24,6 @@ REACHES: dict[str, int] = {
     "monitoring/test_prometheus.py": 1,
     "monitoring/test_store.py": 2,
     "proxy/test_durable.py": 1,
-    "source/test_feed_faults.py": 1,
-    "source/test_stop_losses.py": 1,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def test_a_query_that_follows_a_feed_fails_when_another_feed_is_received(
 def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It drains for longer than a thread is waited for."""
+    """The takeover drains its socket for longer than ``stop`` waits for the standby thread."""
     monkeypatch.setattr(Feed, "join_seconds", 0.5)
     stop_sooner(monkeypatch, 1.0)
     push, endpoint = bound(context, zmq.PUSH)
@@ -152,13 +153,19 @@ def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
         two = Query(tmp_path, connect=endpoint, walFlushInterval="1h")
         two.step()
         assert two.reader.feeds is not None
-        stopping, start = two.reader.feeds.parts[0]._stopping, Ingest.start
+        (feed,) = two.reader.feeds.parts.values()
+        stops, stop, start = threading.Event(), feed.stop, Ingest.start
 
         def slow(ingest: Ingest) -> None:
             start(ingest)
-            assert stopping.wait(30)
+            assert stops.wait(30)
+
+        def stop_feed() -> None:
+            stops.set()
+            stop()
 
         monkeypatch.setattr(Ingest, "start", slow)
+        monkeypatch.setattr(feed, "stop", stop_feed)
         one.reader.stop()
         connections.wait_for_only(2)
         send(push, 0, 10)

@@ -17,6 +17,7 @@ from tests.support import Socket, bound, fill_disk, offer, stream_options, tiny_
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
@@ -140,7 +141,7 @@ def test_a_full_disk_has_room_for_the_record_of_a_stop(
 ) -> None:
     """The number is exact."""
     monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.2)
-    monkeypatch.setattr("zmq_datasource.log.writer._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(LogWriter, "close_seconds", 0.2)
     push, endpoint = bound(context, zmq.PUSH)
     with tiny_disk(tmp_path / "tiny", "4m") as disk:
         log = disk / "log"
