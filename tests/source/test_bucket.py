@@ -52,7 +52,7 @@ def server() -> Iterator[BucketServer]:
 
 @pytest.fixture
 def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A place for one log."""
+    """The location of a log in the bucket."""
     monkeypatch.setattr(BucketStore, "beat_seconds", 0.1)
     monkeypatch.setattr(BucketStore, "looking_seconds", 0.05)
     monkeypatch.setattr(BucketStore, "settling_seconds", 0.05)
@@ -196,7 +196,7 @@ def test_a_query_with_a_silent_feed_notices_that_it_has_lost_the_log(context: Co
 def test_senders_wait_while_the_bucket_is_away_and_nothing_is_lost(
     context: Context, server: BucketServer, bucket: str
 ) -> None:
-    """Memory fills up to its bound, and what is not in the bucket does not count."""
+    """Memory fills up to its bound, and only messages in the bucket count as received."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
     options = {"connect": endpoint, "walChunkBytes": CHUNK, "rcvhwm": 10, "zmq_rcvbuf": 4096}
     numbers = itertools.count()

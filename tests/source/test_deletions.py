@@ -56,13 +56,13 @@ class Discarding:
             self._writer.cut().result(30)
 
     def discard(self, end: int) -> int:
-        """Go on until at least the ids below ``end`` are discarded; the first id there is."""
+        """Append until the ids below ``end`` are discarded. Returns the first id in the log."""
         while read_index(self.storage).earliest < end:
             self.add(1)
         return read_index(self.storage).earliest
 
     def is_listed_by(self, query: ZmqStreamReader) -> None:
-        """Wait until a query knows what there is, as the thread of its metrics finds out now and then."""
+        """Wait until a query knows the first id, which the thread of its metrics refreshes now and then."""
         end = read_index(self.storage).end
         wait_for(lambda: (query.reportLatestOffset() or {})["next"] == {"0": end}, f"id {end}")
 
@@ -92,7 +92,7 @@ def querying(log: Discarding, fails: bool = False, **options: Any) -> Iterator[Z
 
 
 def planned(query: ZmqStreamReader) -> tuple[Offset, Offset, Callable[[], list[int]]]:
-    """The next batch: its offsets, and what its tasks read."""
+    """Run the next batch. Returns its offsets, and the rows that its tasks read."""
     start = query.initialOffset()
     end = query.latestOffset(start, ALL)
     return start, end, tasks(query, start, end)
@@ -113,7 +113,10 @@ def losses(query: ZmqStreamReader) -> tuple[int, int]:
 
 
 def counted(query: ZmqStreamReader, start: Offset, expired: int) -> Offset:
-    """The end of the next batch, once that many ids are counted as lost: the query lists the log now and then."""
+    """Wait until so many ids are counted as lost (the query lists the log now and then).
+
+    Returns the end of the next batch.
+    """
 
     def asked() -> Offset | None:
         end = query.latestOffset(start, ALL)
@@ -200,7 +203,7 @@ def test_skipped_messages_that_cannot_be_recorded_are_logged(
 
 
 def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
-    """A batch is cut off by bytes (``maxBytesPerTrigger``): for that its values are read."""
+    """To limit a batch by bytes (``maxBytesPerTrigger``), planning reads its values."""
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
     goes_on = Deletions(log.storage, log.storage.log_id(), fails=False)
@@ -213,7 +216,7 @@ def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discardi
 def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
     log: Discarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of the metrics lists the log while Spark's calls plan."""
+    """The thread of the metrics lists the log while a call of Spark plans."""
     ranges, interrupted = Positions.ranges, []
 
     def interrupted_once(positions: Positions, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
@@ -375,7 +378,7 @@ def test_a_batch_read_fails_if_the_log_stays_away(log: Discarding, fails: bool) 
 def test_a_query_without_failOnDataLoss_continues_after_a_missing_chunk(
     log: Discarding, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in a later batch, when the first chunk of the log is still there."""
+    """Also in a later batch, if the first chunk of the log still exists."""
     with querying(log) as query:
         _, end, read = planned(query)
         without_a_chunk_in_the_middle(log.path)

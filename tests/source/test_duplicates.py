@@ -15,7 +15,7 @@ from zmq_datasource.source.receiver import Receiver
 def told(
     context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture, numbers: list[int], **options: str
 ) -> list[str]:
-    """What a receiver says of messages with these numbers,."""
+    """Receive messages with these numbers. Returns the logged warnings."""
     push, endpoint = bound(context, zmq.PUSH)
     asked = stream_options(
         connect=endpoint,

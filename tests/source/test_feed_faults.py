@@ -67,7 +67,7 @@ def test_a_query_waits_while_the_feed_of_the_receiving_process_cannot_be_read(
 def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them has the lock for a moment whenever it tries, and the others see that."""
+    """Each attempt of one query holds the lock for a moment, which the others see."""
     take_over(monkeypatch, takeover=0.3)
     endpoint = free_endpoint()
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
@@ -89,7 +89,7 @@ def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reaso
 def test_any_error_of_a_takeover_ends_the_query_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    """An error that nobody has thought of must not end the thread alone; and is heard while a batch is held back."""
+    """Any error must end the query, and not only its thread, even while a batch is held back."""
     take_over(monkeypatch, takeover=0.1)
     endpoint = free_endpoint()
     held_back = {"bind": endpoint, "minMessagesPerTrigger": least}
@@ -106,7 +106,7 @@ def test_any_error_of_a_takeover_ends_the_query_with_it(
 
 
 def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:
-    """It would take messages into a log that no checkpoint knows."""
+    """It would receive messages into a log that no checkpoint knows."""
     _, endpoint = bound(context, zmq.PUSH)
     log = tmp_path / "log"
     with querying(log, connect=endpoint) as one, querying(log, connect=endpoint) as two:
@@ -125,7 +125,7 @@ def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context
 def test_a_query_that_follows_a_feed_fails_when_another_feed_is_received(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two that receive the lock is free, and whoever comes then may receive something else."""
+    """Between two receivers the lock is free, and a process with another feed may take it."""
     take_over(monkeypatch, standby=0.3)
     _, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as one, querying(tmp_path, connect=endpoint) as two:
@@ -195,7 +195,7 @@ def test_mistyped_offsets_are_an_option_error_and_no_data_loss(
 
 
 def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
-    """Each would keep all messages from its time on."""
+    """Each position would keep all messages from then on."""
     filled(tmp_path, 4).close()
     for _ in range(3):
         late = "2200-01-01T00:00:00Z"
@@ -207,11 +207,11 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
     assert ReaderRecords(LogStorage(str(tmp_path))).names() == []
 
 
-# What is kept for whom.
+# Which messages are kept for which reader.
 
 
 def test_a_full_log_drops_only_readers_that_keep_it_full(context: Context, tmp_path: Path) -> None:
-    """The query that receives is the slow one; the other is ahead of it, and only just being restarted."""
+    """The receiving query is the slow one. The other is ahead of it, and is being restarted."""
     push, endpoint = bound(context, zmq.PUSH)
     options: dict[str, Any] = {"connect": endpoint, "walMaxBytes": "50k"}
     with querying(tmp_path, **options) as slow:
@@ -253,7 +253,7 @@ def test_a_full_log_drops_no_more_readers_than_necessary(tmp_path: Path) -> None
 def test_the_timeout_of_a_reader_begins_when_its_query_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its feed was silent for long, so its position had not moved."""
+    """Its feed had been silent for long, so its record was old."""
     storage = LogStorage(str(tmp_path))
     filled(tmp_path, 4).close()
     path = ReaderRecords(storage).path_of("desk")
@@ -310,7 +310,7 @@ def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_pa
 def test_a_passing_disk_fault_does_not_end_a_query_that_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that lasts for walRetryTimeout does."""
+    """A fault that lasts for walRetryTimeout does end it."""
     log = filled(tmp_path, 2)
     with querying(tmp_path, walRetryTimeout="200ms") as query:
         query.until(2)

@@ -56,7 +56,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Several(Query):
-    """A query on a log with several partitions; ``placed`` is what was committed, with partition and id."""
+    """A query on a log with several partitions; ``placed`` has the committed rows with partition and id."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -80,7 +80,7 @@ class Several(Query):
         return sorted(int(value) for _, _, value in self.placed)
 
     def check(self) -> None:
-        """Ids go up by one in each partition, and none comes twice."""
+        """Check that ids go up by one in each partition."""
         for partition in {p for p, _, _ in self.placed}:
             ids = [i for p, i, _ in self.placed if p == partition]
             assert ids == list(range(ids[0], ids[0] + len(ids)))
@@ -119,7 +119,7 @@ def fill(location: Path, partition: int, *values: bytes) -> None:
 def test_a_first_batch_that_is_repeated_has_the_same_rows_in_each_partition(
     context: Context, tmp_path: Path
 ) -> None:
-    """Also where one of them has none: its log has older messages, which the query was not to have."""
+    """Also if a partition has no rows in it: its log has older messages, which the query must not read."""
     pubs = [bound(context, zmq.PUB) for _ in range(2)]
     for partition in range(2):
         fill(tmp_path, partition, b"1000", b"1001", b"1002")
@@ -220,7 +220,10 @@ def test_a_limit_is_for_the_batch_and_partitions_share_it(context: Context, tmp_
 def test_another_number_of_receivers_continues_with_the_same_log(
     context: Context, tmp_path: Path, then: int
 ) -> None:
-    """What fewer receivers no longer fill is read to its end; what more of them fill begins at its first id."""
+    """Fewer receivers: partitions without one are read to their end.
+
+    More receivers: new partitions are read from their first id.
+    """
     push, endpoint = bound(context, zmq.PUSH)
     with several(tmp_path, connect=endpoint, receivers=2) as query:
         query.step()
@@ -332,7 +335,7 @@ def test_a_repeated_first_batch_has_no_rows_of_a_newer_partition(context: Contex
 def test_a_receiver_with_another_division_of_the_feed_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would receive some of it twice."""
+    """It would receive some messages twice."""
     monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     endpoints = ",".join(bound(context, zmq.XPUB)[1] for _ in range(4))
     options = {"socketType": "SUB", "connect": endpoints, "walLocation": tmp_path}
@@ -353,7 +356,7 @@ def test_a_receiver_with_another_division_of_the_feed_is_refused(
 
 @contextmanager
 def shared_otherwise(location: Path) -> Iterator[None]:
-    """Another process fills another partition, with another share of the feed."""
+    """Another process fills another partition with another share of the feed."""
     other = LogWriter(LogStorage(str(location), 5), chunk_bytes=1 << 20, max_bytes=1 << 30)
     other.open(feed="another division")
     try:
@@ -365,7 +368,7 @@ def shared_otherwise(location: Path) -> Iterator[None]:
 def test_the_noted_feed_of_a_stopped_receiver_refuses_no_other_division(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query that waits for it would wait for ever."""
+    """Otherwise the query would wait for that receiver for ever."""
     monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     options = stream_options(socketType="PULL", connect=endpoint, walLocation=tmp_path, receivers=2)
@@ -401,7 +404,7 @@ def test_a_port_that_is_taken_leaves_all_partitions_free(context: Context, tmp_p
 
 
 def send_until(push: Socket, number: int, enough: Callable[[], bool]) -> int:
-    """Send numbers, from this one on, until that is so; the next number."""
+    """Send numbers from this one on until the condition is true. Returns the next number."""
 
     def is_enough() -> bool:
         nonlocal number
@@ -413,12 +416,12 @@ def send_until(push: Socket, number: int, enough: Callable[[], bool]) -> int:
 
 
 def partitions_since(query: Several, first: int) -> set[int]:
-    """The log partitions in which messages from this one on have come."""
+    """The log partitions that have a message from this number on."""
     return {partition for partition, _, value in query.placed if int(value) >= first}
 
 
 def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp_path: Path) -> None:
-    """One is killed and begun again; the other ones, and who reads, go on."""
+    """One receiver is killed and restarted; the others and the query continue."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=1)
 
     def program(share: str) -> subprocess.Popen[str]:
@@ -487,7 +490,7 @@ def test_a_batch_read_has_all_partitions(tmp_path: Path) -> None:
 def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
     context: Context, tmp_path: Path
 ) -> None:
-    """Others have read it meanwhile, and would have had its beginning deleted."""
+    """Other queries have read it meanwhile, and without the record its beginning would be deleted."""
     fill(tmp_path, 0, b"0")
     with several(tmp_path, reader="away") as away:
         away.until(1)
@@ -548,7 +551,7 @@ def test_endpoints_in_another_order_are_another_division(context: Context, tmp_p
 def test_of_two_divisions_that_begin_at_the_same_moment_one_is_refused(
     context: Context, tmp_path: Path
 ) -> None:
-    """Each has looked before the other one had the lock of its partition."""
+    """Each has checked before the other one had the lock of its partition."""
     _, endpoint = bound(context, zmq.PUSH)
     options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
     ingest = Ingest(stream_options(**options, receivers=3), 1)
@@ -572,7 +575,7 @@ def test_of_two_divisions_that_begin_at_the_same_moment_one_is_refused(
 
 
 def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginning(tmp_path: Path) -> None:
-    """Though the query was to begin with what comes from now on; also if its first batch is repeated."""
+    """Even with startingOffsets=latest, and if the first batch is repeated."""
     fill(tmp_path, 0, b"0")
     options = {"startingOffsets": "latest", "reader": "me"}
     with several(tmp_path, **options) as query:
@@ -587,7 +590,7 @@ def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginnin
 
 
 def test_a_first_batch_with_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
-    """A query without a name dies after it, and another one begins in the same way."""
+    """A query without a name dies after it, and another query begins in the same way."""
     for partition in (0, 1):
         fill(tmp_path, partition)
     with several(tmp_path) as query:
@@ -635,7 +638,7 @@ def test_a_passing_fault_while_partitions_are_listed_does_not_end_the_query(
 def test_of_two_new_partitions_both_are_opened_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault at the second one would leave the first one known to nobody."""
+    """After a fault at the second one, nothing would stop the first one."""
     fill(tmp_path, 0, b"0")
     with several(tmp_path) as query:
         query.until(1)
@@ -674,7 +677,7 @@ def test_after_a_failed_start_there_is_nothing_to_stop(
 def test_committed_chunks_of_a_partition_without_a_receiver_are_deleted(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the newest chunk, which has the numbers of its publishers; and not what another query needs."""
+    """Except the newest chunk, which has the state of its publishers, and messages that another query needs."""
     monkeypatch.setattr(IdlePartition, "check_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(5):

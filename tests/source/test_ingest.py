@@ -24,7 +24,7 @@ Context = zmq.Context[Socket]
 
 
 def at_each_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Have the store of the log do this before it writes anything."""
+    """Let the store of the log call this before each write."""
     monkeypatch.setattr(failpoints, "reach", lambda name: name == "log.store.before_write" and act())
 
 
@@ -46,7 +46,7 @@ def ingesting(location: Path, endpoint: str, **options: object) -> Iterator[Inge
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "drain" not in request.node.name:  # nobody sends when the others stop
+    if "drain" not in request.node.name:  # no publisher sends when the other tests stop
         stop_sooner(monkeypatch)
 
 

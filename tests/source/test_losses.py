@@ -1,4 +1,4 @@
-"""Losses seen, counted and healed: publishers in processes of their own, real sockets, real logs, no Spark."""
+"""Losses that are found, counted and healed: publishers in other processes, real sockets and logs, no Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DETECTOR = {"framing": "custom", "sequenceFrame": 0, "sequencePath": "frameNumbe
 def ingesting(
     location: Path, fails: type[ZmqDataSourceError] | None = None, **options: Any
 ) -> Iterator[Ingest]:
-    """A running ingest, stopped at the end; if it has failed by then, it says so once more."""
+    """A running ingest, stopped at the end. If it has failed, ``stop`` must raise ``fails``."""
     ingest = Ingest(stream_options(walLocation=location, **options))
     ingest.start()
     try:
@@ -48,12 +48,12 @@ def ingesting(
 
 
 def wait_for_silence(publisher: Publisher) -> None:
-    """Until the publisher knows that a subscriber has gone: it would take it for the next one."""
+    """Wait until the publisher knows that its subscriber has gone, so that it waits for the next one."""
     wait_for(lambda: not publisher.ask("subscriptions")["subscriptions"], "the subscriber to be gone")
 
 
 def totals(ingest: Ingest) -> Totals:
-    """What was tracked of all that has arrived."""
+    """The sums of the tracker for all messages that have arrived."""
     ingest.seal()
     found = ingest.facts().totals
     assert found is not None
@@ -232,7 +232,7 @@ def test_a_gap_is_fetched_from_the_publisher(topic_in_replay: bool, tmp_path: Pa
 
 
 def test_with_replay_a_stalled_reader_loses_nothing(tmp_path: Path) -> None:
-    """The log is full, receiving stops, the publisher's queue of 10 runs over; then there is room again."""
+    """The log is full, receiving pauses, the publisher's queue of 10 overflows, and then there is room again."""
     options = {"walMaxBytes": "256k", "walChunkBytes": "64k", "rcvhwm": 10, "zmq_rcvbuf": 4096}
     with vllm(tmp_path, options, sndhwm=10, buffer=50_000) as (publisher, ingest):
         sent = 0
@@ -295,7 +295,7 @@ def test_a_restarted_query_asks_for_missed_messages(tmp_path: Path) -> None:
             publisher.ask("send 5")
             wait_for_rows(ingest, 5)
         wait_for_silence(publisher)
-        publisher.ask("send 30")  # nobody listens
+        publisher.ask("send 30")  # without a subscriber
         with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
             wait_for_rows(ingest, 35)
             publisher.ask("wait-subscriber")
@@ -378,7 +378,7 @@ def test_gaps_of_a_restarted_publisher_are_asked_for_in_its_new_numbers(tmp_path
 
 @pytest.mark.parametrize("heal", [True, False])
 def test_only_messages_missed_at_a_restart_are_lost(heal: bool, tmp_path: Path) -> None:
-    """The subscriber is back a moment too late, as it usually is."""
+    """The subscriber reconnects a moment too late for the first messages, as usual."""
     endpoint = free_endpoint()
     options = {"framing": "vllm", "deduplicate": True, "zmq_reconnect_ivl": 20}
     if heal:
@@ -425,7 +425,7 @@ def test_the_feed_waits_for_the_history_of_a_publisher_that_starts_later(tmp_pat
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_loss_that_cannot_be_healed_fails_the_query(sealed: bool, tmp_path: Path) -> None:
-    """Once, if a row goes into the log with the loss or after it; else the next run asks for the messages again."""
+    """Once, if the log has a row from then or later. Otherwise the next run asks for the messages again."""
     endpoint = free_endpoint()
     options = {"framing": "vllm", "replayEndpoint": endpoint, "onLoss": "fail", "walFlushInterval": "1h"}
     with Publisher("vllm", replay=endpoint, buffer=1) as publisher:
@@ -455,7 +455,7 @@ def test_a_loss_that_cannot_be_healed_fails_the_query(sealed: bool, tmp_path: Pa
 
 
 class RouterOnItsOwnTerms:
-    """A replay endpoint that answers as the test says: (sequence or None for the end) for each request."""
+    """A replay endpoint that sends these replies to each request: sequences, and None for the end."""
 
     def __init__(
         self,
@@ -666,7 +666,7 @@ def test_with_another_numbering_tracking_begins_again(
                 publisher.ask("send 1")
                 wait_for(lambda: totals(ingest).lost == 3, "the gap")
             assert len(gaps(tmp_path)) == 1
-    assert "tracking sequences begins anew" in caplog.text
+    assert "tracking of sequences begins again" in caplog.text
 
 
 # Kills.

@@ -30,7 +30,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def ranks(count: int, replay: bool) -> Iterator[tuple[list[Publisher], dict[str, Any]]]:
-    """So many vLLM ranks, and the options that receive from them."""
+    """Start so many vLLM ranks. Returns them with the options to receive from them."""
     replays = [free_endpoint() for _ in range(count if replay else 0)]
     publishers = [
         Publisher("vllm", values_from=1000 * n, **({"replay": replays[n]} if replay else {}))
@@ -58,7 +58,7 @@ def told(query: Several) -> dict[str, Any]:
 
 
 def receive(query: Several, publishers: list[Publisher], each: int, expected: int) -> None:
-    """Have each rank send so many, once it is heard, until the query has so many rows in all."""
+    """Let each rank send ``each`` messages once it has a subscriber, and wait until the query has all rows."""
     query.step()
     for publisher in publishers:
         publisher.ask("wait-subscriber")
@@ -112,7 +112,7 @@ def test_without_a_replay_another_number_of_receivers_counts_losses_exactly(
 
 
 def lost_in_tables(log: Path) -> int:
-    """What all gap tables of a log show as missing."""
+    """The missing messages in all gap tables of a log."""
     missing = 0
     for partition in LogStorage(str(log)).partitions():
         storage = LogStorage(str(log), partition)
@@ -133,7 +133,7 @@ def send(pubs: list[tuple[Socket, str]], *numbers: int) -> None:
 
 
 def test_a_partition_fills_a_gap_that_another_one_has_noticed(context: Context, tmp_path: Path) -> None:
-    """And no table shows it as missing any more."""
+    """And no table lists it as missing."""
     pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
     options = {"socketType": "SUB", "framing": "sequenced", "connect": ",".join(e for _, e in pubs)}
     with several(tmp_path, receivers=1, **options) as query:
@@ -187,7 +187,7 @@ def subscribed(query: Several, pubs: list[tuple[Socket, str]]) -> None:
 def test_two_publishers_with_one_name_in_two_partitions_stay_distinct(
     context: Context, tmp_path: Path
 ) -> None:
-    """Each receiver goes on with its own, however often the query is started again."""
+    """Each receiver continues with its own publisher, however often the query is restarted."""
     pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
     options: dict[str, Any] = {
         "socketType": "SUB",

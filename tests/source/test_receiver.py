@@ -56,7 +56,7 @@ def test_topics_are_prefixes(context: Context) -> None:
 
 
 def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
-    """libzmq drops subscriptions beyond the SUB's own SNDHWM, without a word."""
+    """libzmq silently drops subscriptions beyond the SUB's own SNDHWM."""
     count = 3000
     publisher, endpoint = bound(context, zmq.XPUB, sndhwm=0, rcvhwm=0)
     topics = ",".join(f"t{i:04}" for i in range(count))
@@ -111,7 +111,7 @@ def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
 
 
 def test_a_round_over_many_sockets_is_bounded_and_takes_them_in_turn(context: Context) -> None:
-    """An Arrow array holds 2 GiB: so what is taken at once must not grow with the number of endpoints."""
+    """An Arrow array holds 2 GiB, so a round must not grow with the number of endpoints."""
     size, each = 1 << 20, 8
     publishers = [bound(context, zmq.XPUB, sndhwm=0) for _ in range(6)]
     options = stream_options(connect=",".join(endpoint for _, endpoint in publishers), framing="vllm")
@@ -127,7 +127,7 @@ def test_a_round_over_many_sockets_is_bounded_and_takes_them_in_turn(context: Co
             receiver.receive()
             assert receiver.pending_bytes - before <= receiver_module.ROUND_BYTES + size + 100
             order += [int(value[:1]) for value in receiver.take().column("value").to_pylist()]
-        assert set(order[: each * 5]) == set(range(6))  # nobody waits until all the others are done
+        assert set(order[: each * 5]) == set(range(6))  # in turn: no socket waits until all others are empty
 
 
 def test_a_message_too_large_for_a_row_is_counted_and_skipped(

@@ -23,7 +23,7 @@ Context = zmq.Context[Socket]
 
 
 class Filler:
-    """Takes a message whenever it is to, and notes what it is asked."""
+    """A filler that receives one message a round, and notes the calls."""
 
     drain_seconds = 5.0
 
@@ -188,7 +188,7 @@ def test_a_stop_does_not_wait_for_the_end_of_a_feed(monkeypatch: pytest.MonkeyPa
 def received(
     context: Context, append: Callable[[pa.RecordBatch], None], kind: type[LogReceiver] = LogReceiver
 ) -> Iterator[LogReceiver]:
-    """A receiver that has taken three messages off its socket, and the append of its log."""
+    """A receiver that has received three messages, and the ``append`` of its log."""
     push, endpoint = bound(context, zmq.PUSH)
     options = stream_options(connect=endpoint, socketType="PULL")
     with kind(options, SourceCounters(), 1 << 20) as it:

@@ -1,4 +1,4 @@
-"""When a publisher is asked for messages again, and what of its replies is believed: without a socket, by a clock."""
+"""When a session asks for messages, and which replies it believes: without a socket, with a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT = 10.0
 
 
 class Asking:
-    """A session at a publisher that has sent the numbers 0 to 4, and the live flow's tracker; at the time 0."""
+    """A session, and the tracker of a live flow that has brought the numbers 0 to 4; at the time 0."""
 
     def __init__(self, heard: int = 5, sample: bool = False) -> None:
         self.now = 0.0
@@ -34,12 +34,12 @@ class Asking:
             self.tracker.counters[KEY].sample = Sample.of(4, b"4")
 
     def live(self, connection: int | None) -> None:
-        """Which connection of the live flow is up."""
+        """Set the connection of the live flow."""
         self.it.live = connection
         self.tracker.connections[KEY] = connection or 0
 
     def hear(self, *numbers: int) -> None:
-        """The live flow brings these."""
+        """Receive these numbers by the live flow."""
         self.tracker.track(runs_of(Keys([KEY]), integers_of(numbers)), lambda row: 0)
         self.it.restart_silence(self.now)
 
@@ -47,14 +47,14 @@ class Asking:
         return self.it.step(self.tracker, live_waits, self.tracker.next_number(KEY) or 0, self.now)
 
     def asked(self) -> list[int]:
-        """From where on it asks, as if it were sent now."""
+        """Take the requests: the sequences from which on they ask."""
         starts = [int.from_bytes(frames[1], "big") for frames in self.it.outbox]
         assert list(self.it.outbox) == [request(start) for start in starts]
         self.it.outbox.clear()
         return starts
 
     def reply(self, *numbers: int | None, value: str = "") -> None:
-        """None is the end."""
+        """Receive these replies; None is the last reply of a replay."""
         for number in numbers:
             frames = (
                 [END, b""] if number is None else [number.to_bytes(8, "big"), f"{value}{number}".encode()]
@@ -62,7 +62,7 @@ class Asking:
             self.it.receive([b"", *frames], self.now)
 
     def take(self) -> tuple[list[int | None], bool]:
-        """Replies, tracked as the intake does; and whether they are of a publisher that has restarted."""
+        """Take replies, track them, and return them and whether the publisher has restarted."""
         onwards = self.it.onwards
         replies, anew = self.it.take(self.tracker, self.now)
         if anew:
@@ -73,12 +73,12 @@ class Asking:
         return [reply.sequence for reply in replies], anew
 
     def redials(self) -> bool:
-        """As the link does."""
+        """Whether the session asks for a new connection; reset it, as the link does."""
         redial, self.it.redial = self.it.redial, False
         return redial
 
     def times(self, seconds: float) -> list[float]:
-        """When it asks, in this many seconds more; each answer is that there is nothing."""
+        """The times at which the session asks in the next ``seconds``, if each replay is empty."""
         asked, end = [], self.now + seconds
         while self.now < end:
             self.now += 0.5
@@ -144,7 +144,7 @@ def test_a_request_for_losses_at_the_end_of_a_burst_begins_with_the_sample() -> 
 
 
 def with_gaps() -> Asking:
-    """The numbers 5 and 6, and 8, are missing; and asked for."""
+    """A session that has asked for the missing numbers 5, 6 and 8."""
     asking = Asking()
     asking.hear(7, 9)
     assert asking.step() == []
@@ -276,7 +276,7 @@ def test_a_replay_with_another_message_on_the_same_connection_is_dropped(
 
 
 def reconnected() -> Asking:
-    """The live flow is connected anew; what follows is asked for."""
+    """A session whose live flow has a new connection, and that has asked onwards."""
     asking = Asking(sample=True)
     asking.live(2)
     asking.now = 1.0

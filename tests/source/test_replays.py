@@ -1,4 +1,4 @@
-"""What was lost at the end of a burst, or while nobody listened, is asked for; from the same publisher only."""
+"""Messages lost at the end of a burst, or without a subscriber, are requested, from the same publisher only."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bursts_beyond_a_small_high_water_mark_arrive_completely(tmp_path: Path)
 @pytest.mark.parametrize("heard_by", ["a running query", "a query that was stopped"])
 @pytest.mark.parametrize("second_has", [5, 30])
 def test_a_restart_during_silence_is_found(second_has: int, heard_by: str, tmp_path: Path) -> None:
-    """Its messages have numbers that were seen, or that are expected; they are others."""
+    """Its new messages have numbers that were received before, or that are expected."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
     options |= {"replayTimeout": "1s"}
@@ -155,7 +155,7 @@ def test_a_restarted_query_catches_up_after_the_publisher_has_restarted(tmp_path
 
 def test_a_late_subscriber_asks_for_no_history(tmp_path: Path) -> None:
     with vllm(tmp_path, {}) as (publisher, ingest):
-        publisher.ask("skip 20")  # nothing was heard: nobody knows what would follow
+        publisher.ask("skip 20")  # nothing was received, so the next number is not known
         assert not asked_while_silent(ingest)
         publisher.ask("send 1")
         wait_for_rows(ingest, 1)
@@ -165,7 +165,7 @@ def test_a_late_subscriber_asks_for_no_history(tmp_path: Path) -> None:
 
 
 def asked_while_silent(ingest: Ingest) -> bool:
-    """Whether a silent feed has been asked, once it was time to."""
+    """Wait for the end of the silence. Returns whether a request is open."""
     session = session_of(ingest)
     wait_for(lambda: session.silence.all_asked, "the end of the silence")
     return session.asks
@@ -189,7 +189,7 @@ def test_history_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> 
 
 
 def test_a_replay_without_its_last_reply_is_requested_again(context: Context, tmp_path: Path) -> None:
-    """The ROUTER's queue was full: what comes is taken, and the question repeated."""
+    """The ROUTER's queue was full: the replies that came count, and the request is repeated."""
     message = {n: str(n).encode() for n in range(10)}
     answers: list[list[int | None]] = [[2, 3, 4], [4, 5, 6, 9], [7, 8, None], [9, None]]
     with (
@@ -213,11 +213,11 @@ def test_a_replay_without_its_last_reply_is_requested_again(context: Context, tm
 
 
 def test_gaps_of_a_publisher_are_not_filled_after_its_restart(tmp_path: Path) -> None:
-    """It has messages under those numbers, but they are others."""
+    """The restarted publisher has other messages under these numbers."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
     with ingesting(tmp_path, replayTimeout="60s", **options) as ingest:
-        with Publisher("vllm", endpoint) as first:  # nobody answers the question for the gap
+        with Publisher("vllm", endpoint) as first:  # no publisher answers the request for the gap
             first.ask("wait-subscriber")
             first.ask("send 2")
             first.ask("skip 3")
@@ -327,7 +327,7 @@ def test_a_read_does_not_wait_for_a_replay_endpoint_without_a_server(tmp_path: P
 
 
 def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
-    """Nothing is received while it is full: that is no silence of the publisher."""
+    """While nothing is received, the publisher does not count as silent."""
     with vllm(tmp_path, {"walMaxBytes": "64k", "walChunkBytes": "32k"}) as (publisher, ingest):
         publisher.ask("send 200 1000")
         wait_for(lambda: ingest.log.full, "the full log")
@@ -370,7 +370,7 @@ def test_messages_that_a_proxy_published_without_subscribers_are_fetched(
 def test_a_replay_with_other_values_than_were_published_is_dropped(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On one connection nobody has restarted: this is an endpoint of another publisher, say."""
+    """On the same connection no publisher can have restarted. Perhaps the endpoint is that of another publisher."""
     with (
         RouterOnItsOwnTerms(context, [[2, 3, 4, None]]) as router,
         Publisher("vllm") as publisher,

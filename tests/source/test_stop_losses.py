@@ -30,7 +30,7 @@ Context = zmq.Context[Socket]
 
 
 def brief(options: StreamReadOptions) -> Ingest:
-    """A receiver whose stop drains the socket for less long."""
+    """A receiver that drains its socket for a shorter time."""
     ingest = Ingest(options)
     assert isinstance(ingest.filler, LogReceiver)
     ingest.filler.drain_seconds = 0.5
@@ -39,7 +39,7 @@ def brief(options: StreamReadOptions) -> Ingest:
 
 @contextmanager
 def sending(push: Socket, seconds: float) -> Iterator[list[int]]:
-    """A PUSH that goes on and on, one message each so many seconds; the list has what it has sent."""
+    """A PUSH that sends a message every ``seconds``; the list has the sent numbers."""
     sent: list[int] = []
     end = threading.Event()
 
@@ -86,7 +86,7 @@ def test_receive_reports_losses_when_it_is_stopped_while_a_push_sends(
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
 def test_each_stop_reports_a_push_that_still_sends(pause: float, context: Context, tmp_path: Path) -> None:
-    """Also if the socket happens to be empty at that moment."""
+    """Even if the socket is empty at the moment of the stop."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     with sending(push, pause):
         for run in range(1, 4):
@@ -139,7 +139,7 @@ def test_a_stop_that_loses_nothing_records_nothing(context: Context, tmp_path: P
 def test_a_full_disk_has_room_for_the_record_of_a_stop(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number is exact."""
+    """And the recorded number is exact."""
     monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.2)
     monkeypatch.setattr(LogWriter, "close_seconds", 0.2)
     push, endpoint = bound(context, zmq.PUSH)

@@ -48,7 +48,7 @@ def earliest(location: Path) -> int:
 
 
 def receive_some(made: Query, push: Socket, begin: int, end: int) -> None:
-    """In many small chunks, all of them committed."""
+    """Send messages into many small chunks, and commit all of them."""
     made.step()
     rows = len(made.rows)
     for number in range(begin, end, 10):
@@ -209,7 +209,7 @@ def sequenced(endpoint: str) -> dict[str, Any]:
 
 
 def test_a_query_that_follows_fails_at_a_loss_with_onLoss_fail(context: Context, tmp_path: Path) -> None:
-    """And not the other one; started again it goes on after the loss."""
+    """The receiving query does not fail. The failed query, restarted, continues after the loss."""
     pub, endpoint = bound(context, zmq.XPUB)
     with query(tmp_path, **sequenced(endpoint)) as notebook:
         notebook.step()
