@@ -1,4 +1,4 @@
-"""Lets Spark find ``format("zmq")`` by itself: it registers ``DefaultSource`` of every ``pyspark_*`` module."""
+"""Lets Spark find ``format("zmq")`` by itself: Spark registers the ``DefaultSource`` of every ``pyspark_*`` module."""
 
 from zmq_datasource.spark.datasource import ZmqDataSource as DefaultSource
 

@@ -10,11 +10,14 @@ import json
 import sys
 import textwrap
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 
 from zmq_datasource.acknowledged.sender_session import ATTEMPT_STATES
-from zmq_datasource.monitoring.catalogue import PROXY, SOURCE, SUBSCRIBER, TOTAL
-from zmq_datasource.monitoring.metric import Metric
+from zmq_datasource.counters import Metric
+from zmq_datasource.monitoring.accounts import TOTAL
+from zmq_datasource.monitoring.proxy import PROXY, SUBSCRIBER
+from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import OptionDoc, Role, describe
 from zmq_datasource.proxy.subscriber_session import SUBSCRIPTION_STATES
@@ -136,16 +139,25 @@ def readme(text: str) -> str:
     return f"{before}{BEGIN}\n{lines}\n{END}{after}"
 
 
+_SINCE = {
+    "log": "the log began",
+    "process": "the process started",
+    "reader": "the process started",
+    "batch": "",
+    "now": "(now)",
+}
+
+
 def metrics_table(metrics: tuple[Metric, ...]) -> str:
     lines = ["| field | unit | counted since | meaning | Prometheus |", "| --- | --- | --- | --- | --- |"]
-    for metric in metrics:
-        since = {"log": "the log began", "receiver": "the process started", "query": "", "now": "(now)"}[
-            metric.since
-        ]
+    # What is counted by reason has two fields, the sum and the parts. The second one has the series.
+    for _, fields in groupby(metrics, lambda metric: metric.attribute or metric.name):
+        *sums, metric = fields
+        names = ", ".join(f"`{field.name}`" for field in (*sums, metric))
         suffix = "_total" if metric.counts else ""
         label = f"{{{metric.label}}}" if metric.label else ""
         series = f"`{metric.series}{suffix}{label}`" if metric.series else ""
-        lines.append(f"| `{metric.name}` | {metric.unit} | {since} | {metric.doc} | {series} |")
+        lines.append(f"| {names} | {metric.unit} | {_SINCE[metric.since]} | {metric.meaning} | {series} |")
     return "\n".join(lines)
 
 

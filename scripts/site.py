@@ -25,6 +25,7 @@ API = {
     "In Spark": [
         "register",
         "metrics",
+        "reason",
         "live_view",
         "metrics_dataframe",
         "ZmqMetricsListener",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
         assert not anchor or anchor in _anchors(target), link
+
+
+_ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+# A section "The way of ..." is a list, each item of which may begin with the function that does it.
+_WAYS = re.findall(r"^### (The way of .*?)$(.*?)(?=^##)", _ARCHITECTURE, re.MULTILINE | re.DOTALL)
+_STEP = re.compile(r"^\d+\. `(\w+(?:\.\w+)+)`", re.MULTILINE)
+
+
+@pytest.mark.parametrize("way", [way for way in _WAYS if _STEP.search(way[1])], ids=lambda way: way[0])
+def test_the_functions_of_each_way_exist(way: tuple[str, str]) -> None:
+    for name in _STEP.findall(way[1]):
+        module, _, rest = name.partition(".")
+        found = import_module(f"zmq_datasource.{module}")
+        for part in rest.split("."):
+            if not hasattr(found, part):
+                import_module(f"{found.__name__}.{part}")
+            found = getattr(found, part)
+        assert callable(found), name
 
 
 def test_every_error_is_explained() -> None:

@@ -16,9 +16,8 @@ TESTS = Path(__file__).parent
 # A file that is not here has none. These issues delete what is reached, and the tests of it:
 # 31: positions of readers and their files (log/test_readers, spark/test_stream_reader, source/test_feed*);
 # 33: the server of durable subscribers, protocol 1 and the credit of transactions (proxy, acknowledged);
-# 34: the doctor (workbench), and the files of metrics that need the one before (monitoring/test_store).
+# 34: the doctor (workbench).
 REACHES: dict[str, int] = {
-    "acknowledged/test_reception.py": 1,
     "log/test_readers.py": 2,
     "monitoring/test_batches.py": 3,
     "monitoring/test_prometheus.py": 1,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from zmq_datasource.proxy.handle import Proxy
     from zmq_datasource.proxy.subscriber import DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
+    from zmq_datasource.spark.failure import reason
     from zmq_datasource.spark.history import metrics_dataframe
     from zmq_datasource.spark.listener import ZmqMetricsListener
     from zmq_datasource.spark.live import live_view
@@ -88,6 +89,7 @@ __all__ = [
     "live_view",
     "metrics",
     "metrics_dataframe",
+    "reason",
     "register",
     "start_receivers",
 ]
@@ -106,6 +108,7 @@ _HOMES = {
     "live_view": "spark.live",
     "metrics": "spark.progress",
     "metrics_dataframe": "spark.history",
+    "reason": "spark.failure",
     "register": "spark.registration",
     "start_receivers": "spark.receivers",
 }

@@ -1,4 +1,4 @@
-"""Every error this package raises, in one tree, sorted by whose fault it is.
+"""All errors of this package, in one tree, sorted by the side at fault.
 
 ::
 
@@ -7,28 +7,28 @@
     ├── RowError               the caller's rows, on the way to a socket
     ├── SocketError            the network
     │   ├── EndpointError      an endpoint that cannot be bound, connected or resolved
-    │   ├── NoPeerError        nobody answered within connectTimeout, or the peer refused
+    │   ├── NoPeerError        no peer answered within connectTimeout, or the peer refused
     │   ├── SendTimeoutError   the peers stayed full for sendTimeout
     │   ├── FlushTimeoutError  linger ran out with messages still queued
     │   ├── ConnectionLostError  connections are lost again and again before their rows have left
-    │   ├── ProtocolError      the other side of a transaction or a durable subscription speaks something else
+    │   ├── ProtocolError      the other side of a transaction or a durable subscription uses another protocol
     │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
     ├── DeadLetterError        the storage of a sink's dead letters
-    ├── WorkbenchError         an experiment with high-water marks that could not be made
+    ├── WorkbenchError         an experiment with high-water marks that failed
     ├── MetricsError           the storage of metrics; never ends a query
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
         ├── LogWriteError      the disk refused: full, read-only, gone
         │   └── DiskFaultError     a refusal that may pass, and is waited out for walRetryTimeout
-        ├── DamagedChunkError  a chunk whose bytes are not what was written
+        ├── DamagedChunkError  a chunk with other bytes than were written
         ├── LogFetchError      an executor that does not see the log could not read it from the driver
         └── DataLossError      an offset asks for messages that the log no longer has
 
-A message is worded as the act that did not succeed, then the reason, then the way out.
+A message names the act that did not succeed, then the reason, then the way out.
 """
 
 from typing import Self
@@ -67,11 +67,11 @@ class ZmqDataSourceError(Exception):
 
 
 class OptionError(ZmqDataSourceError, ValueError):
-    """An option, or a combination of options, that cannot be honoured."""
+    """An option, or a combination of options, is wrong."""
 
 
 class RowError(ZmqDataSourceError):
-    """A row that is no ZeroMQ message: a null ``value``, an empty ``frames``."""
+    """A row cannot be a ZeroMQ message: its ``value`` is null, or its ``frames`` is empty."""
 
 
 class SocketError(ZmqDataSourceError):
@@ -79,15 +79,15 @@ class SocketError(ZmqDataSourceError):
 
 
 class EndpointError(SocketError):
-    """An endpoint that cannot be bound, connected or resolved."""
+    """An endpoint cannot be bound, connected or resolved."""
 
 
 class ConnectionLostError(SocketError):
-    """Connections are lost again and again, so that nobody can say that their rows have left."""
+    """Connections are lost again and again, so that their rows may not have left."""
 
 
 class NoPeerError(SocketError):
-    """No peer finished its handshake (or subscribed) within ``connectTimeout``, or a proxy was silent for as long."""
+    """No peer has connected or subscribed within ``connectTimeout``, or a proxy has been silent for too long."""
 
 
 class SendTimeoutError(SocketError):
@@ -95,19 +95,19 @@ class SendTimeoutError(SocketError):
 
 
 class FlushTimeoutError(SocketError):
-    """``linger`` ran out while messages were still queued; how many is not knowable."""
+    """``linger`` ran out while messages were still queued. libzmq cannot tell how many."""
 
 
 class ProtocolError(SocketError):
-    """The other side of the protocol of transactions, or of durable subscribers, sent what is no message of it."""
+    """The other side of a transaction or a durable subscription has sent a message that its protocol does not have."""
 
 
 class SubscriptionError(SocketError):
-    """A durable subscription that the proxy refuses, or that another client has taken over."""
+    """The proxy refuses a durable subscription, or another client has taken it over."""
 
 
 class TransactionError(SocketError):
-    """A transaction that the receiver refused, or that could not be completed."""
+    """The receiver has refused a transaction, or the transaction could not be completed."""
 
 
 class MalformedMessageError(SocketError):
@@ -115,23 +115,23 @@ class MalformedMessageError(SocketError):
 
 
 class MessageLossError(SocketError):
-    """Publishers' sequences show messages that never came, and ``onLoss`` is ``fail``."""
+    """Publishers' sequences show that messages are missing (``onLoss=fail``)."""
 
 
 class DeadLetterError(ZmqDataSourceError):
-    """A sink's dead letters could not be stored; without them the batch is not done."""
+    """A sink's dead letters could not be stored, so the batch has failed."""
 
 
 class MetricsError(ZmqDataSourceError):
-    """Metrics could not be stored or read. It never ends a query: there it is logged and counted."""
+    """Metrics could not be stored or read. In a query this is only logged and counted."""
 
 
 class WorkbenchError(ZmqDataSourceError):
-    """An experiment with high-water marks could not be made, or its account does not add up."""
+    """An experiment with high-water marks has failed, or its account does not add up."""
 
 
 class LogError(ZmqDataSourceError):
-    """The message log's storage."""
+    """Base of the errors of the message log's storage."""
 
 
 class LogLockedError(LogError):
@@ -142,30 +142,30 @@ class LogFormatError(LogError):
     """The directory holds no log, or a log of another format version."""
 
 
-# What to do about a file of the log that is not what was written.
+# The way out for a damaged file of the log.
 RESTORE = "Restore the file, or use a new walLocation and, for each query of this log, a new checkpoint"
 
 
 class LogWriteError(LogError):
-    """The file system refused a write."""
+    """The file system refuses a write."""
 
 
 class DiskFaultError(LogWriteError):
-    """The file system refused for now: it is full, has an I/O error, or no file can be opened any more."""
+    """The file system refuses for now: it is full, has an I/O error, or no file can be opened."""
 
 
 class DamagedChunkError(LogError):
-    """A chunk's bytes differ from what was written."""
+    """A chunk has other bytes than were written."""
 
     @classmethod
     def of(cls, what: str) -> Self:
-        """The error for a file that is needed: what was found, and the way out."""
+        """The error for a needed file: what was found, and the way out."""
         return cls(f"{what}. {RESTORE}")
 
 
 class LogFetchError(LogError):
-    """An executor that does not see the log's directory could not read it from the driver."""
+    """An executor that does not see the log's directory could not read the log from the driver."""
 
 
 class DataLossError(LogError):
-    """An offset asks for messages that this log does not have."""
+    """An offset needs messages that the log does not have."""

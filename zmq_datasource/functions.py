@@ -1,6 +1,6 @@
-"""Functions for values: MessagePack to columns and back.
+"""Functions for values: from MessagePack to columns and back.
 
-As Spark's ``from_json`` and ``to_json``, for the format that many ZeroMQ programs send::
+They are like Spark's ``from_json`` and ``to_json``, for a format that many ZeroMQ programs send::
 
     from zmq_datasource.functions import from_msgpack
 
@@ -30,7 +30,7 @@ _INTEGERS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.Inte
 
 
 class _UnfitError(ValueError):
-    """A value that the schema has no place for."""
+    """A value does not fit the schema."""
 
 
 def from_msgpack(
@@ -40,19 +40,19 @@ def from_msgpack(
 ) -> Column:
     """Read MessagePack as a column of a schema.
 
-    A map becomes a struct by the names of its fields; those that the schema does not have are left out, and those that
-    the map does not have are null. An array becomes an ARRAY, or a struct by the order of its fields. A timestamp
-    (extension -1) becomes a TIMESTAMP. Where an integer stands for a DOUBLE, it is one. An integer of 64 bits without a
-    sign, as many programs use for hashes, needs DECIMAL(20, 0).
+    A map becomes a struct by the names of its fields. Fields that the schema does not have are left out, and fields
+    that the map does not have are null. An array becomes an ARRAY, or a struct by the order of its fields. A timestamp
+    (extension -1) becomes a TIMESTAMP. An integer may become a DOUBLE. An unsigned integer of 64 bits, which many
+    programs use for hashes, needs DECIMAL(20, 0).
 
     Args:
         column: BINARY, as the column ``value`` of a source.
-        schema: Of the result, as Spark writes it (``"city STRING, celsius DOUBLE"``, ``"ARRAY<INT>"``).
-        mode: ``permissive``: null for a value that is no MessagePack, and for a field or an element that does not fit
-            the schema, as in ``from_json``; ``failfast``: the query fails, with the value's beginning.
+        schema: The schema of the result, as in Spark (``"city STRING, celsius DOUBLE"``, ``"ARRAY<INT>"``).
+        mode: With ``permissive``, a value that is no MessagePack is null, and so is a field or an element that does not
+            fit the schema, as in ``from_json``. With ``failfast``, the query fails and shows the value's beginning.
 
     Raises:
-        OptionError: A type of the schema that MessagePack has no value for, or another mode.
+        OptionError: MessagePack has no value for a type of the schema, or the mode is unknown.
     """
     if mode not in ("permissive", "failfast"):
         raise OptionError(f"from_msgpack(mode={mode!r}): it must be 'permissive' or 'failfast'")
@@ -80,10 +80,10 @@ def from_msgpack(
 
 
 def to_msgpack(column: Column | str) -> Column:
-    """Write a column as MessagePack (BINARY), as ``from_msgpack`` reads it: a struct becomes a map.
+    """Write a column as MessagePack (BINARY), for ``from_msgpack``. A struct becomes a map.
 
-    A null is nil, also at the top, where ``from_msgpack`` reads null again. What MessagePack has no type for becomes
-    text: DECIMAL, DATE, TIMESTAMP_NTZ.
+    A null becomes nil, which ``from_msgpack`` reads as null. DECIMAL, DATE and TIMESTAMP_NTZ become text, because
+    MessagePack has no type for them.
     """
 
     def convert(values: pa.Array) -> pa.Array:
@@ -94,7 +94,7 @@ def to_msgpack(column: Column | str) -> Column:
 
 
 def _applied(convert: Callable[[pa.Array], pa.Array], kind: t.DataType, column: Column | str) -> Column:
-    # Spark looks at the annotations themselves, which are texts in this module.
+    # Spark needs annotations that are types. In this module they are text.
     convert.__annotations__ = {"values": pa.Array, "return": pa.Array}
     made: Any = arrow_udf(convert, kind)  # type: ignore[call-overload]
     applied: Column = made(column)
@@ -102,9 +102,9 @@ def _applied(convert: Callable[[pa.Array], pa.Array], kind: t.DataType, column: 
 
 
 def _fit_of(kind: t.DataType, where: str, lenient: bool, nullable: bool = True) -> _Fit:
-    """What makes of a decoded value one of this type.
+    """A function that converts a decoded value to this type.
 
-    What does not fit raises ``_UnfitError``, or with ``lenient`` becomes null where there may be a null.
+    For a value that does not fit it raises ``_UnfitError``, or with ``lenient`` returns None if the type may be null.
     """
     fit = _fit_not_null(kind, where, lenient)
     if not nullable:
@@ -144,14 +144,14 @@ def _fit_not_null(kind: t.DataType, where: str, lenient: bool) -> _Fit:
     python = simple.get(type(kind))
     if python is None:
         raise OptionError(
-            f"from_msgpack: {where} is {kind.simpleString()}, which MessagePack has no value for; read it as a number "
+            f"from_msgpack: {where} is {kind.simpleString()}, for which MessagePack has no value; read it as a number "
             "or text, and cast it"
         )
     return lambda value: _instance(value, python, where)
 
 
 def _instance(value: Any, kind: type | tuple[type, ...], where: str) -> Any:
-    # In Python a bool is an int.
+    # A bool is an int in Python, and must not pass for one.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise _UnfitError(f"{where} is {type(value).__name__}")
     return value

@@ -12,9 +12,8 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
-from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.prometheus import Shown, serve_metrics
-from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
+from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -34,7 +33,7 @@ _FULL_SECONDS = 60.0
 def receive_until_stopped(
     options: Mapping[str, str], partition: int | None = None, prometheus: int | None = None
 ) -> None:
-    """Receive into a log until SIGTERM or SIGINT, then drain the sockets and end.
+    """Receive into a log until SIGTERM or SIGINT; then receive what libzmq holds, and return.
 
     Args:
         options: Of the whole feed.
@@ -58,9 +57,12 @@ def receive_until(
     stopped: Callable[[float], bool],
     prometheus: int | None = None,
 ) -> None:
-    """Receive into a log until ``stopped(seconds)``, which waits for so long at most, is true; then drain and end.
+    """Receive into a log until ``stopped`` says so; then receive what libzmq holds, and return.
 
-    For the other arguments and errors see ``receive_until_stopped``.
+    The other arguments, and the errors, are those of ``receive_until_stopped``.
+
+    Args:
+        stopped: Waits for so many seconds at most, and returns whether to stop.
     """
     check_location("deadLetterLocation", options.dead_letter_location)
     check_location("metricsLocation", options.metrics_location, reach=False)
@@ -72,19 +74,21 @@ def receive_until(
     partitions = range(options.receivers) if partition is None else [partition]
     receivers = [_Receiver(options, partition) for partition in partitions]
     idle = _IdlePartitions(options)
-    close_metrics = serve_metrics(prometheus, lambda: _shown(receivers)) if prometheus is not None else None
+    outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
+    if outlet is not None and prometheus is not None:
+        outlet.serve(prometheus)
     try:
         while not stopped(0.0):
             for receiver in receivers:
-                receiver.look()
+                receiver.step()
             if partitions[0] == PARTITION:
                 idle.expire()
             if stopped(_TICK_SECONDS):
                 return
     finally:
         forget_signal()
-        if close_metrics is not None:
-            close_metrics()
+        if outlet is not None:
+            outlet.close()
         run_in_parallel([receiver.stop for receiver in receivers])
 
 
@@ -107,7 +111,7 @@ class _Receiver:
         self._next_full_line = 0.0
         self._status = StatusLines(_log)
 
-    def look(self) -> None:
+    def step(self) -> None:
         """Become the writer if there is none; then delete what all readers have read, and log what users should know.
 
         Raises:
@@ -125,7 +129,7 @@ class _Receiver:
             if ingest.log.full and now >= self._next_full_line:
                 self._next_full_line = now + _FULL_SECONDS
                 _log.warning("%s", _why_full(ingest))
-        except LogError as e:  # a reader's file that makes no sense keeps what it may still need
+        except LogError as e:  # while the record of a reader cannot be read, nothing is deleted
             self._warnings.warn("%s", e)
         self._status.show(lambda: source_record(monitor.metrics()), ingest.log.durable_end)
 
@@ -141,11 +145,11 @@ class _Receiver:
         try:
             return self._ingest.replaying_query()
         except LogError as e:
-            self._warnings.warn("looking for a query that receives with a replayEndpoint: %s", e)
+            self._warnings.warn("looking for a query with a replayEndpoint: %s", e)
             return None
 
     def _gives_way(self) -> bool:
-        """Let a query receive that has a ``replayEndpoint``, while this program has none; True if there is one."""
+        """Stop receiving if a query has a ``replayEndpoint`` and this program has none; return whether that is so."""
         if (better := self._better_receiver()) is None:
             return False
         _log.warning(
@@ -175,19 +179,19 @@ class _Receiver:
             )
 
     def _others_receive(self) -> bool:
-        """Whether another process still receives this feed, so that there is no need to try."""
+        """Whether another process receives this feed, so that the lock need not be tried."""
         storage = self._ingest.storage
         try:
             return storage.is_written() and storage.feed() == feed_of(self._options)
         except DiskFaultError as e:
-            self._warnings.warn("looking whether another process receives: %s", e)
+            self._warnings.warn("checking whether another process receives: %s", e)
             return True
 
     def stop(self) -> None:
         """Drain the socket, seal, and give up the log.
 
         Raises:
-            LogError: What was received last could not be sealed.
+            LogError: The last messages could not be written.
         """
         if self._monitor is None:
             return
@@ -198,20 +202,20 @@ class _Receiver:
 
 
 class _IdlePartitions:
-    """The partitions beyond the feed's receivers, which earlier receivers have filled."""
+    """The partitions that the feed had with more ``receivers``, and that no receiver fills now."""
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
         self._known: dict[int, IdlePartition] = {}
-        self._next_look = 0.0
+        self._next_expiry = 0.0
         self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
 
     def expire(self) -> None:
         """Once a minute, delete what all readers have read there."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_expiry:
             return
-        self._next_look = now + _FULL_SECONDS
+        self._next_expiry = now + _FULL_SECONDS
         storage = log_storage(self._options)
         try:
             for partition in storage.partitions():
@@ -231,11 +235,11 @@ def _why_full(ingest: Ingest) -> str:
     }
     if not readers:
         return (
-            f"{full}: no query has read it yet, and nothing is deleted before. Start one "
+            f"{full}: no query has read it yet, so nothing is deleted. Start one "
             '(spark.readStream.format("zmq").option("walLocation", ...)), or set a larger walMaxBytes'
         )
     slowest = min(readers, key=lambda name: readers[name])
     return (
-        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query is gone for "
-        f"ever: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
+        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query does not "
+        f"come back: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
     )

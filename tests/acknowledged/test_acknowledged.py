@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import socket as stdlib_socket
 import threading
@@ -30,7 +31,7 @@ from zmq_datasource.acknowledged.protocol import Data, decode
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SenderBounds
 from zmq_datasource.acknowledged.uplink import Uplink
-from zmq_datasource.errors import NoPeerError, RowError, SendTimeoutError, TransactionError
+from zmq_datasource.errors import DiskFaultError, NoPeerError, RowError, SendTimeoutError, TransactionError
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source import ingest as ingest_module
@@ -116,6 +117,29 @@ def test_a_transaction_appears_when_it_is_committed_and_not_before(tmp_path: Pat
     table = log_rows(tmp_path)
     assert set(table.column("publisher").to_pylist()) == {"q"}
     assert set(table.column("sequence").to_pylist()) == {0}
+
+
+def test_a_full_disk_holds_a_sender_back_for_longer_than_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, write, refusals = free_endpoint(), StagedFiles.write, itertools.count()
+    is_full_until = time.monotonic() + 1.5
+
+    def refuse_at_first(*arguments: Any) -> int:
+        if time.monotonic() < is_full_until:
+            next(refusals)
+            raise DiskFaultError("No space left on device")
+        return write(*arguments)
+
+    monkeypatch.setattr(StagedFiles, "write", refuse_at_first)
+    with receiving(tmp_path, endpoint), uplink(endpoint, sendTimeout="500ms") as link:
+        assert not link.greet()
+        for value in "abc":
+            link.send(rows(value))
+        link.finish()
+        assert not link.commit([link.session.attempt], 3)
+    assert next(refusals) > 1
+    assert values(tmp_path) == ["a", "b", "c"]
 
 
 def test_a_commit_that_is_repeated_has_no_effect(tmp_path: Path) -> None:
@@ -253,15 +277,15 @@ def test_a_sender_has_never_more_than_two_data_messages_on_the_way(
 ) -> None:
     endpoint = free_endpoint()
     stalled = threading.Event()
-    take = Reception.take
+    receive = Reception.receive
 
-    def take_slowly(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
+    def receive_slowly(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
         message, _ = decode(frames)
         if isinstance(message, Data) and message.index:
             stalled.wait(20)
-        take(self, peer, frames, *given)
+        receive(self, peer, frames, *given)
 
-    monkeypatch.setattr(Reception, "take", take_slowly)
+    monkeypatch.setattr(Reception, "receive", receive_slowly)
     big = pa.record_batch({"value": [b"x" * 100_000] * 100})
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
         link.greet()
@@ -297,7 +321,7 @@ def test_a_sender_that_finds_no_place_waits_for_one_and_sends_its_rows_once(
 
         waiting = threading.Thread(target=second)
         waiting.start()
-        wait_for(lambda: "1 senders are at work already" in caplog.text, "a refusal")
+        wait_for(lambda: "1 senders are sending already" in caplog.text, "a refusal")
         first.finish()
         first.commit([first.session.attempt], 50)
         waiting.join(20)
@@ -611,7 +635,7 @@ def test_a_commit_of_nothing_or_of_something_twice_is_refused(
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a")
-        with pytest.raises(TransactionError, match="none or one twice"):
+        with pytest.raises(TransactionError, match="none, or one of them twice"):
             commit(endpoint, [attempt, attempt] if attempts else [], count)
         with uplink(endpoint) as link:
             assert not link.greet()

@@ -71,7 +71,7 @@ def test_an_older_number_is_refused_and_not_called_done(context: Context, tmp_pa
             assert sender.commit("q", number, [sender.stage("q", number, b"a")], 1)["kind"] == "K"
         refused = sender.commit("q", 1, [], 1)
         assert (refused["kind"], refused["code"]) == ("X", "conflict")
-        assert "has its transaction 2 already" in refused["reason"]
+        assert "already has transaction 2" in refused["reason"]
         assert "a new checkpoint" in refused["reason"]
     assert values(tmp_path) == ["a"] * 3
 
@@ -152,15 +152,15 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
 def peers_that_commit(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
     """Those whose commits are taken in from now on."""
     peers: set[bytes] = set()
-    take = Reception.take
+    receive = Reception.receive
 
     def note(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
-        take(self, peer, frames, *given)
+        receive(self, peer, frames, *given)
         message, _ = decode(frames)
         if isinstance(message, Commit):
             peers.add(peer)
 
-    monkeypatch.setattr(Reception, "take", note)
+    monkeypatch.setattr(Reception, "receive", note)
     return peers
 
 
@@ -247,7 +247,7 @@ def test_transactions_go_on_from_a_state() -> None:
     assert last == Transaction(8, "newer", 5)
     assert again.last("r") == Transaction(1, "x", 4)
     last.check_is("q", 8, 5, as_text(1))  # nothing was said of its digest
-    with pytest.raises(TransactionError, match="transaction 8 already"):
+    with pytest.raises(TransactionError, match="already has transaction 8"):
         last.check_is("q", 7, 5, None)
 
 

@@ -92,7 +92,7 @@ class Receiver:
         """Say something; what is answered at once."""
         for message in messages:
             buffers = [] if rows is None else [bytes(memoryview(b)) for b in pack_columns(rows)[1]]  # type: ignore[arg-type]
-            self.reception.take(b"p", [bytes(f) for f in encode(message, buffers)], self.now)
+            self.reception.receive(b"p", [bytes(f) for f in encode(message, buffers)], self.now)
         return self.heard()
 
     def heard(self) -> list[Message]:
@@ -104,7 +104,7 @@ class Receiver:
         self.reception.cut()
         while self.reception.busy:
             time.sleep(0.001)  # others want the interpreter
-            self.reception.go_on(self.now)
+            self.reception.answer_completed(self.now)
             answers += self.heard()
         return answers
 
@@ -404,7 +404,7 @@ def test_what_becomes_a_chunk_is_not_discarded_meanwhile(
         receiver.tell(Abort(producer="q", number=0, attempts=[one]))
         receiver.send(LARGE, producer="p")  # for which there is no room
         receiver.now = 1000.0
-        receiver.reception.look(receiver.now)
+        receiver.reception.check_timeouts(receiver.now)
         stopped.go_on()
         assert committed(receiver.settled()) == [("q", 0, False)]
         assert not staged_path(tmp_path, other).exists()

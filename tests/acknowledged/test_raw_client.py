@@ -128,7 +128,7 @@ def check_digests(client: Client, attempt: str, right: str, wrong: str) -> None:
     refused = client.commit([attempt], 0, 1, digest=wrong)
     assert refusal(refused) == ("protocol", None)
     assert f"its digest is {wrong}" in refused[1]["reason"]
-    assert f"staged have {right}" in refused[1]["reason"]
+    assert f"staged rows have {right}" in refused[1]["reason"]
     letter, committed = client.commit([attempt], 0, 1, digest=right)
     assert (letter, committed["again"]) == ("K", False)
     assert client.commit([attempt], 0, 1, digest=right)[1]["again"] is True

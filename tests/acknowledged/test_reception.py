@@ -1,4 +1,4 @@
-"""The receiving side's half of the conversation, without a socket and with a clock that the test moves."""
+"""The receiving side without a socket, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.staged_files import StagedFiles
-from zmq_datasource.log.staging import Part
+from zmq_datasource.log.staging import StagedFile, TransactionPart
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.packed import pack_columns
 
 ATTEMPT, OTHER = "a" * 32, "b" * 32
-TIMEOUT = 100.0
+TIMEOUT, RETRY = 100.0, 60.0
 
 
 class AtOnce(Executor):
-    """Does what it is given before ``submit`` returns, unless it is told to wait."""
+    """Runs each task before ``submit`` returns, unless ``waits`` is true."""
 
     def __init__(self) -> None:
         self.waits = False
@@ -70,7 +70,7 @@ class AtOnce(Executor):
 
 
 class Log:
-    """A log in memory; what is cut is durable once the test says so."""
+    """A log in memory. Its chunks are durable when the test calls ``sync``."""
 
     def __init__(self) -> None:
         self.full = False
@@ -99,7 +99,7 @@ class Log:
 
 
 class Side:
-    """A reception and what is around it."""
+    """A reception with its disk and its log."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Side:
         storage = LogStorage(str(path))
         storage.open_log()
         self.reception = Reception(
-            AcceptorTerms(TIMEOUT, most_staged_bytes, most_attempts),
+            AcceptorTerms(TIMEOUT, most_staged_bytes, most_attempts, RETRY),
             self.counters,
             storage.staged_files(),
             self.transactions,
@@ -130,12 +130,12 @@ class Side:
     def tell(
         self, *messages: Message, rows: pa.RecordBatch | None = None, peer: bytes = b"p"
     ) -> list[Message]:
-        """Say something; returns what is answered."""
+        """Send messages. Returns the answers."""
         for message in messages:
             buffers = [] if rows is None else [bytes(memoryview(b)) for b in pack_columns(rows)[1]]  # type: ignore[arg-type]
-            self.reception.take(peer, [bytes(f) for f in encode(message, buffers)], self.now)
+            self.reception.receive(peer, [bytes(f) for f in encode(message, buffers)], self.now)
         self.reception.cut()
-        return self.heard()
+        return self.answers()
 
     def data(self, *values: bytes, index: int = 0, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
         rows = pa.record_batch({"value": list(values)})
@@ -158,14 +158,14 @@ class Side:
     def commit(self, rows: int, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
         return self.tell(Commit(producer="q", number=number, attempts=[attempt], rows=rows))
 
-    def heard(self) -> list[Message]:
+    def answers(self) -> list[Message]:
         return [decode(frames)[0] for _, frames in self.reception.answers()]
 
     def wait(self, seconds: float) -> list[Message]:
         self.now += seconds
-        self.reception.look(self.now)
-        self.reception.go_on(self.now)
-        return self.heard()
+        self.reception.check_timeouts(self.now)
+        self.reception.answer_completed(self.now)
+        return self.answers()
 
     @property
     def files(self) -> list[str]:
@@ -204,10 +204,10 @@ steps = st.lists(st.sampled_from(["H", "D0", "D1", "E", "M", "sync", "restart"])
 
 @given(steps)
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
+def test_a_transaction_counts_once_in_any_order_of_loss_delay_and_repetition(
     tmp_path_factory: pytest.TempPathFactory, taken: list[str]
 ) -> None:
-    """A sender that says anything at any time, and a receiver that may lose what is only in memory."""
+    """The sender sends any message at any time, and the receiver may restart."""
     side = Side(tmp_path_factory.mktemp("log"))
     acts: dict[str, Callable[[], list[Message]]] = {
         "H": lambda: side.tell(Hello(attempt=ATTEMPT, producer="q")),
@@ -220,7 +220,7 @@ def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
     staged = committed = False
     for step in taken:
         if step == "restart":
-            side.log.sync()  # the log is not what is tried here
+            side.log.sync()  # the log itself loses nothing
             side.wait(0)
             side = Side(side.path, log=side.log, kept=side.transactions.state())
             continue
@@ -228,7 +228,7 @@ def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
         staged = staged or any(isinstance(answer, Staged) for answer in answers)
         committed = committed or any(isinstance(answer, Committed) for answer in answers)
         assert not committed or side.log.rows == [b"a", b"b"]
-    # What was called staged can be committed, and what was committed is so again.
+    # A staged attempt can be committed, and a committed one again.
     if staged:
         answers = side.commit(2)
         side.log.sync()
@@ -237,7 +237,7 @@ def test_whatever_is_lost_late_or_repeated_a_transaction_counts_once(
     assert side.log.rows in ([], [b"a", b"b"])
 
 
-def test_the_size_of_what_is_staged_is_known_without_asking_the_disk(
+def test_the_size_of_staged_attempts_is_known_without_the_disk(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -247,15 +247,15 @@ def test_the_size_of_what_is_staged_is_known_without_asking_the_disk(
     side.data(b"a", b"b")
     assert [type(answer) for answer in [*side.end(2), *side.wait(0)]] == [Staged]
     (file,) = (side.path / "0" / "staging").iterdir()
-    assert 0 <= side.reception._staging.bytes - file.stat().st_size <= 4096  # whole blocks
+    assert 0 <= side.reception.staged_bytes - file.stat().st_size <= 4096  # whole blocks
 
 
 def on_disk(side: Side) -> int:
     return sum(file.stat().st_blocks * 512 for file in (side.path / "0" / "staging").iterdir())
 
 
-def test_what_is_staged_takes_no_more_of_the_disk_than_it_may(tmp_path: Path) -> None:
-    """Of a row with one byte, Arrow makes a file of 2 kB, and the disk makes whole blocks of that."""
+def test_staged_attempts_are_bounded_on_disk(tmp_path: Path) -> None:
+    """A row of one byte becomes a file of 2 kB in Arrow, which takes whole blocks on disk."""
     most = 64 << 10
     side = Side(tmp_path, most)
     for number in range(100):
@@ -268,7 +268,7 @@ def test_what_is_staged_takes_no_more_of_the_disk_than_it_may(tmp_path: Path) ->
     assert on_disk(side) <= most
 
 
-def test_an_attempt_of_many_small_messages_takes_no_more_of_the_disk_than_it_may(tmp_path: Path) -> None:
+def test_an_attempt_of_many_small_messages_is_bounded_on_disk(tmp_path: Path) -> None:
     most = 64 << 10
     side = Side(tmp_path, most)
     for index in range(1000):
@@ -292,7 +292,7 @@ def test_the_number_of_staged_attempts_is_bounded(tmp_path: Path) -> None:
     assert codes(side.data(b"x", attempt=attempts[3], number=3)) == []
 
 
-def test_an_attempt_that_is_repeated_makes_room_for_itself(tmp_path: Path) -> None:
+def test_a_repeated_attempt_replaces_the_one_before(tmp_path: Path) -> None:
     side = Side(tmp_path, most_attempts=3)
     for number in range(9):
         attempt = f"{number:032x}"
@@ -302,8 +302,8 @@ def test_an_attempt_that_is_repeated_makes_room_for_itself(tmp_path: Path) -> No
     assert len(side.files) <= 3
 
 
-def test_a_restart_reads_of_each_staged_attempt_only_what_it_is(tmp_path: Path) -> None:
-    """There may be very many. What a file holds is read, and checked, when it is asked for."""
+def test_a_restart_reads_only_the_head_of_each_staged_attempt(tmp_path: Path) -> None:
+    """There may be very many. Their rows are read and checked when they are needed."""
     side = Side(tmp_path)
     side.data(b"a", b"b")
     side.end(2)
@@ -319,7 +319,7 @@ def test_a_restart_reads_of_each_staged_attempt_only_what_it_is(tmp_path: Path) 
     assert len(side.files) == 1
 
 
-def test_a_message_behind_one_that_is_missing_is_not_taken(side: Side) -> None:
+def test_a_message_after_a_missing_one_is_not_taken(side: Side) -> None:
     side.data(b"a")
     assert side.data(b"c", index=2) == [Taken(attempt=ATTEMPT, received=1)]
     assert side.data(b"b", index=1) == [Taken(attempt=ATTEMPT, received=2)]
@@ -327,13 +327,13 @@ def test_a_message_behind_one_that_is_missing_is_not_taken(side: Side) -> None:
     assert codes(side.end(2, messages=4)) == ["protocol"]
 
 
-def test_a_sender_that_falls_silent_is_let_go_of_and_so_is_what_nobody_commits(side: Side) -> None:
+def test_silent_senders_and_attempts_without_a_commit_are_discarded(side: Side) -> None:
     side.data(b"a")
     side.end(1)
     assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
     side.data(b"b", attempt=OTHER, number=1)
     side.wait(TIMEOUT)
-    assert len(side.files) == 2  # its producer is at work
+    assert len(side.files) == 2  # its producer is sending
     side.wait(1)
     assert side.files == []
     assert codes(side.commit(1)) == ["unknown"]
@@ -341,7 +341,7 @@ def test_a_sender_that_falls_silent_is_let_go_of_and_so_is_what_nobody_commits(s
 
 
 @pytest.mark.parametrize("staged", [True, False])
-def test_nobody_is_silent_who_is_not_listened_to(staged: bool, side: Side) -> None:
+def test_timeouts_stand_still_while_nothing_is_received(staged: bool, side: Side) -> None:
     side.data(b"a")
     if staged:
         side.end(1)
@@ -355,7 +355,7 @@ def test_nobody_is_silent_who_is_not_listened_to(staged: bool, side: Side) -> No
 
 
 @pytest.mark.parametrize("staged", [True, False])
-def test_who_is_gone_is_let_go_of_though_there_are_pauses_all_the_time(staged: bool, side: Side) -> None:
+def test_silent_senders_are_discarded_in_spite_of_many_pauses(staged: bool, side: Side) -> None:
     """A log that is as full as it may be pauses many times a second."""
     side.data(b"a")
     if staged:
@@ -387,7 +387,7 @@ def test_what_is_said_again_is_answered_as_before_and_done_once(side: Side) -> N
     assert codes(side.data(b"a")) == ["unknown"]
 
 
-def test_a_commit_ends_what_other_attempts_have_left_at_it(side: Side) -> None:
+def test_a_commit_discards_other_attempts_at_the_transaction(side: Side) -> None:
     side.data(b"a")
     side.end(1)
     side.wait(0)
@@ -400,7 +400,7 @@ def test_a_commit_ends_what_other_attempts_have_left_at_it(side: Side) -> None:
     assert codes(side.data(b"b", attempt="c" * 32, number=1, index=1)) == []
 
 
-def test_a_commit_is_not_answered_while_the_log_is_full_and_done_when_it_is_asked_again(side: Side) -> None:
+def test_a_commit_waits_while_the_log_is_full(side: Side) -> None:
     side.data(b"a")
     side.end(1)
     side.wait(0)
@@ -413,7 +413,7 @@ def test_a_commit_is_not_answered_while_the_log_is_full_and_done_when_it_is_aske
     assert side.log.rows == [b"a"]
 
 
-def test_who_finds_no_room_leaves_what_it_had_to_the_others(tmp_path: Path) -> None:
+def test_an_attempt_without_room_frees_what_it_had(tmp_path: Path) -> None:
     side = Side(tmp_path, most_staged_bytes=3000)
     side.data(b"x" * 1000)
     assert codes(side.data(b"x" * 3000, index=1)) == ["no_room"]
@@ -421,7 +421,7 @@ def test_who_finds_no_room_leaves_what_it_had_to_the_others(tmp_path: Path) -> N
     assert codes(side.data(b"x" * 1000, attempt=OTHER)) == []
 
 
-def test_an_answer_that_is_due_is_given_though_the_log_fails_after_it(side: Side) -> None:
+def test_a_commit_is_answered_if_the_log_fails_only_after_it(side: Side) -> None:
     for number, attempt in enumerate((ATTEMPT, OTHER)):
         side.data(b"%d" % number, attempt=attempt, number=number)
         side.end(1, attempt=attempt, number=number)
@@ -431,11 +431,11 @@ def test_an_answer_that_is_due_is_given_though_the_log_fails_after_it(side: Side
     first.set_result(1)
     second.set_exception(LogWriteError("no space left"))
     with pytest.raises(LogWriteError):
-        side.reception.go_on(side.now)
-    assert side.heard() == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
+        side.reception.answer_completed(side.now)
+    assert side.answers() == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
 
 
-def test_what_is_being_committed_is_not_aborted(side: Side) -> None:
+def test_an_attempt_that_is_being_committed_is_not_aborted(side: Side) -> None:
     side.data(b"a")
     side.end(1)
     side.wait(0)
@@ -446,13 +446,11 @@ def test_what_is_being_committed_is_not_aborted(side: Side) -> None:
     assert side.wait(0) == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
 
 
-def test_a_sender_aborts_its_own_attempts_alone_and_others_cost_no_time(
-    side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sender_aborts_only_its_own_attempts(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     side.data(b"a")
     side.end(1)
     side.wait(0)
-    monkeypatch.setattr(StagedFiles, "remove", lambda *_: pytest.fail("it looks for a file"))
+    monkeypatch.setattr(StagedFiles, "remove", lambda *_: pytest.fail("a file is removed"))
     strangers = [f"{number:032x}" for number in range(1000)]
     for producer, number in (("other", 0), ("q", 1)):
         side.tell(Abort(producer=producer, number=number, attempts=[*strangers, ATTEMPT]))
@@ -465,8 +463,8 @@ def test_a_sender_aborts_its_own_attempts_alone_and_others_cost_no_time(
 def test_bytes_that_are_no_message_are_refused_and_counted(
     side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
-    side.reception.take(b"p", [b"hello"], 0.0)
-    (refusal,) = side.heard()
+    side.reception.receive(b"p", [b"hello"], 0.0)
+    (refusal,) = side.answers()
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.attempt) == ("protocol", None)
     assert f"refused a message of the transaction protocol: {refusal.reason}" in caplog.text
@@ -474,10 +472,10 @@ def test_bytes_that_are_no_message_are_refused_and_counted(
     assert side.counters.malformed == 2
 
 
-def test_a_refusal_goes_to_who_has_sent_and_names_its_attempt(side: Side) -> None:
+def test_a_refusal_goes_to_the_sender_and_names_the_attempt(side: Side) -> None:
     side.data(b"1", attempt=ATTEMPT)
     side.end(1)
-    side.reception.take(
+    side.reception.receive(
         b"peer",
         [
             bytes(f)
@@ -505,48 +503,156 @@ def test_data_of_another_transaction_under_the_same_attempt_is_refused(side: Sid
     assert refusal.reason == "data message 1 of an attempt at something else"
 
 
-# Who may send.
+# A disk that refuses.
 
 
-def session(number: int, now: float = 0.0) -> Session:
-    return Session(b"peer %d" % number, f"{number:032x}", Part("q", number, 0), now)
+class Disk:
+    """Refuses to write staged rows while ``fault`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fault: LogWriteError | None = None
+        write = StagedFiles.write
+
+        def write_or_refuse(files: StagedFiles, attempt: str, offset: int, parts: Any) -> int:
+            if self.fault is not None:
+                write(files, attempt, offset, parts[:1])  # and part of it is in the file
+                raise self.fault
+            return write(files, attempt, offset, parts)
+
+        monkeypatch.setattr(StagedFiles, "write", write_or_refuse)
 
 
-def test_a_connection_sends_one_attempt_at_a_time() -> None:
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def committed(side: Side, rows: int, messages: int) -> list[bytes]:
+    """End and commit the attempt; the rows that are in the log then."""
+    side.end(rows, messages=messages)
+    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=rows)]
+    side.commit(rows)
+    side.log.sync()
+    assert [type(answer) for answer in side.wait(0)] == [Committed]
+    return side.log.rows
+
+
+def test_a_sender_waits_for_a_full_disk_and_loses_nothing(
+    side: Side, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    side.data(b"a")
+    disk.fault = DiskFaultError("No space left on device")
+    assert codes(side.data(b"b", index=1)) == ["busy"]
+    assert codes(side.data(b"c", attempt=OTHER, number=1)) == ["busy"]
+    for _ in range(50):
+        assert side.wait(1) == []
+    (welcome,) = side.tell(Hello(attempt=ATTEMPT, producer="q"))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.busy, welcome.received) == (True, 1)
+    assert codes(side.data(b"b", index=1)) == ["busy"]
+    disk.fault = None
+    assert side.wait(1) == [Taken(attempt=ATTEMPT, received=2)]
+    assert side.data(b"b", index=1) == [Taken(attempt=ATTEMPT, received=2)]
+    assert committed(side, 2, messages=2) == [b"a", b"b"]
+    warnings = [
+        r.message for r in caplog.records if "staging rows" in r.message or "again after" in r.message
+    ]
+    assert warnings == [
+        "staging rows: No space left on device; trying again for up to 60 s",
+        "the disk stages rows again after 51.0 s",
+    ]
+
+
+def test_the_end_of_an_attempt_waits_for_a_full_disk(side: Side, disk: Disk) -> None:
+    side.data(b"a")
+    disk.fault = DiskFaultError("No space left on device")
+    assert codes(side.end(1)) == codes(side.end(1)) == ["busy"]
+    assert side.wait(1) == []
+    disk.fault = None
+    assert side.wait(1) == [Staged(attempt=ATTEMPT, rows=1)]
+    side.commit(1)
+    assert side.log.rows == [b"a"]
+
+
+def test_data_is_refused_when_the_disk_has_refused_for_too_long(side: Side, disk: Disk) -> None:
+    disk.fault = DiskFaultError("No space left on device")
+    assert codes(side.data(b"a")) == ["busy"]
+    assert codes(side.wait(RETRY + 1)) == ["storage"]
+    assert codes(side.data(b"a")) == ["storage"]
+    assert codes(side.data(b"b", attempt=OTHER, number=1)) == ["storage"]
+    assert side.files == []
+    disk.fault = None
+    assert side.data(b"a") == [Taken(attempt=ATTEMPT, received=1)]
+    disk.fault = DiskFaultError("No space left on device")
+    assert codes(side.data(b"b", index=1)) == ["busy"], "it has taken rows meanwhile"
+
+
+def test_a_disk_that_refuses_for_good_refuses_the_data_at_once(side: Side, disk: Disk) -> None:
+    disk.fault = LogWriteError("Permission denied")
+    assert codes(side.data(b"a")) == ["storage"]
+    assert side.files == []
+
+
+def test_a_sender_that_aborts_while_the_disk_refuses_gives_its_place_back(side: Side, disk: Disk) -> None:
+    disk.fault = DiskFaultError("No space left on device")
+    assert codes(side.data(b"a")) == ["busy"]
+    side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))
+    assert not side.reception.sessions
+    disk.fault = None
+    assert side.data(b"b", attempt=OTHER) == [Taken(attempt=OTHER, received=1)]
+
+
+# Sessions.
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Callable[..., Session]:
+    files = StagedFiles(tmp_path, sync=False)
+
+    def new(number: int, now: float = 0.0) -> Session:
+        attempt, part = f"{number:032x}", TransactionPart("q", number, 0)
+        return Session(b"peer %d" % number, attempt, part, now, StagedFile(files, attempt, part))
+
+    return new
+
+
+def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., Session]) -> None:
     everyone = Sessions()
     everyone.add(session(0))
     everyone.add(session(1))
     first, second = everyone
-    assert everyone.must_leave(first.peer, 0.0) is first
+    assert everyone.to_replace(first.peer, 0.0) is first
     second.finishing = Future()
-    assert everyone.must_leave(second.peer, 0.0) is None, "it has sent its end"
+    assert everyone.to_replace(second.peer, 0.0) is None, "it has sent its end"
 
 
-def test_where_all_wait_for_the_disk_nobody_makes_place() -> None:
+def test_a_session_that_waits_for_the_disk_keeps_its_place(session: Callable[..., Session]) -> None:
     everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0))
     next(iter(everyone)).finishing = Future()
     assert everyone.is_full(1e6)
-    with pytest.raises(RefusedError, match="1 senders are at work already") as refused:
-        everyone.must_leave(b"new", 1e6)
+    with pytest.raises(RefusedError, match="1 senders are sending already") as refused:
+        everyone.to_replace(b"new", 1e6)
     assert refused.value.code == "busy"
 
 
-def test_who_is_not_silent_for_long_enough_keeps_the_only_place() -> None:
+def test_a_session_keeps_its_place_until_it_is_silent_for_long(session: Callable[..., Session]) -> None:
     everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0, now=1000.0))
     with pytest.raises(RefusedError):
-        everyone.must_leave(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds - 1)
+        everyone.to_replace(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds - 1)
     assert everyone.is_full(1000.0 + SENDER_BOUNDS.silent_seconds - 1)
-    assert everyone.must_leave(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds) is not None
+    assert everyone.to_replace(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds) is not None
     assert not everyone.is_full(1000.0 + SENDER_BOUNDS.silent_seconds)
 
 
-def test_a_session_whose_file_is_being_forced_keeps_its_place() -> None:
+def test_another_session_is_replaced_than_the_one_that_waits_for_the_disk(
+    session: Callable[..., Session],
+) -> None:
     everyone = Sessions(SenderBounds(places=2))
     everyone.add(session(0))
-    assert everyone.must_leave(b"new", 0.0) is None
+    assert everyone.to_replace(b"new", 0.0) is None
     everyone.add(session(1, now=1.0))
     first, second = everyone
     first.finishing = Future()
-    assert everyone.must_leave(b"new", 1.0 + SENDER_BOUNDS.silent_seconds) is second
+    assert everyone.to_replace(b"new", 1.0 + SENDER_BOUNDS.silent_seconds) is second

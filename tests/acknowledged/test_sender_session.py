@@ -56,7 +56,7 @@ def welcome(session: SenderSession, received: int = 0, **fields: int | str) -> l
 def greeted() -> SenderSession:
     """At the time 0."""
     it = session()
-    it.ask(0)
+    it.greet(0)
     it.receive(welcome(it), 0)
     said(it)
     return it
@@ -65,7 +65,7 @@ def greeted() -> SenderSession:
 def push(it: SenderSession) -> int:
     """One row; its size."""
     size, frames = it.pack(ROW)
-    it.push(size, frames, 1)
+    it.send_packed(size, frames, 1)
     return size
 
 
@@ -74,7 +74,7 @@ def taken(it: SenderSession, received: int) -> list[bytes]:
 
 
 def busy(it: SenderSession) -> list[bytes]:
-    return encode(Refusal(code=BUSY, reason="256 senders are at work already", attempt=it.attempt))
+    return encode(Refusal(code=BUSY, reason="256 senders are sending already", attempt=it.attempt))
 
 
 def commit(it: SenderSession, now: float = 0) -> None:
@@ -96,7 +96,7 @@ def test_nothing_is_known_before_the_welcome() -> None:
 @pytest.mark.parametrize(
     ("ask", "what"),
     [
-        (lambda it: it.ask(0), "a welcome"),
+        (lambda it: it.greet(0), "a welcome"),
         (lambda it: it.wait_for_room(1, 0), "room for data"),
         (lambda it: it.wait_until_taken(0), "the last data to be taken"),
         (lambda it: it.end(0), "the end to be staged"),
@@ -110,8 +110,8 @@ def test_what_does_not_come_is_named(ask: Callable[[SenderSession], None], what:
     ask(it)
     with pytest.raises(
         SendTimeoutError,
-        match=f"^waiting 10.0 for {what} from tcp://receiver:1: nothing came. The receiver is stopped, its log is "
-        "full, or the network is gone; the transaction can be repeated$",
+        match=f"^waiting 10.0 for {what} from tcp://receiver:1: no answer. The receiver is stopped, its log is "
+        "full, or the network is down; the transaction can be repeated$",
     ):
         it.wake(TIMEOUT)
 
@@ -125,7 +125,7 @@ def test_what_was_sent_is_counted() -> None:
 
 def test_a_greeting_waits_for_its_welcome() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
     assert it.waiting
     it.receive(welcome(it, committed=6, by="f" * 32), 1)
@@ -135,11 +135,13 @@ def test_a_greeting_waits_for_its_welcome() -> None:
 
 def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     said(it)
     asked = []
     now = 0.0
-    with pytest.raises(SendTimeoutError, match=r"waiting 10\.0 for a welcome from tcp://receiver:1: nothing"):
+    with pytest.raises(
+        SendTimeoutError, match=r"waiting 10\.0 for a welcome from tcp://receiver:1: no answer"
+    ):
         while now < 2 * TIMEOUT:
             now += 0.5
             it.wake(now)
@@ -150,7 +152,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> 
 
 def test_a_new_connection_is_asked_at_once() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     it.reconnected(0.5)
     assert said(it) == [Hello(attempt=it.attempt, producer="me")], "what waited for the old one is void"
     it.wake(2)
@@ -161,10 +163,10 @@ def test_a_new_connection_is_asked_at_once() -> None:
 
 def test_answers_to_another_attempt_are_none() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     old = welcome(it)
-    it.renew()
-    it.ask(0)
+    it.begin_attempt()
+    it.greet(0)
     for frames in (
         old,
         encode(Taken(attempt="f" * 32, received=3)),
@@ -178,7 +180,7 @@ def test_answers_to_another_attempt_are_none() -> None:
 @pytest.mark.parametrize("code", ["unknown", "no_room"])
 def test_a_refusal_is_raised(code: str) -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     with pytest.raises(TransactionError, match=rf"refused \({code}\): because") as raised:
         it.receive(encode(Refusal(code=code, reason="because", attempt=it.attempt)), 1)
     assert isinstance(raised.value, AttemptLostError) == (code == "unknown")
@@ -186,7 +188,7 @@ def test_a_refusal_is_raised(code: str) -> None:
 
 def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
     it = session()
-    it.ask(0)
+    it.greet(0)
     reason = "\x1b]0;owned\x07" + "x" * 1_000_000
     with pytest.raises(TransactionError) as raised:
         it.receive(encode(Refusal(code=reason, reason=reason, attempt=it.attempt)), 1)
@@ -263,13 +265,13 @@ def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> Non
     it.end(7)
     it.receive(encode(Staged(attempt=it.attempt, rows=1)), 7)
     said(it)
-    it.let_go()
+    it.abort_unfinished()
     assert said(it) == []
 
 
 def test_a_short_timeout_gives_time_to_ask_again() -> None:
     it = SenderSession("me", 7, 0, 1.0, "tcp://receiver:1")
-    it.ask(0)
+    it.greet(0)
     it.receive(welcome(it), 0)
     push(it)
     it.wait_until_taken(0)
@@ -420,7 +422,7 @@ def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
     push(it)
     it.wait_until_taken(0)
     it.reconnected(1)
-    with pytest.raises(AttemptLostError, match="it has restarted"):
+    with pytest.raises(AttemptLostError, match="the receiver has restarted"):
         it.receive(welcome(it, received=0), 2)
 
 
@@ -459,7 +461,7 @@ def test_an_abort_waits_for_its_answer() -> None:
 
 
 def stage(it: SenderSession) -> None:
-    it.ask(0)
+    it.greet(0)
     it.receive(welcome(it), 0)
     it.end(0)
     it.receive(encode(Staged(attempt=it.attempt, rows=0)), 0)
@@ -468,7 +470,7 @@ def stage(it: SenderSession) -> None:
 
 @pytest.mark.parametrize(
     ("before", "given_back"),
-    [(lambda it: None, False), (lambda it: (it.ask(0), said(it))[0], True), (stage, False)],
+    [(lambda it: None, False), (lambda it: (it.greet(0), said(it))[0], True), (stage, False)],
 )
 def test_an_attempt_that_was_announced_and_not_staged_is_given_back(
     before: Callable[[SenderSession], None], given_back: bool
@@ -476,7 +478,7 @@ def test_an_attempt_that_was_announced_and_not_staged_is_given_back(
     it = session()
     before(it)
     attempt = it.attempt
-    it.renew()
+    it.begin_attempt()
     assert it.attempt != attempt
     aborted = [Abort(producer="me", number=7, attempts=[attempt])] if given_back else []
     assert said(it) == aborted

@@ -109,7 +109,7 @@ def test_a_repeated_transaction_has_the_same_rows(kept: str | None, asked: str |
     else:
         with pytest.raises(
             ConflictError,
-            match=r"^transaction 7 of q: it is in the log already with 2 rows \(digest 0005\), not with these 2 rows "
+            match=r"^transaction 7 of q: it is in the log with 2 rows \(digest 0005\), and not with these 2 rows "
             r"\(digest 0006\)\. .* a source that cannot be read again$",
         ):
             committed.check_is("q", 7, 2, asked)
@@ -117,7 +117,7 @@ def test_a_repeated_transaction_has_the_same_rows(kept: str | None, asked: str |
         committed.check_is("q", 7, 3, asked)
     with pytest.raises(
         ConflictError,
-        match=r"^transaction 6 of q: the log has its transaction 7 already.*nothing of this one was taken",
+        match=r"^transaction 6 of q: the log already has transaction 7 of this producer.*no row of this one was taken",
     ):
         committed.check_is("q", 6, 2, asked)
 

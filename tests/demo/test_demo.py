@@ -229,7 +229,7 @@ def test_options_of_a_feed_need_the_feed() -> None:
     assert "--endpoint" in result.stderr
 
 
-def test_words_say_what_is_wrong_with_the_numbers() -> None:
+def test_findings_name_what_is_wrong_with_the_figures() -> None:
     account = {"published": 110, "received": 105, "rows": 100, "sent": 70, "dropped": 20, "arrived": 60}
     text = "\n".join(f"{good} {said}" for good, said in findings({"slow sink": account}))
     assert "None published = received, but for 5 (slow sink): the publisher dropped them" in text

@@ -297,10 +297,10 @@ def test_a_position_is_checked_before_anything_new_is_received(context: Context,
         with reader(log, **options) as it:
             if now:
                 it.prepareForTriggerAvailableNow()
-            with pytest.raises(DataLossError, match="the offset says 2, the log ends at 1"):
+            with pytest.raises(DataLossError, match="the offset is 2, and the log ends at 1"):
                 it.latestOffset(end, ALL)
             assert not push.poll(100, zmq.POLLOUT), "it has connected"
-    with reader(log, **options) as it, pytest.raises(DataLossError, match="the offset says 2"):
+    with reader(log, **options) as it, pytest.raises(DataLossError, match="the offset is 2"):
         it.partitions(middle, end)  # a batch that was planned
     assert log_rows(log).column("value").to_pylist() == [b"0"]
 

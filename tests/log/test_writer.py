@@ -56,7 +56,7 @@ def fill(log: LogWriter, count: int, size: int = 10) -> int:
     return log.cut().result(10)
 
 
-def test_ids_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_ids_continue_after_a_restart(tmp_path: Path) -> None:
     for run in range(3):
         log = writer(tmp_path)
         assert log.durable_end == run * 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socketserver import BaseServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +23,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import free_endpoint, wait_for
 from tests.support.ports import free_port
 from zmq_datasource import DurableSubscriber
-from zmq_datasource.counters import SinkCounters, SourceCounters
+from zmq_datasource.counters import SinkCounters, SourceCounters, figures
 from zmq_datasource.errors import MetricsError
-from zmq_datasource.monitoring.batches import SinkTotals
-from zmq_datasource.monitoring.figures import receiver_metrics, sink_metrics
+from zmq_datasource.monitoring.accounts import SinkTotals
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.monitoring.store import MetricsStore, total_metrics
+from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.spark.listener import ZmqMetricsListener
+from zmq_datasource.spark.query_events import QueryEvents
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +45,15 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
     )
     counters.pauses["logFull"] = 3
     counters.paused_seconds["logFull"] = 1.5
-    source = receiver_metrics(counters) | {
+    source = figures(counters, lambda metric: not metric.numbered) | {
         "source": "PULL tcp://f:1",
         "lastReceived": "2026-11-21T00:00:00.500Z",
         "backlogAgeMs": 2500,
     }
     sink = SinkCounters(rows=rows, sent=rows - dropped, blocked_seconds=0.25, sndhwm=50)
     sink.dropped["hwm"] = dropped
-    totals = {**sink_metrics(sink), "total": total_metrics(SinkTotals(sink, sink, 1))}
+    after = SinkTotals.none().then(figures(sink))
+    totals = {**after.batch, "total": after.total}
     return {
         "id": query,
         "name": name,
@@ -77,12 +80,15 @@ def scrape(port: int | None) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
 
 
 @contextmanager
-def outlet(**options: Any) -> Iterator[PrometheusOutlet]:
-    made = PrometheusOutlet(address="127.0.0.1", **options)
+def served() -> Iterator[tuple[QueryEvents, PrometheusOutlet]]:
+    """Events, and an outlet that serves them."""
+    events = QueryEvents()
+    outlet = PrometheusOutlet(events.shown)
+    outlet.serve(0, "127.0.0.1")
     try:
-        yield made
+        yield events, outlet
     finally:
-        made.close()
+        outlet.close()
 
 
 def test_a_source_of_another_kind_with_metrics_of_its_own_is_left_alone() -> None:
@@ -95,12 +101,11 @@ def test_a_source_of_another_kind_with_metrics_of_its_own_is_left_alone() -> Non
     ours, other = event(), event(name="kafka", query="q2")
     ours["sources"].append(kafka)
     other["sources"], other["sink"] = [kafka], {"description": "x"}
-    with outlet(port=0) as prometheus:
-        prometheus.observe(other)
-        assert prometheus.port is not None
-        prometheus.observe(ours)
-        found = scrape(prometheus.port)
-        assert prometheus.failures == 0
+    with served() as (events, outlet):
+        events.observe(other)
+        events.observe(ours)
+        found = scrape(outlet.port)
+        assert outlet.failures == 0
     rows = {
         labels: value
         for (name, labels), value in found.items()
@@ -110,11 +115,11 @@ def test_a_source_of_another_kind_with_metrics_of_its_own_is_left_alone() -> Non
 
 
 def test_what_is_scraped_is_what_the_newest_event_says() -> None:
-    with outlet(port=0) as prometheus:
-        prometheus.observe(event(rows=4))
-        prometheus.observe(event())
-        prometheus.observe(event(name=None, query="q2", rows=7, dropped=0))
-        found = scrape(prometheus.port)
+    with served() as (events, outlet):
+        events.observe(event(rows=4))
+        events.observe(event())
+        events.observe(event(name=None, query="q2", rows=7, dropped=0))
+        found = scrape(outlet.port)
 
     def value(name: str, **labels: str) -> float:
         return found[name, frozenset(labels.items())]
@@ -149,9 +154,9 @@ def test_what_a_query_does_not_have_is_not_served_as_zero() -> None:
     metrics = follows["sources"][0]["metrics"]
     for name in [name for name in metrics if name.startswith("receivePause") or name == "core"]:
         del metrics[name]
-    with outlet(port=0) as prometheus:
-        prometheus.observe(follows)
-        found = {name for name, _ in scrape(prometheus.port)}
+    with served() as (events, outlet):
+        events.observe(follows)
+        found = {name for name, _ in scrape(outlet.port)}
     assert "zmq_source_messages_received_total" in found
     assert not {name for name in found if "pause" in name or "core" in name}
 
@@ -161,7 +166,7 @@ def test_while_the_accounts_cannot_be_read_no_counter_falls(
 ) -> None:
     counters = SinkCounters(rows=10, sent=7)
     counters.dropped["hwm"] = 3
-    found = {0: {"PUSH tcp://a:1": SinkTotals(counters, counters, 1)}}
+    found = {0: {"PUSH tcp://a:1": SinkTotals.none().then(figures(counters))}}
     monkeypatch.setattr(MetricsStore, "totals", lambda *_: found)
     heard: list[dict[str, Any]] = []
     listener = ZmqMetricsListener(
@@ -169,9 +174,8 @@ def test_while_the_accounts_cannot_be_read_no_counter_falls(
     )
     try:
         for _ in range(2):
-            listener._hand_on(
-                event() | {"sources": [], "sink": {}, "batchId": 0, "durationMs": {"addBatch": 1}}
-            )
+            spoken = event() | {"sources": [], "sink": {}, "batchId": 0, "durationMs": {"addBatch": 1}}
+            listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(spoken))))
             dropped = [
                 v for (name, _), v in scrape(listener.port).items() if name.endswith("messages_dropped_total")
             ]
@@ -189,34 +193,34 @@ def refuse(*_: object) -> None:
 
 def test_an_ended_query_is_shown_a_while_and_then_gone() -> None:
     now = [0.0]
-    with outlet(clock=lambda: now[0]) as prometheus:  # without a server, which takes its time to end
-        prometheus.observe(event())
-        prometheus.ended("q1")
+    events = QueryEvents(lambda: now[0])
+    events.observe(event())
+    events.ended("q1")
 
-        def active() -> list[float]:
-            families = {family.name: family for family in prometheus.collect()}
-            return [sample.value for sample in families["zmq_query_active"].samples]
+    def active() -> list[bool]:
+        return [query["active"] for shown in events.shown() for _, query in shown.things if "active" in query]
 
-        assert active() == [0]
-        now[0] = 601.0
-        assert active() == []
+    assert active() == [False]
+    now[0] = 601.0
+    assert active() == []
 
 
 def test_a_port_in_use_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     port = free_port()
+    outlet = PrometheusOutlet(lambda: (), clock=lambda: now[0])
     with socket.create_server(("127.0.0.1", port)):
-        prometheus = PrometheusOutlet(port, "127.0.0.1", clock=lambda: now[0])
-        prometheus.observe(event())
-        assert prometheus.port is None
+        for _ in range(2):  # the second time it is too early
+            outlet.serve_if_possible(port, "127.0.0.1")
+        assert outlet.port is None
     assert f"serving metrics on 127.0.0.1:{port}: Address already in use" in caplog.text
     now[0] = 11.0
-    prometheus.observe(event())
+    outlet.serve_if_possible(port, "127.0.0.1")
     try:
-        assert prometheus.port == port
+        assert outlet.port == port
         assert scrape(port)["zmq_metrics_outlet_failures_total", frozenset({("outlet", "http")})] == 1
     finally:
-        prometheus.close()
+        outlet.close()
 
 
 def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -232,14 +236,15 @@ def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.Lo
             """Not to standard error."""
 
     port = free_port()
-    with outlet(gateway=f"127.0.0.1:{port}", interval=0.05) as prometheus:
-        prometheus.observe(event())
+    with served() as (events, outlet):
+        events.observe(event())
+        outlet.push(f"127.0.0.1:{port}", 0.05, "job")
         wait_for(lambda: "pushing metrics to" in caplog.text, "a failure")
         with HTTPServer(("127.0.0.1", port), Gateway) as server:
             serving = threading.Thread(target=server.serve_forever, args=(0.02,))
             serving.start()
             wait_for(lambda: any(b"zmq_sink_rows_total" in body for body in bodies), "a push")
-            prometheus.close()
+            outlet.close()
             server.shutdown()
             serving.join(10)
     assert b'zmq_metrics_outlet_failures_total{outlet="pushgateway"}' in bodies[-1]
@@ -271,7 +276,7 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         assert running.wait(30) == 0
 
 
-def served(port: int, series: str) -> dict[tuple[str, ...], float]:
+def series_at(port: int, series: str) -> dict[tuple[str, ...], float]:
     with suppress(OSError):
         return scraped_at(port).get(series, {})
     return {}
@@ -289,10 +294,10 @@ def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> 
         for _ in range(3):
             push.send(b"1234")
         series = "zmq_source_messages_received_total"
-        wait_for(lambda: 3.0 in served(port, series).values(), "three messages")
-        ((log, partition, source),) = served(port, series)
+        wait_for(lambda: 3.0 in series_at(port, series).values(), "three messages")
+        ((log, partition, source),) = series_at(port, series)
         assert (source, partition) == (f"PULL {endpoint}", "0")
-        assert served(port, "zmq_source_received_bytes_total") == {(log, partition, source): 12.0}
+        assert series_at(port, "zmq_source_received_bytes_total") == {(log, partition, source): 12.0}
 
 
 def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path) -> None:
@@ -308,14 +313,16 @@ def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path)
             push.send(b"1234")
         with DurableSubscriber(durable, "me", auto_ack=False) as me:
             assert me.receive(30) is not None
-            wait_for(lambda: served(port, "zmq_proxy_messages_received_total") == {(): 3.0}, "three messages")
             wait_for(
-                lambda: served(port, "zmq_proxy_durable_backlog_messages") == {("me",): 3.0}, "a backlog"
+                lambda: series_at(port, "zmq_proxy_messages_received_total") == {(): 3.0}, "three messages"
             )
-            assert served(port, "zmq_proxy_durable_connected") == {("me",): 1.0}
+            wait_for(
+                lambda: series_at(port, "zmq_proxy_durable_backlog_messages") == {("me",): 3.0}, "a backlog"
+            )
+            assert series_at(port, "zmq_proxy_durable_connected") == {("me",): 1.0}
             me.ack(0, wait=True)
             wait_for(
-                lambda: served(port, "zmq_proxy_durable_backlog_messages") == {("me",): 2.0}, "less of it"
+                lambda: series_at(port, "zmq_proxy_durable_backlog_messages") == {("me",): 2.0}, "less of it"
             )
 
 
@@ -341,5 +348,5 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             timeout=60,
         )
     assert ended.returncode == 2
-    assert f"prometheus={port}" in ended.stderr
+    assert f"0.0.0.0:{port}: Address already in use" in ended.stderr
     assert "choose another port" in ended.stderr

@@ -15,8 +15,8 @@ import zmq
 
 import zmq_datasource.monitoring.source as source_module
 from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stream_options, wait_for
-from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.source import SourceMonitor
+from zmq_datasource.counters import iso
+from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.transport import core
@@ -80,7 +80,7 @@ def test_connections_high_water_mark_and_last_message_are_shown(context: Context
         wait_for(lambda: ingest.seal() == 1, "a message")
         shown = monitor.metrics()
         assert shown["rcvhwm"] == 123
-        assert shown["lastReceived"] >= source_module.iso(before)
+        assert shown["lastReceived"] >= iso(before)
         push.close(linger=0)
         lost = wait_for(
             lambda: m if (m := monitor.metrics())["connectionsLost"] else None, "a lost connection"

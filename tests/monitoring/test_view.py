@@ -20,19 +20,19 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support import Socket, wait_for
-from tests.support.ports import free_port
 from tests.support.proxies import Client, ProxyThreads, endpoints
 from zmq_datasource.cli import main
-from zmq_datasource.counters import SinkCounters
-from zmq_datasource.monitoring.batches import BatchWrite
-from zmq_datasource.monitoring.figures import sink_metrics
+from zmq_datasource.counters import SinkCounters, figures, iso
+from zmq_datasource.errors import MetricsError
+from zmq_datasource.monitoring import proxy as proxy_figures
+from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.monitoring.proxy import ProxyMetrics
-from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.tables import count, shortened
 from zmq_datasource.monitoring.top import records_of_page
 from zmq_datasource.monitoring.view import LiveView, Record, StatusLines, proxy_record, source_record
 from zmq_datasource.options.types import Location
+from zmq_datasource.spark.query_events import QueryEvents
 
 NOW = 1_795_000_000.0
 EVIL = b"\x1b]0;owned\x07\x1b[2J"
@@ -77,7 +77,7 @@ def source(at: float = NOW, **more: Any) -> Record:
 
 
 def sink(at: float = NOW, sink: str = "PUSH tcp://a:1", **counters: Any) -> dict[str, Any]:
-    total = {**sink_metrics(SinkCounters(**counters)), "batches": 1}
+    total = {**figures(SinkCounters(**counters)), "batches": 1}
     record = {"kind": "sink", "timestamp": iso(at), "query": "query", "batch": 1, "sink": sink}
     return record | {"sinkMetrics": total, "sinkTotal": total}
 
@@ -254,8 +254,17 @@ def test_rates_backlogs_and_what_holds_receiving_up_are_shown_on_any_screen(
 
 def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> None:
     counters = SinkCounters(rows=10, sent=6, dropped=Counter(hwm=4))
-    account = BatchWrite("query", "e", 3, "PUSH tcp://a:1", counters, "orders")
-    MetricsStore(Location(str(tmp_path)), 3600).write_batch(account, NOW)
+    account = Account(
+        query="query",
+        name="orders",
+        execution="e",
+        batch=3,
+        sink="PUSH tcp://a:1",
+        writes=("query",),
+        figures=figures(counters),
+        timestamp=iso(NOW),
+    )
+    MetricsStore(Location(str(tmp_path)), 3600).write_batch(account)
     result = CliRunner().invoke(main, ["top", str(tmp_path), "--since", "36500d", "--once"])
     assert result.exit_code == 0, result.output
     assert cells(result.stdout, "PUSH")[:6] == ["orders: PUSH tcp://a:1", "3", "–", "–", "6", "4 hwm"]
@@ -275,11 +284,10 @@ def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> No
 
 
 def test_top_shows_a_proxy_by_its_url(statuses: list[dict[str, Any]]) -> None:
-    port = free_port()
-    served = ProxyMetrics(port)
+    served = PrometheusOutlet(lambda: proxy_figures.shown(statuses[1]))
+    served.serve(0, "127.0.0.1")
     try:
-        served.observe(statuses[1])
-        url = f"http://127.0.0.1:{port}/metrics"
+        url = f"http://127.0.0.1:{served.port}/metrics"
         result = CliRunner().invoke(main, ["top", url])
     finally:
         served.close()
@@ -287,6 +295,23 @@ def test_top_shows_a_proxy_by_its_url(statuses: list[dict[str, Any]]) -> None:
     proxy = dict(zip(cells(result.stdout, "published/s"), cells(result.stdout, url), strict=True))
     assert (proxy["received"], proxy["paused"]) == ("2,000", "now")
     assert cells(result.stdout, "me ")[:6] == ["me", "12,345", "9", "3", "never", "2 hours"]
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        ("<html>no metrics</html>", None),
+        ("up 1\n", []),
+        ('zmq_proxy_next_id 5\nzmq_sink_batches_total{query="q",query_id="q",sink="PUSH x"} 3\n', []),
+        ("zmq_query_active 0\nzmq_source_rcvhwm 5\n", []),
+    ],
+)
+def test_a_page_of_another_program_or_release_is_no_traceback(page: str, shown: list[Record] | None) -> None:
+    if shown is None:
+        with pytest.raises(MetricsError, match="not in Prometheus' text format"):
+            records_of_page(page, "http://a/metrics")
+    else:
+        assert records_of_page(page, "http://a/metrics") == shown
 
 
 def test_top_shows_the_queries_of_a_spark_application_by_its_url() -> None:
@@ -297,16 +322,15 @@ def test_top_shows_the_queries_of_a_spark_application_by_its_url() -> None:
         "sources": [{"latestOffset": {"log": "l"}, "metrics": SOURCE}],
         "sink": {"metrics": {"bySink": {"PUSH tcp://a:1": {"total": sink(rows=9, sent=9)["sinkTotal"]}}}},
     }
-    outlet = PrometheusOutlet()
+    events = QueryEvents()
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(outlet)
-    outlet.observe(event)
-    outlet.observe(event | {"id": "4a4a", "name": "ended"})
-    outlet.ended("4a4a")
+    registry.register(PrometheusOutlet(events.shown))
+    events.observe(event)
+    events.observe(event | {"id": "4a4a", "name": "ended"})
+    events.ended("4a4a")
     text = shown(records_of_page(generate_latest(registry).decode(), "http://driver:9400/metrics"))
     assert cells(text, "SUB")[0] == "orders: SUB tcp://feed.example.com:5556"
     assert cells(text, "SUB")[2:5] == ["42", "1.5 s", "7"]
     assert cells(text, "SUB")[7] == "now: logFull"
     assert cells(text, "PUSH")[:5] == ["orders: PUSH tcp://a:1", "–", "–", "–", "9"]
     assert "ended" not in text
-    outlet.close()

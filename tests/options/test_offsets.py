@@ -1,4 +1,4 @@
-"""The offset: one text for one position, kept for ever."""
+"""The offset: one text for one position, which never changes."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_a_user_may_leave_the_log_out() -> None:
         '{"next": {"0": 9223372036854775808}}',
     ],
 )
-def test_what_is_no_offset_is_refused_with_an_example(text: str) -> None:
+def test_a_text_that_is_no_offset_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(OptionError, match="reading offset"):
         Offset.from_json(text)

@@ -29,7 +29,7 @@ def test_names_are_read_in_any_case() -> None:
     assert options.wal_max_bytes == 1 << 30
 
 
-def test_connect_and_bind_go_together() -> None:
+def test_connect_and_bind_may_be_combined() -> None:
     options = parse(StreamReadOptions, {"connect": "tcp://a:1, ipc:///tmp/x", "bind": "tcp://*:2"})
     assert [str(e) for e in options.connect] == ["tcp://a:1", "ipc:///tmp/x"]
     assert [str(e) for e in options.bind] == ["tcp://*:2"]
@@ -60,7 +60,7 @@ def test_times_are_milliseconds_or_iso(text: str, micros: int) -> None:
         ("tcp://a[7-7]:1", ["tcp://a7:1"]),
     ],
 )
-def test_endpoints_may_hold_ranges(text: str, endpoints: list[str]) -> None:
+def test_endpoints_may_have_ranges(text: str, endpoints: list[str]) -> None:
     assert [str(endpoint) for endpoint in Endpoints.read(text)] == endpoints
 
 
@@ -101,7 +101,7 @@ def test_options_of_libzmq_are_collected() -> None:
     assert options.zmq == {"rcvbuf": "4096", "tcp_keepalive": "1"}
 
 
-def test_a_secret_never_shows() -> None:
+def test_a_secret_is_never_shown() -> None:
     options = parse(StreamReadOptions, {**FEED, "zmq.curve_secretkey": "S3cret", "zmq.plain_password": "pw1"})
     assert "S3cret" not in repr(options)
     assert "pw1" not in repr(options)
@@ -173,7 +173,7 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "timeout": "10 parsecs"}, "10 parsecs", "500ms"),
     (StreamReadOptions, {**FEED, "walMaxBytes": "much"}, "walMaxBytes='much'", "64m"),
     (StreamReadOptions, {**FEED, "walMaxBytes": "0"}, "walMaxBytes='0'", "at least 1 byte"),
-    (StreamReadOptions, {**FEED, "linger": "-2"}, "linger='-2'", "-1 (for ever)"),
+    (StreamReadOptions, {**FEED, "linger": "-2"}, "linger='-2'", "-1 (without a limit)"),
     (StreamReadOptions, {**FEED, "topics": "[1]"}, "topics='[1]'", "only texts"),
     (StreamReadOptions, {**FEED, "topics": "[x"}, "topics='[x'", "JSON list"),
     (StreamReadOptions, {**FEED, "startingOffsets": "yesterday"}, "'yesterday'", "earliest, latest"),
@@ -222,7 +222,7 @@ REFUSALS = [
         StreamReadOptions,
         {**FEED, **NUMBERED, "sequencePath": "a", "sequenceWidth": "4"},
         "sequenceWidth",
-        "is in JSON",
+        "for one in JSON",
     ),
     (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "publisher"}, "publisher", "set publisherFrame"),
     (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "topic"}, "topic", "set topicFrame"),
@@ -387,7 +387,7 @@ def test_a_framing_says_how_its_publishers_count(
 
 
 @pytest.mark.parametrize("options", [{}, {"framing": "jupyter"}, {**VLLM, "sequenceBy": "none"}, CUSTOM])
-def test_where_nothing_can_be_judged_nothing_is(options: dict[str, str]) -> None:
+def test_without_numbers_nothing_is_tracked(options: dict[str, str]) -> None:
     assert parse(StreamReadOptions, {**FEED, **options}).numbering is None
 
 
@@ -402,7 +402,7 @@ KEY = "x" * 40
         ({"zmq.curve_serverkey": KEY, "zmq.curve_publickey": KEY}, "needs zmq.curve_secretkey"),
     ],
 )
-def test_half_of_what_curve_needs_is_refused(options: dict[str, str], problem: str) -> None:
+def test_incomplete_curve_keys_are_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         parse(StreamReadOptions, {"connect": "tcp://a:1", **options})
 
@@ -419,6 +419,6 @@ def test_half_of_what_curve_needs_is_refused(options: dict[str, str], problem: s
         ("/data/what?is=this", None),
     ],
 )
-def test_a_location_shows_nothing_that_may_be_a_secret(location: str, shown: str | None) -> None:
+def test_a_location_hides_what_may_be_a_secret(location: str, shown: str | None) -> None:
     assert str(Location(location)) == (shown or location)
     assert Location(location).plain == location

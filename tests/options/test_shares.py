@@ -1,4 +1,4 @@
-"""What each receiver of a feed gets: everything once."""
+"""Each message of a feed comes to one receiver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_subs_share_the_endpoints_in_turn() -> None:
     ]
 
 
-def test_a_replay_goes_with_its_publisher() -> None:
+def test_a_replay_endpoint_stays_with_its_publisher() -> None:
     parsed = stream_options(
         receivers=2, framing="vllm", connect="tcp://a-[0-2]:1", replayEndpoint="tcp://a-[0-2]:2"
     )
@@ -46,7 +46,7 @@ def test_a_replay_goes_with_its_publisher() -> None:
     assert [str(share.replay_endpoint) for share in found] == ["tcp://a-0:2,tcp://a-2:2", "tcp://a-1:2"]
 
 
-def test_subs_share_the_topics_if_told_so() -> None:
+def test_subs_share_the_topics_with_receivers_by_topics() -> None:
     options = {"connect": "tcp://a:1", "topics": "a,b,ab,c", "receiversBy": "topics"}
     assert shares(2, **options) == [("tcp://a:1", "", "a,ab,c"), ("tcp://a:1", "", "b")]
 
@@ -81,6 +81,6 @@ def test_no_message_matches_topics_of_two_receivers(topics: list[str], count: in
         ({"receivers": 1, "connect": "tcp://a:1", "receiversBy": "topics"}, "receiversBy needs receivers"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(options: dict[str, Any], said: str) -> None:
+def test_a_feed_that_cannot_be_shared_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         stream_options(**{"receivers": 2, **options})

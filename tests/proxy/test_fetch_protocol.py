@@ -169,7 +169,7 @@ A_NAME = "a name has 1 to 200 bytes of printable text"
         (fetched('"first": 1, "until": -1'), r">= 0 - at `\$.until`"),
     ],
 )
-def test_what_no_client_sends_is_named(frames: list[bytes], problem: str) -> None:
+def test_messages_that_no_client_sends_are_refused(frames: list[bytes], problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem):
         decode(frames)
 
@@ -187,11 +187,11 @@ def test_what_no_client_sends_is_named(frames: list[bytes], problem: str) -> Non
         (Fetch(name="me", session=1, first=5, done=5), []),
     ],
 )
-def test_what_is_just_allowed_is_read(message: FromClient, topics: list[bytes]) -> None:
+def test_messages_at_the_bounds_are_read(message: FromClient, topics: list[bytes]) -> None:
     assert decode(encode(message, topics)) == (message, topics)
 
 
-def test_no_text_of_a_proxy_steers_the_terminal_of_its_client() -> None:
+def test_text_from_a_proxy_has_no_control_characters() -> None:
     message, _ = decode(encode(Refused(code="\x1b[31m" * 1000, reason="\x1b]0;owned\x07" + "x" * 1_000_000)))
     assert isinstance(message, Refused)
     assert (message.code + message.reason).isprintable()
@@ -334,7 +334,7 @@ def test_a_batch_without_topics_is_read() -> None:
         ),
     ],
 )
-def test_rows_that_no_proxy_sends_are_named(head: Batch, buffers: list[bytes], problem: str) -> None:
+def test_rows_that_no_proxy_sends_are_refused(head: Batch, buffers: list[bytes], problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem):
         frames_of(head, buffers)
 

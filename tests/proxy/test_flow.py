@@ -20,9 +20,10 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.proxy import backend
-from zmq_datasource.proxy.specs import proxy_socket
+from zmq_datasource.proxy.figures import PublishedFigures
 from zmq_datasource.transport import core
-from zmq_datasource.transport.connections import Connection
+from zmq_datasource.transport.connections import Connection, Connections
+from zmq_datasource.transport.spec import SocketSpec
 
 pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
 
@@ -69,9 +70,7 @@ def test_plain_publishes_the_frames_as_they_came(context: zmq.Context[Socket], t
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
-def test_messages_are_the_same_whatever_their_size(
-    size: int, context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_messages_of_any_size_are_unchanged(size: int, context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("pull", "publish")
     with ProxyThreads(tmp_path, sides, slowSubscriber="wait") as proxy:
         sub = subscriber(context, proxy, b"")
@@ -138,7 +137,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         assert receive(sub, 2) == [[b"", number(0), b"1"], [b"", number(1), b"2"]]
 
 
-def test_a_disk_that_takes_its_time_holds_no_publisher_up(
+def test_a_slow_disk_delays_no_publisher(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
@@ -175,7 +174,9 @@ def test_a_disk_that_takes_its_time_holds_no_publisher_up(
         assert [m[1] for m in receive(sub, sent)] == [number(i) for i in range(sent)]
 
 
-def test_subscriptions_go_upstream_and_are_taken_back(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
     sides = endpoints("bind", "publish")
     with ProxyThreads(tmp_path, sides, topics="kept.") as proxy:
         pub = publisher(context, sides["bind"], (b"kept.",))
@@ -197,7 +198,7 @@ def test_subscriptions_go_upstream_and_are_taken_back(context: zmq.Context[Socke
     assert log_rows(tmp_path).column("topic").to_pylist() == ["kept.1", "live.1"]
 
 
-def test_a_stranger_takes_no_subscription_back(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_a_peer_cannot_end_the_subscriptions_of_others(context: zmq.Context[Socket], tmp_path: Path) -> None:
     """libzmq's XPUB passes on a request to leave a topic though its sender has never asked for it."""
     sides = endpoints("bind", "publish")
     with ProxyThreads(tmp_path, sides, topics="kept.") as proxy:
@@ -239,9 +240,7 @@ def test_a_stranger_takes_no_subscription_back(context: zmq.Context[Socket], tmp
         assert receive(sub, 1)[0][0] == b"live.1"
 
 
-def test_the_time_that_publishing_has_waited_goes_on_while_it_waits(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_waited_seconds_grow_while_publishing_waits(context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("pull", "publish")
     small = {"zmq.sndbuf": 4096, "sndhwm": 10, "slowSubscriber": "wait", "linger": 0}
     with ProxyThreads(tmp_path, sides, **small) as proxy:
@@ -273,7 +272,7 @@ def test_transactions_are_published_once_they_are_committed(
     assert log_rows(tmp_path).column("value").to_pylist() == [b"order %d" % i for i in range(6)]
 
 
-def test_ids_go_on_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_ids_continue_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("pull", "publish")
     for start in (0, 10):
         with ProxyThreads(tmp_path, sides) as proxy:
@@ -287,7 +286,7 @@ def test_ids_go_on_after_a_restart(context: zmq.Context[Socket], tmp_path: Path)
             push.close(0)
 
 
-def test_a_stalled_subscriber_is_dropped_for_and_others_have_all(
+def test_messages_are_dropped_for_a_stalled_subscriber_only(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish")
@@ -309,7 +308,7 @@ def test_a_stalled_subscriber_is_dropped_for_and_others_have_all(
         assert len(log_rows(tmp_path)) <= 2000
 
 
-def test_a_stalled_subscriber_is_disconnected_where_that_is_asked_for(
+def test_a_stalled_subscriber_is_disconnected_if_the_option_says_so(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish")
@@ -414,7 +413,7 @@ def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.Monk
         pass
 
 
-def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
+def test_a_log_of_a_query_is_refused(tmp_path: Path) -> None:
     from tests.support import stream_options  # noqa: PLC0415
     from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
 
@@ -459,17 +458,17 @@ def test_a_log_of_a_query_is_not_a_proxys(tmp_path: Path) -> None:
         ({"walLocation": "/x", "bind": "tcp://*:1", "publsh": "tcp://*:2"}, "did you mean 'publish'"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, str], problem: str) -> None:
+def test_options_that_contradict_are_refused(options: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
         parse(ProxyOptions, options)
 
 
-def test_ipc_endpoints_and_one_mark_along_the_chain(
+def test_both_sides_have_one_high_water_mark_over_ipc(
     context: zmq.Context[Socket], tmp_path: Path, ipc_path: Path
 ) -> None:
     sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
     with ProxyThreads(tmp_path, sides, rcvhwm=7) as proxy:
-        spec = proxy_socket(proxy.options, "XPUB", proxy.options.publish)
+        spec = SocketSpec.of_proxy(proxy.options, "XPUB", proxy.options.publish)
         assert (spec.rcvhwm, spec.sndhwm) == (7, 7)
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
@@ -478,29 +477,38 @@ def test_ipc_endpoints_and_one_mark_along_the_chain(
         assert receive(sub, 1) == [[b"t", number(0), b"v"]]
 
 
-def test_heartbeats_of_an_idle_subscriber_are_no_flood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cut: list[str] = []
-    monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
-    given = {"walLocation": str(tmp_path), **endpoints("pull", "publish")}
-    it = backend.Backend(parse(ProxyOptions, given))
+class FakeConnections(Connections):
+    """Connections of no socket, that have sent so many bytes."""
 
-    def see(peer: str, received: int, now: float) -> None:
-        it.end_floods({1: Connection(1, peer, 0, 0, received)}, now)
+    def __init__(self, **received: int) -> None:
+        super().__init__()
+        self._current = [Connection(at, peer, 0, 0, size) for at, (peer, size) in enumerate(received.items())]
+        self.ended: list[str] = []
+
+    def current(self) -> list[Connection]:
+        return self._current
+
+    def hang_up(self, connection: Connection) -> None:
+        self.ended.append(connection.peer)
+
+
+def test_heartbeats_of_an_idle_subscriber_are_no_flood(caplog: pytest.LogCaptureFixture) -> None:
+    subscribers = backend.Subscribers(backend.REQUEST_BOUNDS, None, PublishedFigures())
+
+    def ended(now: float, **received: int) -> list[str]:
+        connections = FakeConnections(**received)
+        subscribers.check(connections, now)
+        return connections.ended
 
     day = 86_400.0
-    see("idle", 0, 0)
-    see("idle", int(1000 * day), day)  # every 100 ms, with CURVE
-    assert cut == []
-    see("flood", int(3000 * day), day)
-    assert cut == ["flood"]
+    assert ended(0, idle=0) == []
+    assert ended(day, idle=int(1000 * day)) == []  # every 100 ms, with CURVE
+    assert ended(day, flood=int(3000 * day)) == ["flood"]
     for advice in ("subscribe to fewer topics", "change them less often", "ZMQ_HEARTBEAT_IVL"):
         assert advice in caplog.text
-    it.close()
 
 
-def test_a_flood_of_subscriptions_holds_nobody_up_and_is_ended(
+def test_a_flood_of_subscriptions_delays_no_subscriber_and_is_disconnected(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     bounds = backend.RequestBounds(bytes=2 << 20)
@@ -571,28 +579,21 @@ def test_the_bytes_of_topics_that_are_passed_on_have_a_bound(
         assert proxy.flow_status()["subscriptionsRefused"] == 1
 
 
-def test_subscribers_together_have_a_bound_and_the_one_that_asks_for_most_goes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut: list[str] = []
-    monkeypatch.setattr(backend, "hang_up", lambda _, connection: cut.append(connection.peer))
+def test_all_subscribers_share_a_bound_and_the_largest_is_disconnected_first() -> None:
     bounds = backend.RequestBounds(
         bytes=1000, total_bytes=2000, allowed_bytes=100, allowed_bytes_per_second=10
     )
-    given = {"walLocation": str(tmp_path), **endpoints("pull", "publish")}
-    it = backend.Backend(parse(ProxyOptions, given), bounds)
+    counters = PublishedFigures()
+    subscribers = backend.Subscribers(bounds, None, counters)
 
-    def see(now: float, **received: int) -> list[str]:
-        cut.clear()
-        it.end_floods(
-            {at: Connection(at, peer, 0, 0, size) for at, (peer, size) in enumerate(received.items())}, now
-        )
-        return cut
+    def ended(now: float, **received: int) -> list[str]:
+        connections = FakeConnections(**received)
+        subscribers.check(connections, now)
+        return connections.ended
 
-    assert see(0, honest=100, a=800, b=800, c=700) == []
-    assert see(0, honest=100, a=801, b=800, c=800) == ["a"]
-    assert see(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
-    assert see(0, honest=100, a=1101, b=100, c=100) == ["a"]
-    assert see(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
-    assert it.disconnected == 4
-    it.close()
+    assert ended(0, honest=100, a=800, b=800, c=700) == []
+    assert ended(0, honest=100, a=801, b=800, c=800) == ["a"]
+    assert ended(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
+    assert ended(0, honest=100, a=1101, b=100, c=100) == ["a"]
+    assert ended(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
+    assert counters.disconnected == 4

@@ -147,7 +147,7 @@ def test_a_durable_client_survives_its_own_death_and_the_proxys(
     assert_nothing_lost_or_repeated(notes, floors)
 
 
-def test_a_replay_is_asked_for_in_plain_pyzmq_by_the_words_of_the_docs(
+def test_a_replay_client_in_plain_pyzmq_follows_the_docs(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("bind", "replay")

@@ -83,14 +83,14 @@ def known(disk: Disk, clock: Clock) -> Iterator[Positions]:
 
 
 def begun(disk: Disk, clock: Callable[[], float]) -> Positions:
-    return Positions(LogStorage(disk), lambda: END, EXPIRY, clock=clock)
+    return Positions(LogStorage(disk), END, EXPIRY, clock=clock)
 
 
 def opened(
     known: Positions, name: str = "me", topics: tuple[bytes, ...] = (), session: int = 1, **wanted: Any
 ) -> Position:
     """Give a name to a client that asks for something at this moment."""
-    position, _ = known.open(Open(name=name, session=session, **wanted), topics, END, []).result(10)
+    position: Position = known.open(Open(name=name, session=session, **wanted), topics, END, []).result(10)
     position.asked = position.left  # now
     return position
 
@@ -108,15 +108,20 @@ def kept(disk: Disk, name: str = "me") -> int | None:
 # What is written, and when.
 
 
-def test_a_name_is_on_the_disk_before_its_client_hears_of_it(known: Positions, disk: Disk) -> None:
+def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Positions, disk: Disk) -> None:
     disk.may_write.clear()
     future = known.open(Open(name="me", session=7, start=30), (b"\xff", b"a"), END, [])
     with pytest.raises(TimeoutError):
         future.result(0.05)
     assert known.get("me") is None
     disk.may_write.set()
-    position, is_new = future.result(10)
-    assert (is_new, position.next, position.is_kept, known.get("me")) == (True, 30, True, position)
+    position = future.result(10)
+    assert (position.is_new, position.next, position.is_on_disk, known.get("me")) == (
+        True,
+        30,
+        True,
+        position,
+    )
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
@@ -128,25 +133,19 @@ def test_a_name_is_on_the_disk_before_its_client_hears_of_it(known: Positions, d
     )
 
 
-def test_what_was_known_is_known_again(disk: Disk, clock: Clock) -> None:
+def test_positions_are_restored(disk: Disk, clock: Clock) -> None:
     with closing(begun(disk, clock)) as known:
         position = opened(known, topics=(b"\xff",), start=30)
-        position.sent, position.lost, position.lost_to = 4, 2, 6
+        position.note(sent=4, lost=2, lost_to=6)
         known.move(position, 50)
     again = begun(disk, clock)
     (found,) = again
-    assert (found.name, found.next, found.topics, found.sent, found.lost, found.lost_to) == (
-        *("me", 50, (b"\xff",)),
-        *(4, 2, 6),
-    )
-    assert (found.asked, found.created, found.session) == (None, position.created, 1)
-    assert found.acknowledged == position.acknowledged
+    assert (found.next, found.asked, found.notes) == (50, None, position.notes)
+    assert (found.notes.name, found.notes.topics, found.notes.lost_to) == ("me", [b"\xff"], 6)
     again.close()
 
 
-def test_what_no_client_waits_for_is_written_about_once_a_second(
-    known: Positions, disk: Disk, clock: Clock
-) -> None:
+def test_positions_are_written_about_once_a_second(known: Positions, disk: Disk, clock: Clock) -> None:
     position = opened(known)
     look(known, clock)
     disk.written.clear()
@@ -161,31 +160,31 @@ def test_what_no_client_waits_for_is_written_about_once_a_second(
     assert (kept(disk), len(disk.written)) == (39, 1)
 
 
-def test_what_a_client_waits_for_is_written_at_once(known: Positions, disk: Disk) -> None:
+def test_a_position_is_written_at_once_if_a_client_waits(known: Positions, disk: Disk) -> None:
     position = opened(known)
     known.move(position, 5)
-    assert not position.is_kept
-    known.keep()
-    wait_for(lambda: position.is_kept, "written")
+    assert not position.is_on_disk
+    known.write_now()
+    wait_for(lambda: position.is_on_disk, "written")
     assert kept(disk) == 5
     known.move(position, 4)
-    assert (position.next, position.is_kept) == (5, True), "it does not go back"
+    assert (position.next, position.is_on_disk) == (5, True), "it does not go back"
 
 
-def test_a_disk_that_stalls_at_one_write_makes_no_second_one(known: Positions, disk: Disk) -> None:
+def test_a_stalled_write_is_not_started_twice(known: Positions, disk: Disk) -> None:
     position = opened(known)
     disk.written.clear()
     disk.may_write.clear()
     known.move(position, 1)
     for _ in range(100):
-        known.keep()
+        known.write_now()
     disk.may_write.set()
-    wait_for(lambda: position.is_kept, "written")
+    wait_for(lambda: position.is_on_disk, "written")
     opened(known, "other")
     assert disk.written.count("readers/subscriber.me.json") == 1
 
 
-def test_a_name_that_stands_still_is_written_again_now_and_then(
+def test_a_position_that_does_not_move_is_rewritten_once_a_minute(
     known: Positions, disk: Disk, clock: Clock
 ) -> None:
     """The time of its record says that its client was there."""
@@ -194,12 +193,12 @@ def test_a_name_that_stands_still_is_written_again_now_and_then(
     for _ in range(300):
         clock.now += 1.0
         position.asked = clock.now
-        known.keep()
+        known.write_now()
         opened(known, "other")  # all before is done
     assert 4 <= disk.written.count("readers/subscriber.me.json") <= 6
 
 
-def test_a_disk_that_refuses_is_asked_again_soon_and_nothing_is_confirmed(
+def test_a_refused_write_is_repeated_and_nothing_is_confirmed_before(
     known: Positions, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     position = opened(known)
@@ -208,14 +207,14 @@ def test_a_disk_that_refuses_is_asked_again_soon_and_nothing_is_confirmed(
         opened(known, "other")
     assert known.get("other") is None
     known.move(position, 5)
-    known.keep()
+    known.write_now()
     wait_for(lambda: known.fault == "no space left on device", "a refusal")
-    assert not position.is_kept
-    assert "no space left on device; positions of durable subscribers are not confirmed" in caplog.text
+    assert not position.is_on_disk
+    assert "no space left on device; until it is mended, no position" in caplog.text
     disk.fault = None
-    known.keep()
+    known.write_now()
     clock.now += 0.3
-    wait_for(lambda: known.keep() or position.is_kept, "written")
+    wait_for(lambda: known.write_now() or position.is_on_disk, "written")
     wait_for(lambda: known.fault is None, "all is well again")
     assert kept(disk) == 5
     opened(known, "other")
@@ -227,7 +226,7 @@ def test_a_name_that_is_forgotten_leaves_nothing(known: Positions, disk: Disk) -
     assert (known.get("me"), len(known), on_disk(disk)) == (None, 0, None)
     assert not [path for path in (disk.root / "readers").iterdir() if "me" in path.name]
     again = opened(known, start="latest")
-    assert (again.next, again.topics) == (END, ())
+    assert (again.next, again.notes.topics) == (END, [])
 
 
 def test_topics_are_counted(known: Positions) -> None:
@@ -243,14 +242,14 @@ def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -
         opened(known, "me", start=4)
         assert (kept(disk, name), kept(disk)) == (3, 4)
     again = begun(disk, clock)
-    assert sorted(position.name for position in again) == sorted([name, "me"])
+    assert sorted(position.notes.name for position in again) == sorted([name, "me"])
     again.close()
 
 
 # What is read.
 
 
-def test_a_record_that_makes_no_sense_is_an_error(known: Positions, disk: Disk, clock: Clock) -> None:
+def test_a_damaged_record_is_an_error(known: Positions, disk: Disk, clock: Clock) -> None:
     opened(known, start=40)
     path = disk.root / "readers" / "subscriber.me.json"
     written = json.loads(path.read_bytes())
@@ -270,14 +269,14 @@ def test_a_record_that_makes_no_sense_is_an_error(known: Positions, disk: Disk, 
     begun(disk, clock).close()
 
 
-def test_a_subscriber_that_has_done_with_all_of_the_log_is_known_and_one_with_more_is_an_error(
+def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
     known: Positions, disk: Disk, clock: Clock
 ) -> None:
     position = opened(known, start=END)
     known.move(position, END)
     begun(disk, clock).close()
     known.move(position, END + 1)
-    known.keep()
+    known.write_now()
     wait_for(lambda: kept(disk) == END + 1, "written")
     with pytest.raises(
         DataLossError,
@@ -308,24 +307,24 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     wait_for(lambda: not records.is_running(position.key), "the name is free")
     assert kept(disk) == 30, "what it had done is on the disk before"
     # Nothing has changed: it goes on.
-    assert known.come_back(position, []).result(10) is True
+    assert known.lock_again(position, []).result(10) is True
     assert records.is_running(position.key)
     # Another process has changed it.
-    known.leave(position)
+    known.release(position)
     wait_for(lambda: not records.is_running(position.key), "the name is free")
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
     records.write(position.key, ReaderRecord({0: 5}, EXPIRY, begins=True, subscriber=_moved_by_hand(record)))
-    assert known.come_back(position, []).result(10) is False
+    assert known.lock_again(position, []).result(10) is False
     assert not records.is_running(position.key)
     again = opened(known, session=2)
     assert again.next == 5
     # Another process has removed it.
-    known.leave(again)
+    known.release(again)
     wait_for(lambda: not records.is_running(again.key), "the name is free")
     records.remove(again.key)
-    assert known.come_back(again, []).result(10) is False
+    assert known.lock_again(again, []).result(10) is False
     assert known.get("me") is None
 
 
@@ -342,14 +341,14 @@ def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
     known.move(first, 30)
     disk.may_write.clear()
     opening = known.open(Open(name="me", session=2), (), END, [])
-    known.leave(first)  # the keeper comes to this after it
+    known.release(first)  # the keeper comes to this after it
     disk.may_write.set()
-    second, is_new = opening.result(10)
+    second = opening.result(10)
     opened(known, "other")  # all before is done
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
-    assert (is_new, second.next, record.subscriber.session) == (False, 30, 2)
+    assert (second.is_new, second.next, record.subscriber.session) == (False, 30, 2)
     assert records.is_running(second.key)
 
 
@@ -357,8 +356,8 @@ def test_a_name_that_was_dropped_while_its_client_was_away_is_not_known_any_more
     known: Positions, disk: Disk, clock: Clock
 ) -> None:
     position = opened(known)
-    known.leave(position)
-    wait_for(lambda: position.hold is None, "the name is free")
+    known.release(position)
+    wait_for(lambda: position.lock is None, "the name is free")
     ReaderRecords(LogStorage(disk)).remove(position.key)
     clock.now += 2
     wait_for(lambda: known.step() or known.get("me") is None, "gone")
@@ -370,7 +369,7 @@ def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was
     opened(known, "here")
     position = opened(known, start=7)
     for count in (1, 2):
-        known.leave(position)
+        known.release(position)
         clock.now += 790
         look(known, clock)
         assert len(caplog.records) == count - 1
@@ -378,7 +377,7 @@ def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was
             clock.now += 10
             look(known, clock)
         assert len(caplog.records) == count
-        assert known.come_back(position, []).result(10)
+        assert known.lock_again(position, []).result(10)
     assert (
         "durable subscriber 'me' has been away for 802 s and is forgotten in 198 s; messages from id 7 on are kept for "
         "it" in caplog.text
@@ -388,7 +387,7 @@ def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was
 def look(known: Positions, clock: Clock) -> None:
     """Let a look at all records pass; the clients that are here have asked."""
     for position in known:
-        if position.name == "here":
+        if position.notes.name == "here":
             position.asked = clock.now
     clock.now += 1
     known.step()
@@ -402,12 +401,12 @@ def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Positi
     position = opened(known, start=20)
     known.move(position, 30)
     assert Readers(LogStorage(disk)).needed() == 20
-    known.keep()
-    wait_for(lambda: position.is_kept, "written")
+    known.write_now()
+    wait_for(lambda: position.is_on_disk, "written")
     assert Readers(LogStorage(disk)).needed() == 30
 
 
-def test_a_client_may_go_somewhere_else(known: Positions, disk: Disk) -> None:
+def test_a_client_seeks(known: Positions, disk: Disk) -> None:
     opened(known, start=20)
     for session, (wanted, place) in enumerate(
         (

@@ -12,7 +12,7 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoints
-from zmq_datasource.proxy.router import Request, Router
+from zmq_datasource.proxy.fetch_wire import Request, Router
 
 MOST_BYTES, MOST_FRAMES = 64 << 10, 1007
 FRAME = bytes(60_000)
@@ -38,9 +38,7 @@ def inbox(router: Router) -> list[Request]:
     return router.inbox()
 
 
-def test_what_waits_for_a_server_that_is_busy_is_bounded_in_bytes(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_requests_to_a_busy_server_are_bounded_in_bytes(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with connected(context, tmp_path) as (_, client):
         sent = 0
         while sent < 100 << 20 and client.poll(300, zmq.POLLOUT):
@@ -49,7 +47,9 @@ def test_what_waits_for_a_server_that_is_busy_is_bounded_in_bytes(
         assert sent < 40 << 20  # most of it in the kernel
 
 
-def test_of_a_request_that_is_too_large_nothing_is_kept(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_a_request_that_is_too_large_comes_without_frames(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
     with connected(context, tmp_path) as (router, client):
         client.send_multipart([FRAME] * 500, copy=False)
         (large,) = wait_for(lambda: inbox(router), "the large request")
@@ -103,9 +103,7 @@ def test_an_answer_is_tracked_until_the_system_has_taken_it(
         wait_for(lambda: not answers.bytes, "the last answer", 10)
 
 
-def test_a_client_that_is_gone_is_told_from_one_that_is_full(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_a_client_that_is_gone_is_not_a_full_queue(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with connected(context, tmp_path) as (router, client):
         client_of(router, client)
         with pytest.raises(zmq.ZMQError) as caught:

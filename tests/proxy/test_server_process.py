@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -36,34 +33,16 @@ class Child:
             raise Child.refusal
         Child.started += 1
         Child.newest = self
-        self.descriptor, self.ready, self.error, self.status = 0, True, None, {"started": Child.started}
-        self.alive = True
+        self.error, self.status = None, {"started": Child.started}
+        self.ended = False
 
-    def hear(self) -> bool:
-        return self.alive
+    def send(self, _: object) -> None: ...
 
-    def tell(self, _: object) -> None: ...
-
-    def close_input(self) -> None: ...
-
-    def close_output(self) -> None: ...
-
-    def wait(self, _: float) -> int:
+    def end(self, _: float) -> int:
         return 0
 
 
-class Flow:
-    """What the live process has, as far as its companion asks."""
-
-    def __init__(self) -> None:
-        self.journal = SimpleNamespace(progress=Progress(0, 0, None))
-        self.hear: Callable[[], None] | None = None
-
-    def watch(self, _: int, on_wake: Callable[[], None]) -> None:
-        self.hear = on_wake
-
-    def unwatch(self) -> None:
-        self.hear = None
+PROGRESS = Progress(0, 0, None)
 
 
 def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
@@ -71,28 +50,26 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
 ) -> None:
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "started", 0)
-    flow: Any = Flow()
-    companion = process.Companion({}, serves=True, least_life=0.01)
-    companion.start(flow)
-    Child.newest.alive = False
-    assert flow.hear is not None
-    flow.hear()
+    server = process.ServerProcess({}, serves=True, restart_seconds=0.01)
+    server.start(PROGRESS)
+    server.step(PROGRESS)
+    Child.newest.ended = True
     monkeypatch.setattr(Child, "refusal", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
     def refused() -> bool:
-        companion.step(flow)
-        return caplog.text.count("Too many open files; it is tried again") >= 2
+        server.step(PROGRESS)
+        return caplog.text.count("Too many open files; trying again") >= 2
 
     wait_for(refused, "refused twice")
-    companion.end()
+    assert server.status == {"started": 1}, "the last figures stay"
+    server.end()
     monkeypatch.setattr(Child, "refusal", None)
 
     def runs() -> bool:
-        companion.step(flow)
-        return companion.status.get("started") == 2
+        server.step(PROGRESS)
+        return server.status == {"started": 2}
 
     wait_for(runs, "started again")
-    assert flow.hear is not None
 
 
 def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
@@ -101,10 +78,10 @@ def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
-        process.Companion({}, serves=True).start(Flow())  # type: ignore[arg-type]
+        process.ServerProcess({}, serves=True).start(PROGRESS)
 
 
-def test_what_a_subscriber_needs_is_kept_by_a_server_process_that_begins_again(tmp_path: Path) -> None:
+def test_a_server_process_that_starts_again_knows_its_subscribers(tmp_path: Path) -> None:
     """Its record is all that a killed one has left."""
     storage = opened(tmp_path)
     records, notes = ReaderRecords(storage), SubscriberNotes("me", 1, [], 0.0)
@@ -115,9 +92,9 @@ def test_what_a_subscriber_needs_is_kept_by_a_server_process_that_begins_again(t
             records.remove("subscriber.me")
         else:
             records.write("subscriber.me", ReaderRecord({0: next_id}, 1e9, subscriber=notes))
-        it = server.enter(options, Progress(0, 0, None))
+        it = server.open_server(options, PROGRESS)
         assert [account["name"] for account in it.status()["durable"]] == ["me"] * (next_id is not None)
-        it.__exit__()
+        it.close()
 
 
 def opened(location: Path) -> LogStorage:
@@ -143,8 +120,8 @@ def test_a_disk_that_refuses_while_the_server_process_starts_is_tried_again(
 
     monkeypatch.setattr(LogStorage, "read", refuse)
     given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
-    server.enter(parse(ProxyOptions, given), Progress(0, 0, None)).__exit__()
+    server.open_server(parse(ProxyOptions, given), PROGRESS).close()
     assert not faults
     faults += [DiskFaultError("too many open files")] * 1000
     with pytest.raises(LogWriteError, match=r"too many open files.*walRetryTimeout=0\.1s"):
-        server.enter(parse(ProxyOptions, given | {"walRetryTimeout": "100ms"}), Progress(0, 0, None))
+        server.open_server(parse(ProxyOptions, given | {"walRetryTimeout": "100ms"}), PROGRESS)

@@ -308,7 +308,7 @@ def run(seed: int, steps: int = 400) -> Run:
 
 
 @pytest.mark.parametrize("begin", range(0, 600, 60))
-def test_whatever_happens_each_message_comes_in_order_and_no_more_is_confirmed_than_is_kept(
+def test_messages_come_in_order_and_only_durable_positions_are_confirmed(
     begin: int,
 ) -> None:
     for seed in range(begin, begin + 60):
@@ -319,7 +319,7 @@ def test_whatever_happens_each_message_comes_in_order_and_no_more_is_confirmed_t
             raise
 
 
-def test_the_search_reaches_what_it_is_for() -> None:
+def test_the_search_reaches_every_kind_of_fault() -> None:
     reached = [run(seed).reached for seed in range(20)]
     for what in reached[0]:
         assert sum(one[what] for one in reached) >= 5, what

@@ -180,7 +180,7 @@ def test_the_messages_that_come_are_given_with_all_their_frames() -> None:
     "frames",
     [[b"HOLA"], [b"ZDS\2B", b'{"session":1,"first":0,"next":1,"end":1,"rows":1,"columns":["value"]}']],
 )
-def test_what_is_no_message_of_the_protocol_is_an_error(frames: list[bytes]) -> None:
+def test_a_message_of_another_protocol_is_an_error(frames: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
         Subscribed().it.receive(frames, 1)
 
@@ -214,7 +214,7 @@ def test_an_answer_without_messages_moves_it_on() -> None:
     assert here.taken() == [60]
 
 
-def test_an_answer_that_has_come_already_is_ignored() -> None:
+def test_a_second_answer_is_ignored() -> None:
     """It was asked for twice."""
     here = Subscribed()
     here.hear_rows(0, 0, 1)
@@ -259,7 +259,7 @@ def test_after_silence_it_asks_again_and_then_by_a_new_connection() -> None:
     assert here.it.redial
 
 
-def test_opening_is_asked_again_too() -> None:
+def test_an_open_is_repeated_too() -> None:
     here = Subscribed(opened=False)
     assert here.pass_time(6.5) == [(0.5, OPEN), (3.5, OPEN), (6.5, OPEN)]
     assert here.it.redial
@@ -274,7 +274,7 @@ def test_an_answer_ends_a_silence() -> None:
     assert not here.it.redial
 
 
-def test_any_message_is_a_sign_of_life_but_what_it_does_not_answer_is_asked_again() -> None:
+def test_any_message_ends_silence_but_only_an_answer_ends_a_request() -> None:
     here = Subscribed()
     for _ in range(4):
         here.pass_time(3)
@@ -291,7 +291,7 @@ def test_the_bytes_of_a_large_message_are_no_silence() -> None:
     assert not here.it.redial
 
 
-def test_silence_begins_with_the_question() -> None:
+def test_silence_begins_with_the_request() -> None:
     """A proxy says nothing while nothing is asked: that is no reason for a new connection."""
     here = Subscribed()
     here.fill_memory()
@@ -305,7 +305,7 @@ def test_silence_begins_with_the_question() -> None:
 
 def test_a_proxy_that_is_silent_for_the_timeout_is_given_up() -> None:
     here = Subscribed(timeout=30)
-    with pytest.raises(NoPeerError, match="has been silent for 30 s; come again"):
+    with pytest.raises(NoPeerError, match="has been silent for 30 s; subscribe again"):
         here.pass_time(31)
     assert here.now == 30.5
 
@@ -419,7 +419,7 @@ def test_nothing_is_asked_after_a_refusal() -> None:
     assert here.said() == []
 
 
-def test_no_text_of_a_proxy_steers_the_terminal_of_its_client() -> None:
+def test_text_from_a_proxy_has_no_control_characters() -> None:
     here = Subscribed()
     here.hear(Refused(code="taken", reason="\x1b]0;owned\x07" + "x" * 1_000_000))
     assert str(here.it.refusal).isprintable()
@@ -429,7 +429,7 @@ def test_no_text_of_a_proxy_steers_the_terminal_of_its_client() -> None:
 # What is done.
 
 
-def test_the_next_question_says_what_is_done() -> None:
+def test_the_next_request_carries_done() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)
     assert [here.it.take(), here.it.take()] != [None, None]
@@ -441,7 +441,7 @@ def test_the_next_question_says_what_is_done() -> None:
     assert here.pass_time(1) == [(1.0, fetch(5, done=1, max_bytes=0, wait=0))]
 
 
-def test_a_position_that_has_moved_is_told_once_a_second_while_nothing_else_is_asked() -> None:
+def test_a_position_that_has_moved_is_sent_once_a_second() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2, 3)
     here.hear_rows(4, 4)
@@ -491,7 +491,7 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
     assert here.said() == [fetch(2, done=2)]
 
 
-def test_what_is_to_be_confirmed_is_asked_again_with_messages_that_have_come_meanwhile() -> None:
+def test_a_confirmation_is_asked_for_again_behind_messages_that_have_come() -> None:
     here = Subscribed()
     here.fill_memory()
     assert here.it.take() is not None
@@ -504,7 +504,7 @@ def test_what_is_to_be_confirmed_is_asked_again_with_messages_that_have_come_mea
     assert here.said() == [asked]
 
 
-def test_without_room_an_answer_that_confirms_too_little_is_followed_by_the_same_question() -> None:
+def test_without_room_an_answer_that_confirms_too_little_is_followed_by_the_same_request() -> None:
     here = Subscribed()
     here.fill_memory()
     here.it.take()
@@ -527,7 +527,7 @@ def test_nothing_is_confirmed_before_the_name_is_there() -> None:
     assert not here.it.has_unconfirmed
 
 
-def test_ids_of_other_topics_are_done_with_when_all_before_is_and_the_caller_asks_for_more() -> None:
+def test_ids_of_other_topics_are_acknowledged_after_all_messages_before_them() -> None:
     here = Subscribed()
     here.hear_rows(0, 3, after=10)
     assert here.it.take() is not None
@@ -539,7 +539,7 @@ def test_ids_of_other_topics_are_done_with_when_all_before_is_and_the_caller_ask
     assert here.it.done == 10
 
 
-def test_ids_of_other_topics_before_a_message_that_is_worked_on_wait_for_it() -> None:
+def test_ids_of_other_topics_wait_for_a_message_before_them() -> None:
     here = Subscribed()
     here.hear_rows(0, 3, after=10)
     here.hear_rows(10, 12, after=20)
@@ -554,7 +554,7 @@ def test_ids_of_other_topics_before_a_message_that_is_worked_on_wait_for_it() ->
     assert here.it.done == 20
 
 
-def test_a_subscriber_of_a_rare_topic_moves_on() -> None:
+def test_the_position_of_a_subscriber_to_a_rare_topic_moves() -> None:
     """Else the log would keep everything for it."""
     here = Subscribed()
     here.hear(empty(0, after=50))
@@ -587,7 +587,7 @@ def test_what_was_lost_is_counted_once_and_logged(caplog: pytest.LogCaptureFixtu
     here = Subscribed(at=3)
     here.hear(lost(3, 10), lost(3, 10), lost(3, 12))
     assert here.it.lost == 7
-    assert "'me': the ids 3 to 9 were deleted before they came here" in caplog.text
+    assert "'me': the proxy deleted the ids 3 to 9 before they came here" in caplog.text
     assert here.said() == [fetch(10, done=3)]
     here.hear_rows(10, 10)
     here.taken()
@@ -595,7 +595,7 @@ def test_what_was_lost_is_counted_once_and_logged(caplog: pytest.LogCaptureFixtu
     assert here.it.lost == 8
 
 
-def test_what_was_lost_is_done_with_when_all_before_is() -> None:
+def test_lost_ids_are_acknowledged_after_all_messages_before_them() -> None:
     """Or a proxy that waits for its subscribers would wait for ever for one whose next message is rare."""
     here = Subscribed()
     here.hear(lost(0, 100))
@@ -615,7 +615,7 @@ def test_what_was_lost_is_done_with_when_all_before_is() -> None:
     assert here.it.done == 150
 
 
-def test_a_proxy_that_loses_again_and_again_does_not_fill_the_log_output(
+def test_repeated_losses_do_not_fill_the_log_output(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     here = Subscribed()
@@ -623,7 +623,7 @@ def test_a_proxy_that_loses_again_and_again_does_not_fill_the_log_output(
         here.hear(lost(number, number + 1))
         here.taken()
     assert here.it.lost == 1000
-    assert 0 < len([r for r in caplog.records if "were deleted" in r.getMessage()]) < 10
+    assert 0 < len([r for r in caplog.records if "the proxy deleted" in r.getMessage()]) < 10
 
 
 # Going elsewhere.
@@ -640,7 +640,7 @@ def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_ha
     assert here.it.forgotten
 
 
-def test_it_goes_elsewhere_and_forgets_what_was_received() -> None:
+def test_a_seek_drops_messages_that_have_come() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)
     here.it.take()
@@ -668,7 +668,7 @@ def test_it_goes_elsewhere_and_forgets_what_was_received() -> None:
     assert here.it.lost == 37 + 9, "also what was lost once before"
 
 
-def test_going_elsewhere_is_asked_again() -> None:
+def test_a_seek_is_repeated_after_silence() -> None:
     here = Subscribed()
     here.it.seek(Start(since=7), here.now)
     asked = Open(name="me", session=2, since=7, seek=True)
@@ -706,7 +706,7 @@ def test_a_subscription_is_ended_and_nothing_is_asked_after_that() -> None:
     assert here.pass_time(10) == []
 
 
-def test_messages_that_come_meanwhile_do_not_answer_the_question_to_end_it() -> None:
+def test_messages_do_not_answer_a_forget() -> None:
     """The question is lost with its connection, and the answer to the one before arrives."""
     here = Subscribed()
     here.it.forget(here.now)
@@ -718,7 +718,7 @@ def test_messages_that_come_meanwhile_do_not_answer_the_question_to_end_it() -> 
     assert here.said() == [Forget(name="me", session=1)]
 
 
-def test_a_subscription_that_is_to_end_may_be_gone_already() -> None:
+def test_a_forgotten_subscription_may_be_gone_already() -> None:
     """The answer to FORGET was lost."""
     here = Subscribed()
     here.it.forget(here.now)

@@ -11,7 +11,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.proxy.view import Cursor, LogView, Progress
 
 
-def test_ids_that_are_deleted_while_a_cursor_reads_are_not_those_behind_them(tmp_path: Path) -> None:
+def test_a_cursor_does_not_read_past_deleted_ids(tmp_path: Path) -> None:
     log = LogStorage(str(tmp_path))
     log.open_log()
     Path(log.path_of("")).mkdir(exist_ok=True)

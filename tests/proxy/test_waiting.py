@@ -35,7 +35,7 @@ class OtherTopics:
         return pa.RecordBatch.from_pylist([row], MESSAGE_SCHEMA)
 
 
-def test_who_wants_a_rare_topic_of_a_long_log_gets_on_before_it_asks_again(
+def test_a_search_for_a_rare_topic_is_answered_before_the_client_asks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()

@@ -179,7 +179,7 @@ def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
 @pytest.mark.parametrize(
     ("offsets", "said"),
     [
-        ('{"next": {"0": 99}}', "it says 99, and partition 0 of the log ends before id 4"),
+        ('{"next": {"0": 99}}', "it is 99, and partition 0 of the log ends before id 4"),
         ('{"next": {"7": 1}}', r"the log has no partition \[7\], only \[0\]"),
     ],
 )

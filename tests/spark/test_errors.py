@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from tests.support import Socket, batch_of, bound, free_endpoint
 from tests.support.streams import feed, running, start, wait_for_rows, wait_until_released
-from zmq_datasource import ZmqDataSource, register
+from zmq_datasource import ZmqDataSource, reason, register
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source import ingest
@@ -56,6 +56,7 @@ def failure_of(spark: SparkSession, out: Path, **options: Any) -> str:
             query.awaitTermination(60)
         finally:
             query.stop()
+    assert reason(query) == reason(failed.value)
     return str(failed.value)
 
 
@@ -96,6 +97,27 @@ def test_a_port_in_use(spark: SparkSession, context: Context, tmp_path: Path) ->
     _, endpoint = bound(context, zmq.PULL)
     said = failure_of(spark, tmp_path / "out", bind=endpoint, walLocation=tmp_path / "wal")
     assert f"binding {endpoint}" in said
+
+
+def test_the_reason_of_a_failure_is_one_sentence_without_a_stack(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException) as refused:
+        feed(spark, conect=FEED)
+    assert reason(refused.value) == "OptionError: unknown read option 'conect'; did you mean 'connect'?"
+    silent = free_endpoint()
+    rows = spark.sql("SELECT 'x' AS value").write.format("zmq").mode("append")
+    with pytest.raises(PySparkException) as failed:
+        rows.options(connect=silent, socketType="PUSH", connectTimeout="100ms").save()
+    assert str(reason(failed.value)).startswith("NoPeerError: waiting 0.1 seconds for a peer")
+    assert str(reason(failed.value)).endswith("or raise connectTimeout")
+    assert reason(ValueError("another error\nand its stack")) == "another error"
+
+
+def test_a_query_that_runs_has_no_reason_to_fail(spark: SparkSession, tmp_path: Path) -> None:
+    query = start(feed(spark, connect=free_endpoint(), walLocation=tmp_path / "wal"), tmp_path / "out")
+    try:
+        assert reason(query) is None
+    finally:
+        query.stop()
 
 
 def test_an_unknown_host(spark: SparkSession, tmp_path: Path) -> None:

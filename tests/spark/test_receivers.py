@@ -66,7 +66,7 @@ def test_a_receiver_that_fails_at_its_end_is_told(
     push.send(b"0")
     wait_for(lambda: LogStorage(str(log)).is_written(), "it receives", 60)
     shutil.rmtree(log / "0")
-    with pytest.raises(SocketError, match="ending the receiver of log"):
+    with pytest.raises(SocketError, match="stopping the receiver of log"):
         receivers.stop()
     assert not receivers.is_active
 

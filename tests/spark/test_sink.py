@@ -82,7 +82,7 @@ def test_one_topic_for_all_rows(spark: SparkSession, context: Context) -> None:
     write(rows, connect=endpoint, topic="orders")
     write(rows.select("value"), connect=endpoint, topic="orders")
     assert sorted(take(pull, 4)) == [[b"orders", b"v"]] * 2 + [[b"orders", b"w"]] * 2
-    with pytest.raises(PySparkException, match="'frames' has the topic itself"):
+    with pytest.raises(PySparkException, match="'frames' contains the topic"):
         write(rows.selectExpr("array(cast(value as binary)) as frames"), connect=endpoint, topic="orders")
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,9 +21,9 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy import fetch_protocol
 from zmq_datasource.proxy.backend import REQUEST_BOUNDS, RequestBounds
+from zmq_datasource.proxy.child import NewestReader, NewestWriter
 from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, FromClient, FromProxy, Open, Opened, Refused
 from zmq_datasource.proxy.flow import LiveFlow
-from zmq_datasource.proxy.pipes import Lines, Newest
 from zmq_datasource.proxy.server import Server, serve
 
 
@@ -96,12 +96,12 @@ class ProxyThreads:
     def _flow(self) -> None:
         reads, writes = os.pipe()
         try:
-            self._lines, newest = Lines(reads), Newest(writes)
-            with LiveFlow(self.options, newest.tell, self._bounds) as self.flow:
+            self._progress, newest = NewestReader(reads), NewestWriter(writes)
+            with LiveFlow(self.options, newest.send, self._bounds) as self.flow:
                 self._ready.set()
                 while not self._stop.is_set():
                     self.flow.step()
-                    newest.tell(self.flow.journal.progress)
+                    newest.send(self.flow.journal.progress)
                     with suppress(queue.Empty):
                         self._wanted.get_nowait().set_result(self.flow.status())
                 self.flow.drain()
@@ -115,10 +115,9 @@ class ProxyThreads:
         def report(status: dict[str, Any]) -> None:
             self.status = status
 
-        with ExitStack() as stack:
-            self.server = stack.enter_context(Server(self.options, self.flow.journal.progress))
+        with closing(Server(self.options, self.flow.journal.progress)) as self.server:
             self._ready.set()
-            serve(self.server, self._lines, report)
+            serve(self.server, self._progress, report)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -241,7 +241,10 @@ def test_what_lets_nobody_in_or_anybody_is_refused(keys: Keys, tmp_path: Path) -
     broken.write_text("me:secret\nsecret without a name\n")
     local, everywhere = free_endpoint(), "tcp://0.0.0.0:5557"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"allowedClients": keys.allowed}, "needs zmq.curve_server=1: without it nobody is asked for a key"),
+        (
+            {"allowedClients": keys.allowed},
+            "needs zmq.curve_server=1: without it no client is asked for a key",
+        ),
         ({**given(keys.server), "allowedClients": "keys"}, "must be an absolute path"),
         ({**given(keys.server), "allowedClients": tmp_path / "none"}, "zmq-datasource keygen makes them"),
         ({"zmq_plain_server": "1"}, "needs both zmq.plain_server=1 and plainPasswords"),

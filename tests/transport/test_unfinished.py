@@ -18,7 +18,7 @@ from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoint, Endpoints
-from zmq_datasource.proxy.router import Request, Router
+from zmq_datasource.proxy.fetch_wire import Request, Router
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver

@@ -52,7 +52,7 @@ def test_the_package_is_a_program() -> None:
     assert zmq_datasource.__version__ in done.stdout
 
 
-def test_each_command_is_told_in_a_sentence_that_has_an_end() -> None:
+def test_help_describes_each_command_in_a_whole_sentence() -> None:
     told = CliRunner().invoke(main, ["--help"]).output
     _, commands = told.split("Commands:\n")
     assert len(commands.splitlines()) == len(main.commands)
@@ -122,7 +122,7 @@ def test_the_options_of_one_kind_are_listed() -> None:
         (["doctor", "--connect", "tcp://a:1", "-o", "socketType=PULL"], "of its own"),
     ],
 )
-def test_what_would_be_ignored_is_refused(arguments: list[str], why: str) -> None:
+def test_an_option_without_an_effect_is_refused_with_its_place(arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert why in result.output
@@ -191,11 +191,11 @@ def test_keys_for_a_name_that_exists_are_not_made(tmp_path: Path) -> None:
     assert "remove it, or choose another name" in again.stderr
 
 
-def test_what_is_not_set_is_left_to_the_declaration() -> None:
+def test_an_option_that_is_not_given_has_the_declared_default() -> None:
     assert run() == "{} SUB ()"
 
 
-def test_what_is_set_is_passed_on_as_text_under_its_own_name() -> None:
+def test_a_given_option_is_passed_on_as_text_under_its_name() -> None:
     told = run("--wal-max-bytes", "5g", "--rcvhwm", "7", "--slow-subscriber", "WAIT", "--plain", "-o", "x=1")
     assert told == (
         "{'walMaxBytes': '5g', 'rcvhwm': '7', 'slowSubscriber': 'wait', 'plain': 'true'} SUB ('x=1',)"
@@ -212,7 +212,7 @@ def test_help_shows_declared_defaults_choices_and_meanings() -> None:
     assert "`" not in told
 
 
-def test_only_some_choices_make_sense_here() -> None:
+def test_a_command_offers_only_the_choices_that_make_sense() -> None:
     assert "'ROUTER' is not one of" in run("--socket-type", "ROUTER")
 
 
@@ -230,9 +230,7 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
         (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGTERM),
     ],
 )
-def test_a_command_that_is_told_to_end_ends_its_processes(
-    arguments: list[str], number: signal.Signals
-) -> None:
+def test_a_stopped_command_ends_its_processes(arguments: list[str], number: signal.Signals) -> None:
     # In the background of a shell a process ignores it, and so do the processes that it starts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(

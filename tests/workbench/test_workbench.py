@@ -50,7 +50,7 @@ def test_a_sender_that_waits_loses_nothing_and_says_how_long_it_waited(pattern: 
 
 
 @pytest.mark.spark
-def test_a_pub_as_it_is_drops_in_silence() -> None:
+def test_a_pub_with_default_options_drops_in_silence() -> None:
     found = run(SLOW._replace(pattern="PUB/SUB", mode="silent"))
     assert (found.sent, found.dropped) == (1000, 0)
     assert found.lost == 1000 - found.received > 0

@@ -1,7 +1,7 @@
-"""Transactions over DEALER and ROUTER: every batch whole and once, whoever dies.
+"""Transactions over DEALER and ROUTER: each batch gets into the log whole and once, even if either side dies.
 
-``protocol`` is the bytes; ``sender_session`` and ``uplink``, which carries it, are the sending end. At the receiving
-end ``acceptor`` is the socket, ``reception`` what is done about each message, without one: ``sessions`` says who may
-send how much, ``answers`` what is said, ``committer`` writes a transaction into the log, ``transactions`` knows which
-are there, ``digests`` whether one is the same. ``producer`` is the client for programs without Spark.
+``protocol`` has the messages. The sending side is ``sender_session``, a state machine, and ``uplink``, which carries it
+over a socket; ``producer`` is the client for programs without Spark. At the receiving side, ``acceptor`` is the socket
+and ``reception`` obeys its messages. It uses ``sessions`` (the attempts that are being received), ``committer`` (from
+staged attempts to the log), ``transactions`` (what is committed), ``digests`` and ``answers``.
 """

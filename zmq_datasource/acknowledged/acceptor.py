@@ -1,4 +1,4 @@
-"""The receiving side's socket: a ROUTER that carries what ``reception`` hears and what it answers."""
+"""The receiving side's socket: a ROUTER that brings messages to ``reception`` and sends its answers."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ __all__ = ["Acceptor", "AcceptorTerms"]
 
 WAIT_MS = 10
 ROUND_MESSAGES = 256
-# libzmq bounds messages and not bytes, and a frame may have 64 MiB. More messages wait in the kernel and the backlog.
+# Small, because libzmq bounds messages and not bytes, and a frame may have 64 MiB. More messages wait in the kernel and
+# in the backlog.
 _RCVHWM = 8
-# Messages that are taken off the socket at a time, and bytes that are dealt with before it is looked at again.
+# The messages that are received into the backlog at a time, and the bytes after which that is done again.
 _FILL_MESSAGES, _FILL_BYTES = 1024, 4 << 20
-# Of a row's topic and value, and their offsets.
+# The topic and value of the largest row, and their offsets.
 _MOST_MESSAGE_BYTES = 2 * MOST_FRAME_BYTES + (4 << 20)
-# What a frame takes beside its bytes, about.
+# About what a frame takes in memory besides its bytes.
 _FRAME_OVERHEAD = 100
 _HOUSEKEEPING_SECONDS = 0.1
 
 
 class Acceptor:
-    """A ``log.filler.Filler`` of transactions; use it in a ``with`` block, in one thread.
+    """Fills a log with transactions (a ``log.filler.Filler``); use it in a ``with`` block, in one thread.
 
     Args:
         spec: A ROUTER.
-        terms: What senders are granted.
-        counters: Where to count.
+        terms: The limits for senders.
+        counters: Counts what is received.
         files: Where attempts are staged.
         transactions: Which transactions are committed; restored before the block.
-        log: Where they go; open before the block.
+        log: Where transactions are committed; open before the block.
         clock: Seconds, monotonic.
     """
 
@@ -76,15 +77,15 @@ class Acceptor:
 
     @property
     def reception(self) -> Reception:
-        """What it has received, and answers."""
+        """Obeys the messages."""
         return self._reception
 
     def __enter__(self) -> Self:
-        """Open the socket, and find what was staged.
+        """Open the socket, and find the staged attempts.
 
         Raises:
-            OptionError, EndpointError: It cannot be opened as asked.
-            LogError: What was staged and is not needed cannot be removed.
+            OptionError, EndpointError: The socket cannot be opened with these options.
+            LogError: A staged attempt cannot be read or deleted.
         """
         self._reception.recover(self._monotonic())
         self._open = OpenSocket(self._spec, self._prepare)
@@ -116,52 +117,53 @@ class Acceptor:
 
     @property
     def connections(self) -> int:
-        """How many senders are connected."""
+        """The number of senders that are connected."""
         return self._open.watch.peers
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to do although no message comes."""
+        """Whether there is work to do even if no message comes."""
         return self._reception.busy or bool(self._backlog)
 
     def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
-        """One round: wait up to ``WAIT_MS`` for a message, then take what is there, and answer.
+        """Wait up to ``WAIT_MS`` for a message, obey the messages that have come, and answer.
 
         Args:
-            wait: False where somebody else waits for the socket.
+            most: The most messages in one call.
+            wait: False if the caller has waited for the socket.
 
         Returns:
-            How many messages were taken.
+            The number of messages that were obeyed.
         """
         now = time.monotonic()
         if now >= self._next_housekeeping:
             self._watch_connections()
-            self._reception.look(self._monotonic())
+            self._reception.check_timeouts(self._monotonic())
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        self._go_on()
-        self._fill()
+        self._answer_completed()
+        self._fill_backlog()
         if not self._backlog:
-            # What is under way is done by another thread, so look again soon.
+            # If it is busy, another thread will be done soon.
             if not self._socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
                 return 0
-            self._fill()
+            self._fill_backlog()
         taken = filled = 0
-        while taken < most and (entry := self._backlog.take()) is not None:
+        while taken < most and (entry := self._backlog.pop()) is not None:
             peer, size, (frames, may_use) = entry
             try:
-                self._reception.take(peer, frames, self._monotonic(), may_use)
+                self._reception.receive(peer, frames, self._monotonic(), may_use)
             finally:
                 self._answer()
             taken += 1
             filled += size
             if filled > _FILL_BYTES:
                 filled = 0
-                self._fill()
+                self._fill_backlog()
         self._reception.cut()
         return taken
 
-    def _fill(self) -> None:
-        """Take what has come off the socket; a message that exceeds the bounds is dropped."""
+    def _fill_backlog(self) -> None:
+        """Receive the messages that have come. A message beyond the bounds is dropped."""
         for _ in range(_FILL_MESSAGES):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
@@ -172,8 +174,8 @@ class Acceptor:
                 self._backlog.add(peer, size, (frames, self._rights.of((parts or [sender])[-1])))
             else:
                 self._drops.warn(
-                    "dropped a message of %d bytes of a sender of transactions, which has more on the way than it may, "
-                    "or shares the memory with very many senders; it has to send the message again",
+                    "dropped a message of %d bytes: its sender of transactions has more on the way than is allowed, or "
+                    "very many senders share the memory; the sender has to send it again",
                     size,
                 )
 
@@ -183,9 +185,9 @@ class Acceptor:
         self._drops.flush()
         count_connections(self._counters, [self._open.watch])
 
-    def _go_on(self) -> None:
+    def _answer_completed(self) -> None:
         try:
-            self._reception.go_on(self._monotonic())
+            self._reception.answer_completed(self._monotonic())
         finally:
             self._answer()
 
@@ -194,34 +196,34 @@ class Acceptor:
             try:
                 self._socket.send_multipart([peer, *frames], zmq.NOBLOCK)
             except zmq.ZMQError as e:
-                # Gone, or not reading; it will ask again.
+                # The sender has gone or does not read. It will ask again.
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
     def keep_alive_in_pause(self) -> None:
-        """To be called while nothing is received."""
+        """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
         self._watch_connections()
-        self._fill()
+        self._fill_backlog()
         try:
             self._reception.hold_still(self._monotonic())
         finally:
             self._answer()
 
     def finish(self, patience: float) -> None:
-        """Answer what is under way."""
+        """Answer for what is being written, for up to ``patience`` seconds. Called once, after the last round."""
         deadline = time.monotonic() + patience
         while self._reception.busy and time.monotonic() < deadline:
-            self._go_on()
+            self._answer_completed()
             time.sleep(WAIT_MS / 1000)
 
     def cut(self) -> Future[int]:
-        """Cut the log's chunk; committed transactions are in it already."""
+        """Cut the log's chunk, which has the committed transactions already."""
         return self._log.cut()
 
     def awaits_replies(self) -> bool:
-        """Nothing is asked for here: senders repeat what nobody has confirmed."""
+        """Return False: senders repeat by themselves what is not confirmed."""
         return False
 
     def facts(self) -> FillerFacts:
-        """Nothing waits in memory: what is received is staged, and appended when its transaction is committed."""
+        """Return no figures: no row waits in memory. Rows are staged, and appended when they are committed."""
         return FillerFacts()

@@ -1,4 +1,4 @@
-"""What the receiving side says: answers, and for what cannot be done a refusal with its reason."""
+"""The answers of the receiving side, and refusals with their reasons for messages that cannot be obeyed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Answers", "RefusedError"]
 
 
 class RefusedError(SocketError):
-    """What a sender asks for cannot be done now; ``code`` is for programs (docs/protocol.md)."""
+    """A sender's message cannot be obeyed. ``code`` is for programs (docs/protocol.md)."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -28,8 +28,8 @@ class Answers:
     """Answers to senders, collected until the socket sends them.
 
     Args:
-        counters: Where to count what nobody expected.
-        abandon: Called with the attempt of a message that met an unexpected error: it may be half done.
+        counters: Counts malformed messages and unexpected errors.
+        abandon: Called with the attempt of a message that has met an unexpected error, and may be half done.
     """
 
     def __init__(self, counters: SourceCounters, abandon: Callable[[str | None], None]) -> None:
@@ -43,16 +43,16 @@ class Answers:
         self._answers.append((peer, encode(message)))
 
     def take(self) -> list[tuple[bytes, list[Any]]]:
-        """What is to be said since the last call: to whom, and the frames."""
+        """The answers since the last call: to which peer, and the frames."""
         answers, self._answers = self._answers, []
         return answers
 
     @contextmanager
     def refusing(self, peer: bytes, attempt: str | None = None) -> Iterator[None]:
-        """Answer whoever sent a message about which nothing can be done; it ends nothing.
+        """Turn an error in this block into a refusal to the peer.
 
         Raises:
-            LogError: The storage: that is not about one message.
+            LogError: The log has failed, which is not about one message.
         """
         try:
             yield
@@ -79,6 +79,6 @@ class Answers:
         self.add(peer, Refusal(code=code, reason=reason, attempt=attempt))
 
     def flush(self) -> None:
-        """To be called now and then: tells what the log lines have left out."""
+        """Log how many lines were left out, if it is time. Call it often."""
         self._refusals.flush()
         self._faults.flush()

@@ -1,14 +1,13 @@
-"""Messages that are received and wait to be dealt with: bounded for each sender and in all. Pure.
+"""Received messages that wait to be obeyed: bounded for each sender and in all. Pure.
 
 The rules:
 
-* The socket is emptied into the backlog at once, also while nothing can be written. libzmq bounds the messages of a
-  connection and not their bytes, and it keeps those of a connection that has ended.
-* A sender has at most ``most_each`` bytes here, or one message. Only a program that ignores the
-  protocol sends more.
-* All senders together have at most ``most_bytes``. Beyond that, the sender with the most bytes loses its newest
-  message to one with less.
-* A message that finds no room is dropped, as if it were lost with its connection: the sender sends it again.
+* The socket is emptied into the backlog at once, even while nothing can be written. The reason is that libzmq bounds
+  the messages of a connection, but not their bytes, and keeps the messages of a connection that has ended.
+* A sender has at most ``most_each`` bytes here, or one message. Only a program that ignores the protocol sends more.
+* All senders together have at most ``most_bytes``. Beyond that, a sender with fewer bytes displaces the newest message
+  of the sender with the most.
+* A message for which there is no room is dropped, as if it were lost with its connection: its sender sends it again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Backlog"]
 
-# Twice what a sender may have on the way, because it may send that again; and two messages for each of its places.
+# A sender may have 8 MiB on the way, and send them again. All senders may have two messages of 1 MiB each.
 _MOST_EACH, _MOST_BYTES = 16 << 20, 512 << 20
 
 _T = TypeVar("_T")
@@ -36,11 +35,11 @@ class Backlog(Generic[_T]):
     """A queue of messages, oldest first.
 
     Args:
-        most_each, most_bytes: Bytes that one sender and all senders together may have here.
+        most_each, most_bytes: The most bytes of one sender, and of all senders together.
 
     Attributes:
         bytes: Of all messages here.
-        dropped: Messages that have found no room.
+        dropped: The number of messages for which there was no room.
     """
 
     def __init__(self, most_each: int = _MOST_EACH, most_bytes: int = _MOST_BYTES) -> None:
@@ -55,7 +54,7 @@ class Backlog(Generic[_T]):
         return bool(self._of)
 
     def make_room(self, peer: bytes, size: int) -> bool:
-        """Whether a message of a sender is admitted; another sender's may be dropped for it."""
+        """Make room for a message. Returns False if there is none; otherwise ``add`` is next."""
         held = self._bytes_of.get(peer, 0)
         if (held and held + size > self._most_each) or size > self._most_bytes:
             self.dropped += 1
@@ -71,7 +70,7 @@ class Backlog(Generic[_T]):
     def _drop_newest(self, peer: bytes) -> None:
         entry = self._of[peer].pop()
         entry.message = None
-        self._forget(entry)
+        self._discount(entry)
         self.dropped += 1
 
     def add(self, peer: bytes, size: int, message: _T) -> None:
@@ -82,17 +81,17 @@ class Backlog(Generic[_T]):
         self._bytes_of[peer] = self._bytes_of.get(peer, 0) + size
         self.bytes += size
 
-    def take(self) -> tuple[bytes, int, _T] | None:
-        """The oldest message, with its sender and size; None if there is none."""
+    def pop(self) -> tuple[bytes, int, _T] | None:
+        """Remove and return the oldest message, with its sender and size; None if there is none."""
         while self._queue:
             entry = self._queue.popleft()
             if entry.message is not None:
                 self._of[entry.peer].popleft()
-                self._forget(entry)
+                self._discount(entry)
                 return entry.peer, entry.size, entry.message
         return None
 
-    def _forget(self, entry: _Entry[_T]) -> None:
+    def _discount(self, entry: _Entry[_T]) -> None:
         self.bytes -= entry.size
         self._bytes_of[entry.peer] -= entry.size
         if not self._of[entry.peer]:

@@ -1,14 +1,14 @@
-"""Transactions into the log: all rows of one in one chunk, with the note that it is committed.
+"""Writes staged transactions into the log: all rows of one in one chunk, with its number.
 
 The rules:
 
-* Nothing counts as committed, and nothing is answered, before the chunk is on disk.
-* First everything is checked, as far as it is read; then rows and note change together. If writing them fails,
-  receiving ends, and the log's next writer finds neither.
-* Transactions that are committed in the same moment share a chunk. The file of a large part that is the first of its
-  transaction becomes a chunk by itself, and what else is to be in that chunk is appended to it.
-* The last transaction of a producer may be asked for again, with the same rows; anything else under its
-  number or an older one is refused, at whatever moment it comes.
+* A transaction counts as committed, and is answered, when its chunk is on disk.
+* First its attempts are checked. Then rows and number are appended together. If writing them fails, receiving ends,
+  and the log's next writer finds neither.
+* Transactions that are committed in the same moment share a chunk. If the first part of a transaction has a large file,
+  this file becomes the chunk, and the other rows are appended to it.
+* The last transaction of a producer may be repeated with the same rows, also while its chunk is being written. Any
+  other transaction under its number or an older one is refused.
 """
 
 from __future__ import annotations
@@ -33,33 +33,37 @@ __all__ = ["Committer", "Done", "TransactionLog", "UnknownAttemptError"]
 
 
 class TransactionLog(Protocol):
-    """What a committer needs of a log (``log.writer.LogWriter``)."""
+    """The methods of a log that a committer uses (``log.writer.LogWriter``)."""
 
     @property
     def takes_files(self) -> bool:
-        """Whether the file of a part may become a chunk; not if the log hands its rows on."""
+        """Whether a staged file may become a chunk. False if the log passes the rows on, which needs them in memory."""
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to come for now."""
+        """Whether the log takes no rows now."""
 
     def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
-        """Append all or, raising an error, nothing.
+        """Append all rows; if this raises an error, none of them.
 
         Args:
-            filled: Rows that come before these, in a file that becomes a chunk; None if ``takes_files`` is false.
+            filled: A file with the rows before these, which becomes a chunk. None if ``takes_files`` is false.
         """
 
     def cut(self) -> Future[int]:
-        """Resolves when all that was appended is durable."""
+        """Cut the chunk. The future is done when all appended rows are on disk."""
 
 
 class UnknownAttemptError(ProtocolError):
-    """About an attempt that is not here (any more): a new one may do."""
+    """An attempt is not here (any more). A new attempt may succeed."""
 
 
 class Done(NamedTuple):
-    """A transaction that is in the log, now or since before it was asked for, and who asks."""
+    """A committed transaction, and the peers that have asked for it.
+
+    Attributes:
+        again: Whether it was committed before the first of them asked.
+    """
 
     message: Commit
     peers: list[bytes]
@@ -67,7 +71,7 @@ class Done(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What is to be committed: the file of the first part, unless that is read, too, and what was read."""
+    """The rows of a transaction: the file of the first part, if it can become a chunk, and the other rows."""
 
     filled: FilledFile | None
     batches: list[pa.RecordBatch]
@@ -77,7 +81,7 @@ class _Rows(NamedTuple):
 
 @dataclass
 class _Running:
-    """A transaction whose chunk is being written; everybody who asks is answered then."""
+    """A transaction whose chunk is being written, and the peers to answer then."""
 
     message: Commit
     transaction: Transaction
@@ -89,13 +93,13 @@ class _Running:
 
 
 class Committer:
-    """Belongs to the receiving thread.
+    """Commits staged attempts; for the receiving thread.
 
     Args:
-        counters: Where to count.
-        staging: Where the attempts are.
-        transactions: What is committed.
-        log: Where transactions go.
+        counters: Counts the committed rows and bytes.
+        staging: Has the attempts.
+        transactions: Has the committed transactions.
+        log: Where they are committed.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class Committer:
         self._transactions = transactions
         self._log = log
         self._running: list[_Running] = []
-        self._uncut: list[_Running] = []  # those of this moment
+        self._uncut: list[_Running] = []  # appended since the last cut
 
     @property
     def busy(self) -> bool:
@@ -118,21 +122,21 @@ class Committer:
         return bool(self._running)
 
     def is_at(self, producer: str, number: int) -> bool:
-        """Whether this transaction's chunk is being written."""
+        """Whether this transaction is being written."""
         return any(running.is_for(producer, number) for running in (*self._running, *self._uncut))
 
     def commit(self, peer: bytes, message: Commit) -> bool:
-        """Have a transaction written.
+        """Append a transaction to the log.
 
         Returns:
-            Whether it is in the log already. If not, ``done`` tells when it is. While the log is full, or no file can
-            be opened, nothing happens: the sender asks again.
+            Whether it is committed already. If not, ``done`` yields it later. While the log is full, or no file can be
+            opened, nothing happens, and the sender asks again.
 
         Raises:
-            UnknownAttemptError: Not all of it is here.
-            ConflictError: Something else is committed under this number, or a later number is.
-            ProtocolError: The rows do not have the digest that the sender tells.
-            LogError: The log can take nothing any more.
+            UnknownAttemptError: Not all attempts and rows are staged here.
+            ConflictError: Another transaction is committed under this number, or a later number is.
+            ProtocolError: The rows do not have the digest that the sender has sent.
+            LogError: The log has failed.
         """
         newest = self._transactions.newest(message.producer)
         if newest is not None and message.number <= newest.number:
@@ -152,7 +156,7 @@ class Committer:
         transaction = Transaction(message.number, message.attempts[0], message.rows, rows.digest)
         failpoints.reach("acknowledged.commit.before_append")
         self._log.append_whole(rows.batches, rows.filled)
-        # Nothing from here on can fail: rows and note are one.
+        # From here on nothing can fail, so that rows and number are both appended.
         self._transactions.commit(message.producer, transaction)
         self._counters.received += message.rows
         self._counters.bytes += rows.value_bytes
@@ -160,7 +164,7 @@ class Committer:
         return False
 
     def cut(self) -> None:
-        """Have what was committed in this moment written, as one chunk."""
+        """Have the transactions that were appended since the last call written, as one chunk."""
         if self._uncut:
             failpoints.reach("acknowledged.commit.after_append")
             done = self._log.cut()
@@ -170,7 +174,7 @@ class Committer:
             self._uncut = []
 
     def done(self) -> Iterator[Done]:
-        """What has got into the log since the last call.
+        """Yield the transactions that are on disk since the last call.
 
         Raises:
             LogError: The log has failed.
@@ -182,16 +186,18 @@ class Committer:
             yield Done(running.message, running.peers, again=False)
 
     def _read(self, message: Commit) -> _Rows:
-        """All rows of a transaction in the order of its parts, checked.
+        """The rows of a transaction in the order of its parts, checked.
 
         Raises:
-            UnknownAttemptError: Not all of it is here.
-            ProtocolError: The rows do not have the digest that the sender tells.
+            UnknownAttemptError: Not all attempts and rows are staged here.
+            ProtocolError: The rows do not have the digest that the sender has sent.
         """
         transaction = f"committing transaction {message.number} of {message.producer}"
         wanted = len(message.attempts)
         if not wanted or len(set(message.attempts)) < wanted:
-            raise UnknownAttemptError(f"{transaction}: it names {wanted} attempts, none or one twice")
+            raise UnknownAttemptError(
+                f"{transaction}: it names {wanted} attempts: none, or one of them twice"
+            )
         parts = {a: part for a in message.attempts if (part := self._staging.get(a)) is not None}
         ours = {
             attempt: part
@@ -227,7 +233,7 @@ class Committer:
         found = as_text(digest)
         if message.digest is not None and message.digest != found:
             raise ProtocolError(
-                f"{transaction}: its digest is {message.digest}, but the rows that are staged have {found}; nothing "
-                "was written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
+                f"{transaction}: its digest is {message.digest}, but the staged rows have {found}; nothing was "
+                "written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
             )
         return _Rows(filled, batches, found, value_bytes)

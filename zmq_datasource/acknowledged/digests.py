@@ -1,9 +1,10 @@
-"""The digest of a transaction's rows, by which a repeated one is known to be the same. Pure; see docs/protocol.md.
+"""The digest of a transaction's rows, which shows whether a repeated transaction is the same. Pure.
 
-Of one row it is a chain over its frames (a topic that is not null and a value, a value alone, or all of
-``frames``): XXH3-64 of each, seeded with that of the one before, the first with 0. Of many rows it is
-the sum modulo 2^64. So neither their order counts nor how they are spread over tasks and messages, both
-of which Spark may choose anew; and unlike with an exclusive or, a row that is there twice counts twice.
+docs/protocol.md specifies it. The digest of a row is a chain over its frames (topic and value, value alone, or all of
+``frames``): XXH3-64 of each frame, seeded with the hash of the frame before it, and with 0 for the first. The digest of
+many rows is the sum modulo 2^64. So it depends neither on the order of the rows nor on the tasks and messages that
+carry them, both of which may differ when Spark repeats a batch. Unlike an exclusive or, a sum counts a repeated row
+twice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MODULUS = 1 << 64
 
 
 def digest_of(batch: pa.RecordBatch) -> int:
-    """The sum over the rows of a batch: ``value`` and perhaps ``topic``, or ``frames``."""
+    """The digest of a batch with the columns ``value`` and perhaps ``topic``, or ``frames``."""
     if "frames" in batch.schema.names:
         return sum(map(_chain, batch.column("frames").to_pylist())) % _MODULUS
     values = as_binary(batch.column("value")).to_pylist()
@@ -33,7 +34,7 @@ def digest_of(batch: pa.RecordBatch) -> int:
 
 
 def digest_of_rows(batch: pa.RecordBatch) -> int:
-    """The same of rows as the receiver stages them (``messages.schemas.MESSAGE_SCHEMA``)."""
+    """The digest of rows as the receiver stages them (``messages.schemas.MESSAGE_SCHEMA``)."""
     frames = batch.column("frames")
     if frames.null_count == len(frames):
         return digest_of(batch.select(["topic", "value"]))
@@ -43,7 +44,7 @@ def digest_of_rows(batch: pa.RecordBatch) -> int:
 
 
 def as_text(digest: int) -> str:
-    """16 hexadecimal digits of a sum of digests: JSON's numbers are not whole beyond 2^53 everywhere."""
+    """16 hexadecimal digits, because some JSON readers round numbers beyond 2^53."""
     return f"{digest % _MODULUS:016x}"
 
 

@@ -24,7 +24,7 @@ from zmq_datasource.options.parser import parse, texts_of
 __all__ = ["Producer"]
 
 
-# What a message costs beside its bytes.
+# What a message takes in memory besides its bytes.
 _MESSAGE_OVERHEAD = 64
 _MOST_BYTES = 1 << 30
 
@@ -35,9 +35,9 @@ class _Transaction:
 
     Attributes:
         number: Its number; None before the first attempt.
-        size: Bytes that it keeps.
+        size: The bytes that it takes in memory.
         is_block: Whether it comes from a ``transaction()`` block.
-        asked: The attempts that may be in the log: their commit was asked for, and not refused.
+        asked: The attempts that may be in the log: their commit was asked for, and was not refused.
     """
 
     number: int | None
@@ -58,23 +58,23 @@ class Producer:
     ...         producer.send(b"both")
     ...         producer.send(b"or none")
 
-    What was sent and not flushed is kept in memory, at most ``max_bytes``; then ``send`` flushes by itself (in a
-    transaction it is an error). A ``flush`` that fails has lost nothing and doubled nothing: call it again, it finds
-    out whether the commit took place. A transaction that the receiver refuses is dropped: run its block again. But if
-    a ``TransactionError`` says that another program has used the name, close the producer. A program that dies before
-    its flush was answered cannot know; ``last_committed`` tells its successor of the same name what there is. All
-    methods may be called from any thread; one at a time is at work. A forked child cannot use a producer of its parent.
+    Messages that are not flushed are kept in memory, up to ``max_bytes``. When there are more, ``send`` flushes by
+    itself; in a transaction it raises an error. A ``flush`` that fails has lost nothing and doubled nothing: call it
+    again, and it finds out whether the commit took place. A transaction that the receiver refuses is dropped: run its
+    block again. But if a ``TransactionError`` says that another program has used the name, close the producer. If a
+    program dies before its flush was answered, ``last_committed`` tells its successor of the same name whether the
+    commit took place. The methods may be called from any thread; calls wait for each other. A forked child cannot use a
+    producer of its parent.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
-        name: Names this producer for the receiver, as ``publisher`` of its rows; its transactions are
-            numbered on from the last one of that name (``sequence``). Only one at a time may use a name.
-            Unset, a new one.
-        max_bytes: Bytes that are kept.
-        options: Those of the sink: ``connect_timeout``, ``send_timeout``, ``zmq_*``; in snake_case or as documented.
+        name: The producer's name, which is the ``publisher`` of its rows. Its transactions continue the numbers of that
+            name (``sequence``). Only one producer at a time may use a name. By default, a new name.
+        max_bytes: The bytes that are kept in memory.
+        options: Options of the sink: ``connect_timeout``, ``send_timeout``, ``zmq_*``; in snake_case or as documented.
 
     Raises:
-        OptionError: An option that does not exist or cannot be honoured.
+        OptionError: An unknown option, or a value that is not allowed.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flush, unless the block has failed; close. A forked child that leaves the block does neither."""
+        """Flush, unless the block has failed, and close. In a forked child, do neither."""
         if self._process.is_left:
             return
         try:
@@ -123,22 +123,22 @@ class Producer:
 
     @property
     def last_committed(self) -> int | None:
-        """The number of this name's last transaction that is in the log; None if there is none.
+        """The number of the last transaction of this name in the log; None if there is none. Asks the receiver.
 
         Raises:
             SocketError: The receiver does not answer.
         """
         self._process.check()
         with self._lock:
-            return self._connected().ask()
+            return self._connected().last_committed()
 
     def send(self, value: bytes | str, topic: bytes | str | None = None) -> None:
-        """Keep a message for the next ``flush``; flush first if there is no room.
+        """Keep a message for the next ``flush``. If there is no room, flush first.
 
         Raises:
-            SocketError: It could not be flushed; the message was not taken.
+            SocketError: The flush has failed, and the message was not taken.
             TransactionError: The open transaction is larger than ``max_bytes``.
-            RowError: The message is larger than a receiver takes, or no text that UTF-8 can write.
+            RowError: The message is larger than a receiver takes, or a text that UTF-8 cannot encode.
         """
         self._process.check()
         data = _bytes(value, "value")
@@ -146,7 +146,7 @@ class Producer:
         size = len(data) + len(name or b"") + _MESSAGE_OVERHEAD
         if max(len(data), len(name or b"")) > MOST_FRAME_BYTES:
             raise RowError(
-                f"sending a message of {len(data)} bytes: {MOST_FRAME_BYTES} at most; send it in parts"
+                f"sending a message of {len(data)} bytes: a receiver takes {MOST_FRAME_BYTES} at most; send it in parts"
             )
         with self._lock:
             self._check_open()
@@ -162,13 +162,13 @@ class Producer:
             self._kept_bytes += size
 
     def flush(self) -> None:
-        """Wait until all that was sent is in the receiver's log, on disk.
+        """Wait until all messages are in the receiver's log, on disk.
 
         Raises:
-            SocketError: It is not (known to be). What was sent is kept: call it again.
-            TransactionError, RowError: The receiver refused, or another producer uses this name. Messages that were
-                sent outside of a ``transaction()`` are kept. A transaction is dropped, unless a commit before this
-                one may still put it into the log; then the next ``transaction()`` says so.
+            SocketError: They are not there, or there was no answer. They are kept: call this again.
+            TransactionError, RowError: The receiver has refused, or another producer uses this name. Messages from
+                outside of a ``transaction()`` are kept. A transaction is dropped, unless an earlier commit may still
+                have put it into the log. Then the next ``transaction()`` says so.
         """
         self._process.check()
         with self._lock:
@@ -182,7 +182,7 @@ class Producer:
                 self._pending = _Transaction(None, self._values, self._topics, self._kept_bytes, is_block)
                 self._values, self._topics = [], []
             try:
-                self._settle(self._pending)
+                self._commit(self._pending)
             except (TransactionError, RowError):
                 if self._pending.is_block and not self._pending.asked:
                     self._forget_pending()
@@ -196,22 +196,23 @@ class Producer:
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
-        """All that is sent in the block appears together at its end, or, if the block fails, not at all.
+        """Commit all messages of the block together at its end. If the block fails, none of them is committed.
 
-        What was sent before is flushed first.
+        Messages from before the block are flushed first.
 
         Raises:
-            TransactionError, RowError: The receiver refused the transaction; it is dropped, and the block can be run
-                again. Or the transaction before this one is not settled; then the block does not run.
-            SocketError: The commit at the end was not answered. The transaction is kept, and ``flush`` settles it: do
-                not run the block again before ``flush`` has returned.
+            TransactionError, RowError: The receiver has refused the transaction. It is dropped, and the block can be
+                run again. Or it is not known whether the transaction before this one is in the log: then the block does
+                not run.
+            SocketError: The commit was not answered. The transaction is kept, and ``flush`` commits it: do not run the
+                block again before ``flush`` has returned.
         """
         self._process.check()
         with self._lock:
             if self._pending is not None and self._pending.is_block:
                 raise TransactionError(
                     "beginning a transaction: it is not known whether the transaction before it is in the log. Call "
-                    "flush(), which commits that one if it is not, and then begin"
+                    "flush(), which commits it if it is not there, and then begin"
                 )
             self.flush()
             self._in_block = True
@@ -225,7 +226,7 @@ class Producer:
             self._flush(is_block=True)
 
     def close(self) -> None:
-        """Give up what was not flushed, and disconnect. In a forked child, leave all that to the parent."""
+        """Drop what was not flushed, and disconnect. In a forked child, do nothing."""
         if self._process.is_left:
             return
         with self._lock:
@@ -242,7 +243,7 @@ class Producer:
         if self._uplink is None:
             uplink = Uplink(self._options, self._name, 0)
             self._uplink = uplink.__enter__()
-        self._uplink.renew()
+        self._uplink.begin_attempt()
         return self._uplink
 
     def _disconnect(self) -> None:
@@ -250,14 +251,14 @@ class Producer:
             self._uplink.__exit__(None, None, None)
             self._uplink = None
 
-    def _settle(self, transaction: _Transaction) -> None:
-        """Commit a transaction, or find out that it is committed."""
+    def _commit(self, transaction: _Transaction) -> None:
+        """Commit a transaction, unless it is committed already."""
         deadline = time.monotonic() + self._options.send_timeout
         while True:
             try:
                 self._stage_and_commit(transaction)
                 return
-            except AttemptLostError:  # the receiver has restarted: all of it once more
+            except AttemptLostError:  # the receiver has restarted: send all of it again
                 self._disconnect()
                 if time.monotonic() >= deadline:
                     raise
@@ -267,7 +268,7 @@ class Producer:
 
     def _stage_and_commit(self, transaction: _Transaction) -> None:
         uplink = self._connected()
-        session, committed = uplink.session, uplink.ask()
+        session, committed = uplink.session, uplink.last_committed()
         if transaction.number is None:
             if self._next is None:
                 self._next = 0 if committed is None else committed + 1
@@ -285,17 +286,20 @@ class Producer:
         try:
             uplink.commit([session.attempt], session.rows, uplink.digest)
         except (AttemptLostError, RefusedByReceiverError) as e:
-            # After an unexpected error the receiver itself does not know how far it came.
+            # After an unexpected error of the receiver, the transaction may be in the log.
             if not (isinstance(e, RefusedByReceiverError) and e.code == INTERNAL):
                 transaction.asked.discard(session.attempt)
             raise
         self._check_ours(transaction, uplink, transaction.number)
 
     def _check_ours(self, transaction: _Transaction, uplink: Uplink, committed: int) -> None:
-        """Go on after a transaction that is in the log, if this producer has put it there.
+        """Check that this producer, and not another one of its name, has committed the last transaction.
 
         Args:
             committed: The number of the last transaction of this name in the log; ``session.by`` is its attempt.
+
+        Raises:
+            TransactionError: Another producer has.
         """
         number = transaction.number
         assert number is not None
@@ -320,4 +324,4 @@ def _bytes(text: bytes | str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as e:
-        raise RowError(f"sending a {what} that is no text: {e}") from e
+        raise RowError(f"sending a {what} that UTF-8 cannot encode: {e}") from e

@@ -1,6 +1,6 @@
-"""The transaction protocol's messages: bytes only. Specified in docs/protocol.md.
+"""The messages of the transaction protocol, to bytes and back. Pure; docs/protocol.md specifies them.
 
-Their form is ``transport.envelope``'s. The buffers of data are columns (``messages.packed``).
+``transport.envelope`` has their common form. The buffers of a data message are columns (``messages.packed``).
 """
 
 from __future__ import annotations
@@ -51,36 +51,36 @@ __all__ = [
 ]
 
 VERSION = 2
-# The code of a refusal about an attempt that the receiver does not have (any more).
+# Codes of refusals. The receiver does not have the attempt (any more):
 UNKNOWN = "unknown"
-# About a number under which something else is committed.
+# Another transaction is committed under the number, or a later number is:
 CONFLICT = "conflict"
-# About a message that met an error which the receiver did not expect; it may have done what the message asks for.
+# The receiver has met an unexpected error, and may have done what the message asks for:
 INTERNAL = "internal"
-# About a first data message for which the receiver has no place now; the sender waits, and sends it again.
+# The receiver takes no data now, and the sender sends it again later:
 BUSY = "busy"
-# About the size of one data message: large enough for Arrow, small enough to keep two for each sender.
+# About the size of a data message: large enough for Arrow, small enough to keep two for each sender.
 DATA_BYTES = 1 << 20
-# Data messages that a sender has on the way: one until the receiver has taken the first, and then two. A message is on
-# the way alone if with the one before it there would be more bytes than this.
+# The data messages that a sender may have on the way: one until the receiver has taken the first, and then two. If two
+# have more bytes than this together, they are sent one by one.
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 2, 8 << 20
 MOST_NAME_BYTES = 256  # of a producer
 _ATTEMPT = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{16}")
-# The largest frame, and so the largest row.
+# The size of the largest frame, and so of the largest row.
 MOST_FRAME_BYTES = 64 << 20
-# Of a message: its kind, its header, and the buffers of its columns.
+# A message has its kind, its header, and the buffers of its columns.
 MOST_FRAMES = 2 + MOST_BUFFERS
 
 
 def is_name(text: str) -> bool:
-    """Whether a producer may be called so: names are shown in logs and refusals."""
+    """Whether this is a valid name of a producer. Names are shown in logs and refusals."""
     return 0 < len(text.encode("utf-8", "replace")) <= MOST_NAME_BYTES and text.isprintable()
 
 
 class _Base(Header, frozen=True, kw_only=True):
     def check(self) -> None:
-        """Raise ProtocolError for a value that no honest peer sends."""
+        """Raise ProtocolError for a value that the protocol does not allow."""
         attempts = [getattr(self, "attempt", None), *getattr(self, "attempts", ())]
         for attempt in attempts:
             if attempt is not None and not _ATTEMPT.fullmatch(attempt):
@@ -97,7 +97,7 @@ class _Base(Header, frozen=True, kw_only=True):
 
 
 class Hello(_Base, frozen=True, kw_only=True):
-    """Sender: here I am (again), about this attempt. Answered by ``Welcome``."""
+    """Sender: announces an attempt, or asks about it. Answered by ``Welcome``."""
 
     kind = b"H"
     attempt: str
@@ -105,8 +105,8 @@ class Hello(_Base, frozen=True, kw_only=True):
 
 
 class Welcome(_Base, frozen=True, kw_only=True):
-    """Receiver: how many data messages of the attempt it has, the producer's last committed transaction and one of
-    its attempts, and whether there is no place for another attempt at present."""
+    """Receiver: the number of data messages of the attempt that it has, the producer's last committed transaction with
+    one of its attempts, and whether it takes no data now (``busy``)."""
 
     kind = b"W"
     attempt: str
@@ -117,7 +117,7 @@ class Welcome(_Base, frozen=True, kw_only=True):
 
 
 class Data(_Base, frozen=True, kw_only=True):
-    """Sender: some rows; ``index`` counts the attempt's data messages from 0."""
+    """Sender: rows. ``index`` counts the attempt's data messages from 0. Answered by ``Taken``."""
 
     kind = b"D"
     attempt: str
@@ -130,7 +130,7 @@ class Data(_Base, frozen=True, kw_only=True):
 
 
 class Taken(_Base, frozen=True, kw_only=True):
-    """Receiver: the answer to ``Data``. It has so many data messages of the attempt, from the first one on."""
+    """Receiver: the number of data messages of the attempt that it has, from the first one on."""
 
     kind = b"T"
     attempt: str
@@ -138,7 +138,7 @@ class Taken(_Base, frozen=True, kw_only=True):
 
 
 class End(_Base, frozen=True, kw_only=True):
-    """Sender: that was all of this attempt. Answered by ``Staged``."""
+    """Sender: the attempt has no more rows. Answered by ``Staged``."""
 
     kind = b"E"
     attempt: str
@@ -150,7 +150,7 @@ class End(_Base, frozen=True, kw_only=True):
 
 
 class Staged(_Base, frozen=True, kw_only=True):
-    """Receiver: the attempt is on disk, and nobody sees it yet."""
+    """Receiver: the attempt is on disk, and readers do not see it yet."""
 
     kind = b"S"
     attempt: str
@@ -160,7 +160,7 @@ class Staged(_Base, frozen=True, kw_only=True):
 class Commit(_Base, frozen=True, kw_only=True, omit_defaults=True):
     """Sender: these attempts make up the transaction. Answered by ``Committed``.
 
-    ``digest`` is that of all its rows (``digests``), by which a repeated one is compared; a sender may leave it out.
+    ``digest`` is the digest of all its rows (``digests``), for the comparison when it is repeated. It may be left out.
     """
 
     kind = b"M"
@@ -177,8 +177,8 @@ class Commit(_Base, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Committed(_Base, frozen=True, kw_only=True):
-    """Receiver: the transaction is in the log, now or (``again``) for longer; ``by`` is one of the attempts
-    of the producer's last one."""
+    """Receiver: the transaction is in the log, and was there before this commit if ``again``. ``by`` is one of the
+    attempts of the producer's last transaction."""
 
     kind = b"K"
     producer: str
@@ -188,7 +188,7 @@ class Committed(_Base, frozen=True, kw_only=True):
 
 
 class Abort(_Base, frozen=True, kw_only=True):
-    """Sender: forget these attempts. Answered by ``Aborted``."""
+    """Sender: gives up these attempts. Answered by ``Aborted``."""
 
     kind = b"A"
     producer: str
@@ -197,7 +197,7 @@ class Abort(_Base, frozen=True, kw_only=True):
 
 
 class Aborted(_Base, frozen=True, kw_only=True):
-    """Receiver: the attempts are forgotten."""
+    """Receiver: the attempts are discarded."""
 
     kind = b"B"
     producer: str
@@ -205,7 +205,7 @@ class Aborted(_Base, frozen=True, kw_only=True):
 
 
 class Refusal(_Base, frozen=True, kw_only=True):
-    """Receiver: it cannot be done; ``code`` is for programs, ``reason`` for people."""
+    """Receiver: a message is refused. ``code`` is for programs, ``reason`` for people."""
 
     kind = b"X"
     code: str
@@ -223,7 +223,7 @@ decode: Callable[[Sequence[bytes]], tuple[Message, Sequence[bytes]]] = _ENVELOPE
 
 
 def split_batch(batch: pa.RecordBatch, size: int = DATA_BYTES) -> Iterator[pa.RecordBatch]:
-    """Slices of about ``size`` bytes; one row at least."""
+    """Slices of about ``size`` bytes, with at least one row each."""
     rows = max(1, min(MOST_ROWS, int(batch.num_rows * size / max(batch.nbytes, 1))))
     for begin in range(0, batch.num_rows, rows):
         piece = batch.slice(begin, rows)
@@ -234,13 +234,13 @@ def split_batch(batch: pa.RecordBatch, size: int = DATA_BYTES) -> Iterator[pa.Re
 
 
 def rows_of(message: Data, buffers: Sequence[bytes], timestamp: int) -> pa.RecordBatch:
-    """The rows of a data message, with ``messages.schemas.MESSAGE_SCHEMA``.
+    """The rows of a data message, as ``messages.schemas.MESSAGE_SCHEMA``.
 
     Args:
         timestamp: When they were received, in microseconds since the epoch.
 
     Raises:
-        ProtocolError: The buffers are not what they should be.
+        ProtocolError: The buffers do not fit the header.
     """
     columns = unpack_columns(message.columns, message.rows, buffers)
     try:

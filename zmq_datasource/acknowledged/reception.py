@@ -1,15 +1,17 @@
-"""The receiving side of the transaction protocol, without its socket: frames and a time in, answers out.
+"""The receiving side of the transaction protocol, without its socket: messages and the time in, answers out.
 
 The rules:
 
-* ``Staged`` is answered when the attempt's file is on disk, ``Committed`` when the chunk with the
-  whole transaction is. A chunk is one file that appears at once, so all of it is seen or none;
-  transactions that are committed in the same moment share one.
-* Everything may be asked twice, because answers get lost: what is staged is staged, what is
-  committed is committed (``again``), what is unknown is refused.
-* Who only asks costs nothing here: a session begins with an attempt's first data.
-* Nothing that a sender sends ends the receiver. What it cannot do is refused, with a reason; an error
-  that nobody expected too, and it is in the log with its cause.
+* ``Staged`` is answered when the attempt's file is on disk, and ``Committed`` when the chunk with the whole transaction
+  is. A chunk is one file that appears at once, so a reader sees all of a transaction or none of it. Transactions that
+  are committed in the same moment share a chunk.
+* Every message may be repeated, because answers get lost: a staged attempt stays staged, a committed transaction stays
+  committed (``again``), and an unknown attempt is refused.
+* A sender that has sent no data has no session, and takes no place.
+* While the disk refuses to stage rows, the rows that it has refused stay in memory and are written again. All other
+  data is answered ``busy``. After ``retry_seconds`` data is refused (``storage``), until the disk takes rows again.
+* No message ends the receiver. A message that cannot be obeyed is refused with a reason, also after an unexpected
+  error, which the receiver's log explains.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from zmq_datasource.acknowledged.answers import Answers, RefusedError
 from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog, UnknownAttemptError
 from zmq_datasource.acknowledged.digests import digest_of_rows
 from zmq_datasource.acknowledged.protocol import (
+    BUSY,
     Abort,
     Aborted,
     Commit,
@@ -44,48 +47,52 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, conf
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import Part, StagedFile, StagedFiles, Staging
+from zmq_datasource.log import StagedFile, StagedFiles, Staging, TransactionPart
 from zmq_datasource.transport.authentication import any_name
 
 __all__ = ["AcceptorTerms", "Reception"]
 
 _log = logging.getLogger(__name__)
 
-# What a data message takes in a staged file beside its rows, at least.
+# What a data message takes in a staged file besides its rows, at least.
 _BATCH_OVERHEAD = 512
+# How often rows that the disk has refused are written again.
+_RETRY_SECONDS = 0.1
 
 
 class AcceptorTerms(NamedTuple):
-    """The limits that hold for senders.
+    """The limits for senders.
 
     Attributes:
-        transaction_timeout: Seconds for which a silent sender's transaction is kept.
-        most_staged_bytes: Of all transactions that are not committed, on disk.
-        most_attempts: Of all transactions that are not committed. Each is a file, which the next writer has to open.
+        transaction_timeout: Seconds after which the attempts of a silent sender are discarded.
+        most_staged_bytes: The bytes on disk of all attempts that are not committed.
+        most_attempts: Their number. Each is a file, which the next writer has to open.
+        retry_seconds: How long senders wait for a disk that refuses.
         senders: How many send at a time.
     """
 
     transaction_timeout: float
     most_staged_bytes: int
     most_attempts: int = 16_384
+    retry_seconds: float = 300.0
     senders: SenderBounds = SENDER_BOUNDS
 
 
 class Reception:
-    """What is received, staged, committed and answered; in one thread. ``now`` is in monotonic seconds.
+    """Receives, stages, commits and answers; for one thread. ``now`` is in monotonic seconds.
 
-    Nobody is silent who is not listened to: silence is measured by a clock that stands still in a pause.
+    A sender is silent only while this side listens: its timeouts stand still during a pause (``hold_still``).
+
+    A LogError that a method raises is about the log, and not about one message.
 
     Args:
-        terms: See there.
-        counters: Where to count.
+        terms: The limits.
+        counters: Counts rows, malformed messages and errors.
         files: Where attempts are staged.
-        transactions: Which transactions are committed; restored before anything is taken.
-        log: Where they go.
-        forcing: Forces files to the disk, which takes its time.
-        clock: Seconds since the epoch, for ``timestamp``.
-
-    A LogError that a method raises is the storage's, and not about one message.
+        transactions: Which transactions are committed; restored before the first message.
+        log: Where transactions are committed.
+        forcing: Runs what takes long: forcing files to the disk.
+        clock: Seconds since the epoch, for the column ``timestamp``.
     """
 
     def __init__(
@@ -108,89 +115,99 @@ class Reception:
         self._committer = Committer(counters, self._staging, transactions, log)
         self._sessions = Sessions(terms.senders)
         self._finishing: list[Session] = []
-        self._looked = self._paused_seconds = 0.0
+        self._refused: Session | None = None  # its rows are in memory, and are written again
+        self._refusing_since: float | None = None  # the disk has taken nothing since
+        self._next_retry = 0.0
+        self._last_call = self._paused_seconds = 0.0
         self._answers = Answers(counters, self._abandon)
 
     @property
     def sessions(self) -> Sessions:
-        """Those that send."""
+        """The attempts that are being received."""
         return self._sessions
 
+    @property
+    def staged_bytes(self) -> int:
+        """The bytes on disk of the attempts that are received and not committed."""
+        return self._staging.bytes
+
     def recover(self, now: float) -> None:
-        """Find what was staged, and remove what is not needed.
+        """Find the staged attempts of the writer before, and delete those that are committed.
 
         Raises:
-            LogError: It cannot be removed.
+            LogError: A file cannot be read or deleted.
         """
-        self._looked = now
+        self._last_call = now
         self._staging.recover(now)
-        self._staging.remove([attempt for attempt in self._files.names() if self._is_done(attempt)])
+        self._staging.remove([attempt for attempt in self._files.names() if self._is_committed(attempt)])
 
-    def _is_done(self, attempt: str) -> bool:
+    def _is_committed(self, attempt: str) -> bool:
         part = self._staging.get(attempt)
         return part is not None and self._transactions.is_committed(part.producer, part.number)
 
     def close(self) -> None:
-        """Close the files of unfinished attempts."""
+        """Delete the files of unfinished attempts."""
         for session in self._sessions:
-            self._end(session)
+            self._forget(session)
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way that ends without a message."""
+        """Whether an answer is due when another thread is done, without a further message."""
         return bool(self._committer.busy or self._finishing)
 
     def answers(self) -> list[tuple[bytes, list[Any]]]:
-        """What is to be said since the last call: to whom, and the frames."""
+        """The answers since the last call: to which peer, and the frames."""
         return self._answers.take()
 
     # Time.
 
-    def _listened(self, now: float) -> float:
+    def _without_pauses(self, now: float) -> float:
         """The time by a clock that stands still in pauses."""
-        self._looked = now
+        self._last_call = now
         return now - self._paused_seconds
 
-    def look(self, now: float) -> None:
-        """To be called now and then: let go of what nobody wants any more."""
-        now = self._listened(now)
+    def check_timeouts(self, now: float) -> None:
+        """Discard the attempts of senders that are silent, and attempts that are never committed. Call it often."""
+        now = self._without_pauses(now)
         self._answers.flush()
         for session in self._sessions:
             if now - session.heard > self._terms.transaction_timeout:
-                self._end(session)
+                self._forget(session)
         active = {session.part.producer for session in self._sessions}
         abandoned = self._unused(self._staging.abandoned(self._terms.transaction_timeout, active, now))
         if abandoned:
-            _log.warning("%d attempts were never committed; they are discarded", len(abandoned))
+            _log.warning("discarding %d attempts that were never committed", len(abandoned))
             self._staging.remove(abandoned)
 
     def hold_still(self, now: float) -> None:
-        """To be called while nothing is received."""
-        self._paused_seconds += now - self._looked
-        self.go_on(now)
+        """Stop the clock of the timeouts since the last call. Call it often while nothing is received."""
+        self._paused_seconds += now - self._last_call
+        self.answer_completed(now)
 
-    def go_on(self, now: float) -> None:
-        """Answer what is done by now, and do what had to wait."""
-        self._answer_staged(self._listened(now))
+    def answer_completed(self, now: float) -> None:
+        """Answer for the files and chunks that are on disk by now. Call it often."""
+        now = self._without_pauses(now)
+        self._retry_refused(now)
+        self._answer_staged(now)
         self._answer_commits()
 
     def cut(self) -> None:
-        """Have what was committed in this moment written, as one chunk."""
+        """Have the transactions of this moment written, as one chunk."""
         self._committer.cut()
 
     # Messages.
 
-    def take(
+    def receive(
         self,
         peer: bytes,
         frames: Sequence[bytes],
         now: float,
         may_use: Callable[[str], bool] = any_name,
     ) -> None:
-        """Take in a message; ``answers`` says what comes of it.
+        """Obey a message or refuse it.
 
         Args:
-            may_use: Whether the peer may commit under a producer's name.
+            may_use: Whether the peer may commit under the name of this producer.
         """
         with self._answers.refusing(peer):
             message, buffers = decode(frames)
@@ -199,7 +216,7 @@ class Reception:
                 raise RefusedError(
                     "forbidden", f"the name {name!r} belongs to another key (allowedClients at the receiver)"
                 )
-            self._obey(peer, message, buffers, self._listened(now))
+            self._obey(peer, message, buffers, self._without_pauses(now))
 
     def _obey(self, peer: bytes, message: Message, buffers: Sequence[bytes], now: float) -> None:
         with self._answers.refusing(peer, getattr(message, "attempt", None)):
@@ -219,8 +236,8 @@ class Reception:
 
     def _hello(self, peer: bytes, message: Hello, now: float) -> None:
         session, last = self._sessions.get(message.attempt), self._transactions.last(message.producer)
-        if session is not None:  # of another attempt nothing is here; that is not worth remembering
-            session.heard_from(peer, now)
+        if session is not None:
+            session.mark_heard(peer, now)
         self._answers.add(
             peer,
             Welcome(
@@ -228,7 +245,7 @@ class Reception:
                 received=0 if session is None else session.received,
                 committed=None if last is None else last.number,
                 by=None if last is None else last.attempt,
-                busy=session is None and self._sessions.is_full(now),
+                busy=self._refused is not None or (session is None and self._sessions.is_full(now)),
             ),
         )
 
@@ -241,32 +258,25 @@ class Reception:
                 return
         elif self._staging.get(message.attempt) is not None:
             return  # a copy that was long on its way
+        self._check_disk()
         rows = rows_of(message, buffers, int(self._clock() * 1_000_000))
         session = session or self._begin(peer, message, now)
         if not self._has_room(rows.nbytes + _BATCH_OVERHEAD):
-            self._end(session)
+            self._forget(session)
             raise RefusedError(
                 "no_room",
-                f"what is staged has reached walMaxBytes={self._terms.most_staged_bytes}; commit, or raise it",
+                f"the staged attempts have reached walMaxBytes={self._terms.most_staged_bytes}; commit, or raise it",
             )
-        try:
-            if session.file is None:
-                session.file = StagedFile(self._files, message.attempt, session.part)
-            session.file.append(rows)
-        except LogWriteError as e:
-            self._end(session)
-            raise RefusedError("storage", str(e)) from e
-        failpoints.reach("acknowledged.data.after_append")
-        session.received += 1
+        session.file.append(rows)
         session.digest += digest_of_rows(rows)
-        self._answers.add(peer, Taken(attempt=message.attempt, received=session.received))
+        self._write(session, now)
 
     def _begin(self, peer: bytes, message: Data, now: float) -> Session:
-        """A session for an attempt whose first data has come.
+        """Add a session for an attempt, at its first data.
 
         Raises:
-            ConflictError, UnknownAttemptError: Its transaction is done, or a later one.
-            RefusedError: There are too many.
+            ConflictError, UnknownAttemptError: The transaction is committed, or a later one.
+            RefusedError: There are too many attempts.
         """
         newest = self._transactions.newest(message.producer)
         if newest is not None and message.number < newest.number:
@@ -282,11 +292,11 @@ class Reception:
                     "no_room",
                     f"{self._terms.most_attempts} attempts are staged and not committed; commit or abort some",
                 )
-        leaving = self._sessions.must_leave(peer, now)
-        if leaving is not None:
-            self._end(leaving)
-        part = Part(message.producer, message.number, message.partition)
-        session = Session(peer, message.attempt, part, now)
+        replaced = self._sessions.to_replace(peer, now)
+        if replaced is not None:
+            self._forget(replaced)
+        part = TransactionPart(message.producer, message.number, message.partition)
+        session = Session(peer, message.attempt, part, now, StagedFile(self._files, message.attempt, part))
         self._sessions.add(session)
         return session
 
@@ -295,34 +305,88 @@ class Reception:
         return len(self._staging) + len(self._sessions)
 
     def _has_room(self, size: int) -> bool:
-        """Whether so many bytes more may be staged; attempts that were repeated make room."""
+        """Whether this many more bytes may be staged. Deletes attempts that were repeated, if that makes room."""
         size += self._sessions.staged_bytes
         if self._staging.bytes + size > self._terms.most_staged_bytes:
             self._staging.remove(self._unused(self._staging.superseded()))
         return self._staging.bytes + size <= self._terms.most_staged_bytes
 
     def _unused(self, attempts: Sequence[str]) -> list[str]:
-        """Those of some attempts whose transaction is not being committed: the log may be making a chunk of a file."""
+        """Leave out the attempts whose transaction is being committed: the log may be making a chunk of their file."""
         parts = [(attempt, self._staging.get(attempt)) for attempt in attempts]
         return [a for a, part in parts if part and not self._committer.is_at(part.producer, part.number)]
 
+    # The disk.
+
+    def _check_disk(self) -> None:
+        """Raise RefusedError while rows of any session wait for the disk, so that no other rows do."""
+        if self._refused is not None:
+            raise RefusedError(BUSY, "the receiver's disk refuses to stage rows; send them again later")
+
+    def _write(self, session: Session, now: float) -> None:
+        """Write what the session's file lacks, and go on.
+
+        Raises:
+            RefusedError: The disk refuses. If it is ``busy``, the session is written again by ``_retry_refused``.
+        """
+        try:
+            session.file.write()
+        except DiskFaultError as e:
+            if self._refusing_since is None:
+                self._refusing_since = now
+                _log.warning("staging rows: %s; trying again for up to %.0f s", e, self._terms.retry_seconds)
+            waited = now - self._refusing_since
+            if waited < self._terms.retry_seconds:
+                self._refused, self._next_retry = session, now + _RETRY_SECONDS
+                self._check_disk()
+            self._forget(session)
+            raise RefusedError(
+                "storage", f"{e}. The disk has refused for {waited:.0f} s (walRetryTimeout)"
+            ) from e
+        except LogWriteError as e:
+            self._forget(session)
+            raise RefusedError("storage", str(e)) from e
+        if self._refusing_since is not None:
+            _log.warning("the disk stages rows again after %.1f s", now - self._refusing_since)
+            self._refusing_since = None
+        if session.file.is_ended:
+            # The disk takes its time, and other senders are served meanwhile.
+            session.finishing = self._forcing.submit(session.file.finish)
+            self._finishing.append(session)
+            return
+        failpoints.reach("acknowledged.data.after_append")
+        session.received += 1
+        self._answers.add(session.peer, Taken(attempt=session.attempt, received=session.received))
+
+    def _retry_refused(self, now: float) -> None:
+        session = self._refused
+        if session is None or now < self._next_retry:
+            return
+        self._refused = None
+        with self._answers.refusing(session.peer, session.attempt):
+            try:
+                self._write(session, now)
+            except RefusedError as e:
+                if e.code != BUSY:  # the sender has that answer already
+                    raise
+
     def _finish(self, peer: bytes, message: End, now: float) -> None:
         if self._staging.get(message.attempt) is not None:
-            with suppress(DiskFaultError):  # no file can be opened now: it is asked again
+            with suppress(DiskFaultError):  # no file can be opened now; the sender asks again
                 self._answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
             return
         session = self._session(peer, message.attempt, now)
-        if session.finishing is not None:  # asked again: it is answered when it is done
+        if session.finishing is not None:  # this is answered when the first one is
             return
-        if session.received != message.messages or session.file is None:
+        if session.received != message.messages or not session.received:
             raise ProtocolError(
                 f"an end after {message.messages} data messages, of which {session.received} came"
             )
         if session.file.rows != message.rows:
             raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
-        # The disk takes its time with it, and others go on sending.
-        session.finishing = self._forcing.submit(session.file.finish)
-        self._finishing.append(session)
+        self._check_disk()
+        session.file.end()
+        self._write(session, now)
 
     def _rows_of(self, attempt: str) -> int:
         try:
@@ -338,20 +402,21 @@ class Reception:
                 self._answer_finished(session, now)
 
     def _answer_finished(self, session: Session, now: float) -> None:
-        if session.file is None or session.finishing is None:
-            return  # it was let go of meanwhile
+        if session.finishing is None or self._sessions.get(session.attempt) is not session:
+            return  # the session was forgotten meanwhile
         try:
             filled = session.finishing.result()
         except LogWriteError as e:
-            self._end(session)
+            self._forget(session)
             raise RefusedError("storage", str(e)) from e
-        file, session.file = session.file, None
-        rows = file.rows
-        part = session.part._replace(rows=rows, digest=session.digest, value_bytes=file.value_bytes)
+        file = session.file
+        part = session.part._replace(rows=file.rows, digest=session.digest, value_bytes=file.value_bytes)
         self._staging.add(session.attempt, part, file.bytes, now, filled)
-        self._end(session)
+        self._sessions.remove(session)  # the file is the staging's now
         failpoints.reach("acknowledged.staged.before_answer")
-        self._answers.add(session.peer, Staged(attempt=session.attempt, rows=rows))
+        self._answers.add(session.peer, Staged(attempt=session.attempt, rows=file.rows))
+
+    # Transactions.
 
     def _commit(self, peer: bytes, message: Commit) -> None:
         if self._committer.commit(peer, message):
@@ -363,14 +428,14 @@ class Reception:
                 self._committed(done)
 
     def _committed(self, done: Done) -> None:
-        """Answer, and let go of what other attempts have left at this transaction, and at those before it."""
+        """Answer for a transaction, and delete what other attempts have staged for it or for those before it."""
         failpoints.reach("acknowledged.committed.before_answer")
         message = done.message
         self._staging.remove(self._staging.of(message.producer, message.number))
         for session in self._sessions:
             part = session.part
             if part.producer == message.producer and part.number <= message.number:
-                self._end(session)
+                self._forget(session)
         last = self._transactions.last(message.producer)
         answer = Committed(
             producer=message.producer,
@@ -388,8 +453,7 @@ class Reception:
             for attempt in message.attempts:
                 session, part = self._sessions.get(attempt), self._staging.get(attempt)
                 if session is not None and (session.part.producer, session.part.number) == asked:
-                    self._end(session)
-                # Of one that is not known here there is no file.
+                    self._forget(session)
                 if part is not None and (part.producer, part.number) == asked:
                     self._staging.remove([attempt])
         self._answers.add(peer, Aborted(producer=message.producer, number=message.number))
@@ -400,21 +464,21 @@ class Reception:
         session = self._sessions.get(attempt)
         if session is None:
             raise UnknownAttemptError(
-                f"attempt {attempt} is not known here: the receiver has restarted, or it was silent"
+                f"attempt {attempt} is not known here: the receiver has restarted, or the sender was silent"
             )
-        session.heard_from(peer, now)
+        session.mark_heard(peer, now)
         return session
 
     def _abandon(self, attempt: str | None) -> None:
         session = self._sessions.get(attempt)
         if session is not None:
-            self._end(session)
+            self._forget(session)
 
-    def _end(self, session: Session) -> None:
-        """Forget a session, and what it has staged."""
+    def _forget(self, session: Session) -> None:
+        """End a session, and delete its file."""
         self._sessions.remove(session)
-        if session.file is not None:
-            if session.finishing is not None:
-                wait([session.finishing])
-            file, session.file = session.file, None
-            file.discard()
+        if self._refused is session:
+            self._refused = None
+        if session.finishing is not None:
+            wait([session.finishing])
+        session.file.discard()

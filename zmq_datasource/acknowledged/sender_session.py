@@ -1,13 +1,13 @@
-"""The sending side of the transaction protocol, as a session: one attempt or one commit at a time.
+"""The sending side of the transaction protocol, as a state machine: one attempt or one commit at a time.
 
 The rules:
 
-* What the receiver has not taken yet is kept here, at most two data messages, and sent again from where the receiver
-  says it is.
-* An answer that does not come is asked for again; every request may be repeated.
-* A receiver that is busy is asked again until it has a place.
-* ``timeout`` bounds the time without any progress. Then, and when the receiver no longer knows the
-  attempt, the attempt has failed: the sender starts a new one.
+* At most two data messages are on the way. They are kept until the receiver has taken them, and sent again from the
+  message on that the receiver names.
+* A request without an answer is repeated, and has the same answer.
+* A receiver that is busy is asked again until it takes data.
+* An attempt fails after ``timeout`` without progress, and when the receiver no longer knows it. Then the sender begins
+  a new one.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ from zmq_datasource.transport.session import RequestSession
 
 __all__ = ["ATTEMPT_STATES", "AttemptLostError", "RefusedByReceiverError", "SenderSession"]
 
-# How long an answer may take before it is asked for once more: it may have been lost. Less if the timeout is short.
+# After this time without an answer a request is repeated, because the answer may have been lost; earlier if the timeout
+# is short.
 ASK_AGAIN_SECONDS = 2.0
-# What becomes of an attempt, by what is said (capital letters: by the receiver). What is not here changes nothing.
+# The next state of an attempt, by its state and an event; an event in capital letters is a message of the receiver.
 ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
     ("new", "hello"): "greeting",
     ("greeting", "WELCOME"): "sending",
@@ -62,12 +63,12 @@ ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
     ("sending", "end"): "ending",
     ("ending", "STAGED"): "staged",
 }
-# Characters of a refusal's reason.
+# The characters of a refusal's reason that are shown.
 _MOST_REASON = 2000
 
 
 class AttemptLostError(TransactionError):
-    """The receiver does not have the attempt (any more); another one may succeed."""
+    """The receiver does not have the attempt (any more). Another attempt may succeed."""
 
 
 class RefusedByReceiverError(TransactionError):
@@ -90,10 +91,10 @@ class _Question:
     """A request whose answer has not come yet.
 
     Attributes:
-        what: For people.
-        request: What to say for it.
-        answered: Whether this message, or what came before it, is the answer.
-        deadline: When it is given up, unless there is progress.
+        what: What is waited for, in words.
+        request: The message to repeat.
+        answered: Whether a message is the answer. Called with None, whether the answer has come already.
+        deadline: When the attempt fails, unless there is progress.
     """
 
     what: str
@@ -105,23 +106,25 @@ class _Question:
 class SenderSession(RequestSession):
     """A conversation with one receiver.
 
-    Every request (``ask``, ``end``, ...) is waited for until ``waiting`` is False; ``receive`` and ``wake`` raise
-    what becomes of it: SendTimeoutError, AttemptLostError, or TransactionError for a refusal.
+    After a request (``greet``, ``end``, ...) wait until ``waiting`` is False. If the request fails, ``receive`` or
+    ``wake`` raises SendTimeoutError, AttemptLostError, or TransactionError for a refusal.
 
     Args:
         producer, number: The transaction.
         partition: Which part of it this is.
-        timeout: Seconds without progress.
-        receiver: Its name in messages.
+        timeout: Seconds without progress after which a request fails.
+        receiver: The receiver's name in errors.
 
     Attributes:
-        attempt: Names this attempt at the part.
-        state: What has become of the attempt (``ATTEMPT_STATES``).
+        attempt: The id of this attempt.
+        state: Its state (``ATTEMPT_STATES``).
         rows, bytes: Sent so far; the bytes of their columns.
-        kept, kept_bytes: What the receiver has not taken yet: size and frames.
+        kept, kept_bytes: The data messages that the receiver has not taken yet, each with its size and frames.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
-        again: Whether what was committed had been before.
+        again: Whether the committed transaction was in the log before the commit was asked for.
     """
+
+    states = ATTEMPT_STATES
 
     def __init__(self, producer: str, number: int, partition: int, timeout: float, receiver: str) -> None:
         super().__init__(min(ASK_AGAIN_SECONDS, timeout / 2))
@@ -139,32 +142,29 @@ class SenderSession(RequestSession):
         self._sent = self._received = 0
         self.kept: deque[tuple[int, Sequence[Any]]] = deque()  # from message _received on
         self.kept_bytes = 0
-        self._resumed = -math.inf  # when it was sent again, on this connection
+        self._resumed = -math.inf  # when the kept messages were sent again, on this connection
         self.state = "new"
         self._question: _Question | None = None
         self._mark_answered()
 
-    def _step(self, event: str) -> None:
-        self.state = ATTEMPT_STATES.get((self.state, event), self.state)
-
-    def renew(self) -> None:
-        """Begin another attempt on the same connection, and give the old one back."""
+    def begin_attempt(self) -> None:
+        """Abort the attempt, unless it is staged, and begin another one on the same connection."""
         self.outbox.clear()
-        self.let_go()
+        self.abort_unfinished()
         self._begin()
 
-    def let_go(self) -> None:
-        """Give the attempt back, if it is not staged. If that does not arrive, the receiver lets go of it in time."""
+    def abort_unfinished(self) -> None:
+        """Abort the attempt, unless it is staged. If the message is lost, the receiver discards the attempt later."""
         if self.state not in ("new", "staged"):
-            self._say(Abort(producer=self._producer, number=self.number, attempts=[self.attempt]))
+            self._send(Abort(producer=self._producer, number=self.number, attempts=[self.attempt]))
 
     # Rows.
 
     def pack(self, piece: pa.RecordBatch) -> tuple[int, Sequence[Any]]:
-        """Rows as a data message, to be given to ``push``; its size and frames.
+        """Make a data message of rows, for ``send_packed``. Returns its size and its frames.
 
         Raises:
-            RowError: A row larger than a receiver takes.
+            RowError: A row is larger than a receiver takes.
         """
         columns, buffers = pack_columns(piece)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]  # type: ignore[arg-type]
@@ -184,12 +184,12 @@ class SenderSession(RequestSession):
         return sum(sizes), encode(header, buffers)
 
     def has_room(self, size: int) -> bool:
-        """Whether one more data message, of so many bytes, may be on the way."""
+        """Whether one more data message of this size may be on the way."""
         most = MOST_ON_THE_WAY if self._received else 1  # so a receiver that is busy refuses one, and not two
         return not self.kept or (len(self.kept) < most and self.kept_bytes + size <= MOST_BYTES_ON_THE_WAY)
 
-    def push(self, size: int, frames: Sequence[Any], rows: int) -> None:
-        """Send a packed message, for which there is room."""
+    def send_packed(self, size: int, frames: Sequence[Any], rows: int) -> None:
+        """Send a data message for which there is room."""
         self.kept.append((size, frames))
         self.kept_bytes += size
         self._sent += 1
@@ -199,21 +199,21 @@ class SenderSession(RequestSession):
 
     # Requests.
 
-    def ask(self, now: float) -> None:
-        """Announce the attempt, and learn what the producer's last transaction is."""
+    def greet(self, now: float) -> None:
+        """Announce the attempt, and ask for the producer's last transaction."""
         self._step("hello")
         self._ask("a welcome", self._hello, lambda m: isinstance(m, Welcome), now)
 
     def wait_for_room(self, size: int, now: float) -> None:
-        """Wait until one more data message, of so many bytes, may be on the way."""
+        """Wait until one more data message of this size may be on the way."""
         self._wait("room for data", self._hello, lambda _: self.has_room(size), now)
 
     def wait_until_taken(self, now: float) -> None:
-        """Until the receiver has taken all that was sent."""
+        """Wait until the receiver has taken all data messages."""
         self._wait("the last data to be taken", self._hello, lambda _: not self.kept, now)
 
     def end(self, now: float) -> None:
-        """Have the receiver put the attempt on its disk."""
+        """Ask the receiver to stage the attempt on its disk."""
         end = End(
             attempt=self.attempt,
             producer=self._producer,
@@ -226,7 +226,7 @@ class SenderSession(RequestSession):
         self._ask("the end to be staged", end, lambda m: isinstance(m, Staged), now)
 
     def commit(self, attempts: Sequence[str], rows: int, digest: int | None, now: float) -> None:
-        """Have the receiver publish these attempts; see ``Uplink.commit``."""
+        """Ask the receiver to commit these attempts; see ``Uplink.commit``."""
         request = Commit(
             producer=self._producer,
             number=self.number,
@@ -237,16 +237,16 @@ class SenderSession(RequestSession):
         self._ask("the commit", request, lambda m: isinstance(m, Committed), now)
 
     def abort(self, attempts: Sequence[str], now: float) -> None:
-        """Have the receiver forget these attempts."""
+        """Ask the receiver to discard these attempts."""
         request = Abort(producer=self._producer, number=self.number, attempts=list(attempts))
         self._ask("the abort", request, lambda m: isinstance(m, Aborted), now)
 
     def _ask(self, what: str, request: Message, answered: _Answered, now: float) -> None:
         self._wait(what, request, answered, now)
-        self._say(request)
+        self._send(request)
 
     def _wait(self, what: str, request: Message, answered: _Answered, now: float) -> None:
-        """For what comes unasked; the request is for later, if it does not."""
+        """Wait for an answer that comes without a request. If it does not come, send the request."""
         if not answered(None):
             self._question = _Question(what, request, answered, now + self._timeout)
             self._mark_asked(now)
@@ -258,10 +258,10 @@ class SenderSession(RequestSession):
         super().reconnected(now)
 
     def wake(self, now: float) -> None:
-        """Ask again if it is time.
+        """Repeat the request if it is time.
 
         Raises:
-            SendTimeoutError: There was no progress for too long.
+            SendTimeoutError: There was no progress for ``timeout``.
         """
         self._check_deadline(now)
         super().wake(now)
@@ -269,25 +269,25 @@ class SenderSession(RequestSession):
     def _repeat(self, now: float) -> None:
         question = self._question
         if self.kept and (question is None or question.request != self._hello):
-            self._say(self._hello)
+            self._send(self._hello)
         if question is not None:
             self._mark_asked(now)
-            self._say(question.request)
+            self._send(question.request)
 
     def _check_deadline(self, now: float) -> None:
         if self._question is not None and now >= self._question.deadline:
             raise SendTimeoutError(
-                f"waiting {self._timeout} for {self._question.what} from {self._receiver}: nothing came. The "
-                "receiver is stopped, its log is full, or the network is gone; the transaction can be repeated"
+                f"waiting {self._timeout} for {self._question.what} from {self._receiver}: no answer. The receiver is "
+                "stopped, its log is full, or the network is down; the transaction can be repeated"
             )
 
     def receive(self, frames: list[bytes], now: float) -> None:
-        """Take in what the receiver has sent.
+        """Take a message of the receiver.
 
         Raises:
-            AttemptLostError: It does not have the attempt any more.
+            AttemptLostError: The receiver does not have the attempt any more.
             TransactionError: A refusal.
-            SendTimeoutError: There was no progress for too long.
+            SendTimeoutError: There was no progress for ``timeout``.
         """
         message, _ = decode(frames)
         self._mark_heard(now)
@@ -295,14 +295,14 @@ class SenderSession(RequestSession):
         answer: Message | None = None
         match message:
             case Taken() if message.attempt == self.attempt:
-                self._step("TAKEN")  # a copy of what was refused may have found a place
-                self._take(message.received)
+                self._step("TAKEN")  # a repeated message may have found a place
+                self._drop_taken(message.received)
             case Welcome() if message.attempt == self.attempt:
                 self.committed, self.by = message.committed, message.by
                 is_busy = message.busy and bool(self.kept)
                 if not is_busy:
                     self._step("WELCOME")
-                    self._resume(message.received, now)
+                    self._send_rest(message.received, now)
                 answer = message
             case Refusal(code=code) if code == BUSY and message.attempt == self.attempt:
                 self._step("BUSY")
@@ -327,26 +327,26 @@ class SenderSession(RequestSession):
             self._question = None
             self._mark_answered()
         elif question is not None and (self._received > received or is_busy):
-            # Progress; and a receiver that has many senders is there, and has a place in time.
+            # There is progress, or the receiver is there and will take data in time.
             question.deadline = now + self._timeout
         self._check_deadline(now)
 
-    def _take(self, received: int) -> None:
+    def _drop_taken(self, received: int) -> None:
         while self._received < received and self.kept:
             size, _ = self.kept.popleft()
             self.kept_bytes -= size
             self._received += 1
 
-    def _resume(self, received: int, now: float) -> None:
-        """Send again what the receiver has not; it may have been lost with a connection."""
+    def _send_rest(self, received: int, now: float) -> None:
+        """Send the kept messages again that the receiver has not taken: they may have been lost with a connection."""
         if received < self._received:
             raise AttemptLostError(
-                f"sending transaction {self.number} of {self._producer}: the receiver has lost what it had taken; it "
-                "has restarted. The attempt is to be repeated"
+                f"sending transaction {self.number} of {self._producer}: the receiver has restarted and lost data that "
+                "it had taken. Send the transaction again"
             )
-        self._take(received)
-        # After a pause the receiver answers all greetings that were repeated meanwhile. One answer is enough, and a
-        # greeting that is said after this one is answered later.
+        self._drop_taken(received)
+        # After a pause the receiver answers each repeated greeting. The messages are sent again after the first of
+        # these answers only.
         if self.kept and now - self._resumed > self.repeat_after:
             self._resumed = now
             self.outbox.extend(frames for _, frames in self.kept)
@@ -355,5 +355,5 @@ class SenderSession(RequestSession):
     def _hello(self) -> Hello:
         return Hello(attempt=self.attempt, producer=self._producer)
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self.outbox.append(encode(message))

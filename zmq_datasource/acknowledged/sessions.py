@@ -1,11 +1,11 @@
-"""Which attempts are being received, and how many may be. Pure: the time is an argument, in monotonic seconds.
+"""The attempts that are being received, and how many there may be. Pure; times are monotonic seconds.
 
 The rules:
 
 * A session begins with an attempt's first data. A sender that only asks has none.
-* A connection sends one attempt at a time: the first data of the next one ends a session that is still being received.
-* There are ``SenderBounds.places``. While all are taken, a session that was silent for long makes place; if none was,
-  the receiver is busy, and the sender comes again.
+* A connection sends one attempt at a time: the first data of the next attempt ends a session that has sent no end.
+* There are ``SenderBounds.places`` sessions. When all places are taken, a session that was silent for long is ended to
+  make room. If there is none, the receiver is busy, and the sender asks again later.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import BUSY, Data
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.log import FilledFile, Part, StagedFile
+from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
 __all__ = ["SENDER_BOUNDS", "SenderBounds", "Session", "Sessions"]
 
 
 @dataclass(frozen=True)
 class SenderBounds:
-    """How many senders may be at work.
+    """How many senders may send at a time.
 
     Attributes:
-        places: So many attempts are received at a time. Each has at most two data messages of about 1 MiB on the way,
-            so that the backlog has room for all of them.
-        silent_seconds: After so much silence a session makes place for another one.
+        places: The number of attempts that are received at a time. Each has at most two data messages of about 1 MiB on
+            the way, so the backlog has room for all of them.
+        silent_seconds: A session that was silent for so long may lose its place to another one.
     """
 
     places: int = 256
@@ -41,40 +41,40 @@ SENDER_BOUNDS = SenderBounds()
 
 @dataclass
 class Session:
-    """One attempt of a task, as far as it has been received.
+    """One attempt, as far as it has been received.
 
     Attributes:
         peer: Where to answer; another one after a reconnect.
-        part: What it is an attempt at.
-        heard: When its sender last said something.
-        received: Data messages taken.
-        digest: Of the rows that they had.
-        file: Where the rows are staged.
-        finishing: Its file is being forced to the disk.
+        part: The part of a transaction that the attempt is for.
+        heard: When the last message of its sender came.
+        file: Where its rows are staged.
+        received: The number of data messages whose rows are in the file.
+        digest: Of these rows.
+        finishing: Done when the file is on disk; None until the attempt has ended.
     """
 
     peer: bytes
     attempt: str
-    part: Part
+    part: TransactionPart
     heard: float
+    file: StagedFile
     received: int = 0
     digest: int = 0
-    file: StagedFile | None = None
     finishing: Future[FilledFile | None] | None = None
 
-    def heard_from(self, peer: bytes, now: float) -> None:
-        """Its sender is there, perhaps on a new connection."""
+    def mark_heard(self, peer: bytes, now: float) -> None:
+        """Note that a message of its sender has come, perhaps by a new connection."""
         self.peer, self.heard = peer, now
 
     def expects(self, message: Data) -> bool:
-        """Whether this data message is the next one. Otherwise it was sent again, or the one before it was lost.
+        """Whether this data message is the next one. If not, it is a repeated one, or the one before it was lost.
 
         Raises:
-            ProtocolError: No honest sender sends it now.
+            ProtocolError: A sender that follows the protocol does not send it now.
         """
         if message.index < self.received:
             return False
-        if self.finishing is not None:
+        if self.file.is_ended:
             raise ProtocolError(f"data message {message.index} of an attempt after its end")
         if self.part[:3] != (message.producer, message.number, message.partition):
             raise ProtocolError(f"data message {message.index} of an attempt at something else")
@@ -82,11 +82,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions there are, by their attempts.
-
-    Args:
-        bounds: How many there may be.
-    """
+    """All sessions, by their attempts."""
 
     def __init__(self, bounds: SenderBounds = SENDER_BOUNDS) -> None:
         self._bounds = bounds
@@ -96,7 +92,7 @@ class Sessions:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
-        """The present sessions; they may be ended during the iteration."""
+        """The sessions of this moment. They may be ended during the iteration."""
         return iter(list(self._sessions.values()))
 
     def get(self, attempt: str | None) -> Session | None:
@@ -104,18 +100,18 @@ class Sessions:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that all sessions have staged so far."""
-        return sum(session.file.bytes for session in self._sessions.values() if session.file)
+        """The bytes on disk that all sessions have staged so far."""
+        return sum(session.file.bytes for session in self._sessions.values())
 
     def is_full(self, now: float) -> bool:
-        """Whether there is no place for another attempt of another connection."""
+        """Whether there is no place for an attempt of another connection."""
         return len(self._sessions) >= self._bounds.places and self._longest_silent(now) is None
 
-    def must_leave(self, peer: bytes, now: float) -> Session | None:
-        """The session to end before another one of this peer is added, if one has to be.
+    def to_replace(self, peer: bytes, now: float) -> Session | None:
+        """The session to end before another one of this peer is added; None if there is a free place.
 
         Raises:
-            RefusedError: All places are taken, and all senders are at work.
+            RefusedError: All places are taken, and all senders are active.
         """
         for session in self._sessions.values():
             if session.peer == peer and session.finishing is None:
@@ -125,7 +121,7 @@ class Sessions:
         longest = self._longest_silent(now)
         if longest is None:
             raise RefusedError(
-                BUSY, f"{self._bounds.places} senders are at work already; send it again later"
+                BUSY, f"{self._bounds.places} senders are sending already; send it again later"
             )
         return longest
 
@@ -139,4 +135,6 @@ class Sessions:
         self._sessions[session.attempt] = session
 
     def remove(self, session: Session) -> None:
-        del self._sessions[session.attempt]
+        """Remove a session, unless that is done already."""
+        if self._sessions.get(session.attempt) is session:
+            del self._sessions[session.attempt]

@@ -1,11 +1,10 @@
-"""Which transactions are in the log: for each producer, its last one. Pure.
+"""The transactions that are in the log: the last one of each producer. Pure.
 
-A producer's transactions are numbered and committed in that order, so one number says of all below
-that they are done. It is kept with the rows (``log.carried``): a chunk that holds a
-transaction's rows says that it does.
+A producer's transactions are committed in the order of their numbers, so the last number shows that all before it are
+done. The number is stored with the rows (``log.carried``): the chunk with a transaction's rows also has its number.
 
-Only the last one may be asked for again, and only with the same rows: whoever comes with an older number,
-or with other rows under the last one, is not who has committed it.
+Only the last transaction may be repeated, and only with the same rows. A sender with an older number, or with other
+rows under the last one, is not the sender that has committed it.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from zmq_datasource.log import CarriedState
 __all__ = ["CommittedTransactions", "ConflictError", "Transaction", "conflict_with_later"]
 
 _WAY_OUT = (
-    "A sender that goes on from an older or a copied state does that: a restored checkpoint, a copy of a query "
-    "beside the query, a driver that was taken for dead. End the one that is not meant to be, or begin anew under "
-    "another name: a new checkpoint, transactionId or name of the Producer"
+    "The cause is a sender that continues from an older or a copied state: a restored checkpoint, a copy of a query "
+    "beside the query, a driver that was wrongly taken for dead. End the wrong one, or start it under another name: "
+    "with a new checkpoint, transactionId or name of the Producer"
 )
 
 
 class ConflictError(TransactionError):
-    """A number under which something else is committed."""
+    """Another transaction is committed under this number, or a later number is."""
 
 
 class Transaction(NamedTuple):
@@ -37,7 +36,7 @@ class Transaction(NamedTuple):
 
     Attributes:
         attempt: One of its attempts.
-        rows, digest: Its content (see ``digests``); a sender may leave the digest out.
+        rows, digest: The number of its rows and their digest; None if the sender has left the digest out.
     """
 
     number: int
@@ -46,40 +45,39 @@ class Transaction(NamedTuple):
     digest: str | None = None
 
     def check_is(self, producer: str, number: int, rows: int, digest: str | None) -> None:
-        """Whether something that is asked for under this number, or an older one, is this.
+        """Check a transaction that a sender repeats.
 
         Raises:
-            ConflictError: It is something else. Says what happened, and the way out.
+            ConflictError: It has an older number, or other rows.
         """
         if number < self.number:
             raise conflict_with_later(producer, number, self.number)
         if rows == self.rows and (self.digest is None or digest is None or digest == self.digest):
             return
-        theirs = f"{self.rows} rows (digest {self.digest})"
         raise ConflictError(
-            f"transaction {number} of {producer}: it is in the log already with {theirs}, not with these {rows} rows "
-            f"(digest {digest}). {_WAY_OUT}. A batch that is not the same when it is computed again does that too: "
-            "random numbers, the time of day, a source that cannot be read again"
+            f"transaction {number} of {producer}: it is in the log with {self.rows} rows (digest {self.digest}), and "
+            f"not with these {rows} rows (digest {digest}). {_WAY_OUT}. Another cause is a batch that differs when it "
+            "is computed again: random numbers, the time of day, a source that cannot be read again"
         )
 
 
 def conflict_with_later(producer: str, number: int, last: int) -> ConflictError:
-    """The error for a transaction whose number is below the last committed one."""
+    """The error for a transaction whose number is below the last committed number."""
     return ConflictError(
-        f"transaction {number} of {producer}: the log has its transaction {last} already, and only the last one can be "
-        f"repeated; nothing of this one was taken. {_WAY_OUT}"
+        f"transaction {number} of {producer}: the log already has transaction {last} of this producer, and only the "
+        f"last one can be repeated; no row of this one was taken. {_WAY_OUT}"
     )
 
 
 class CommittedTransactions(CarriedState):
-    """Remembers committed transactions; the producer not heard for longest is forgotten first.
+    """Remembers the last transaction of each producer.
 
-    What goes into the log (``commit``) counts as committed only once it is there (``confirm``): nothing is
-    answered from what a crash could still undo.
+    A transaction that was appended to the log (``commit``) counts as committed once its chunk is on disk (``confirm``),
+    because a crash could undo it before.
 
     Args:
-        counters: Kept beside.
-        limit: Most producers.
+        counters: Stored with the transactions.
+        limit: The most producers. If there are more, the one with the oldest transaction is forgotten.
     """
 
     def __init__(self, counters: SourceCounters, limit: int) -> None:
@@ -89,20 +87,20 @@ class CommittedTransactions(CarriedState):
         self._durable: dict[str, Transaction] = {}
 
     def last(self, producer: str) -> Transaction | None:
-        """The producer's last committed transaction."""
+        """The producer's last transaction that is on disk."""
         return self._durable.get(producer)
 
     def newest(self, producer: str) -> Transaction | None:
-        """Its last one that was given to the log, on disk or not yet."""
+        """The producer's last transaction that was appended to the log, on disk or not."""
         return self._last.get(producer)
 
     def is_committed(self, producer: str, number: int) -> bool:
-        """Whether the transaction, or a later one, is in the log, on disk."""
+        """Whether the transaction, or a later one, is on disk."""
         last = self.last(producer)
         return last is not None and number <= last.number
 
     def commit(self, producer: str, transaction: Transaction) -> None:
-        """The transaction's rows go into the log now, and this with them."""
+        """Note that a transaction's rows were appended to the log."""
         self._last.pop(producer, None)
         self._last[producer] = transaction
         while len(self._last) > self._limit:
@@ -111,7 +109,7 @@ class CommittedTransactions(CarriedState):
             self._durable.pop(oldest, None)
 
     def confirm(self, producer: str, transaction: Transaction) -> None:
-        """Note that a transaction's rows are durable."""
+        """Note that a transaction's rows are on disk."""
         if producer in self._last:
             self._durable[producer] = transaction
 

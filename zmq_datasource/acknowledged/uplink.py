@@ -1,6 +1,6 @@
-"""A connection of the sending side of the transaction protocol, whose calls return when they are answered.
+"""A connection of a sender of transactions. Its calls return when the receiver has answered.
 
-``sender_session`` has the rules of the conversation.
+The rules of the conversation are in ``sender_session``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Uplink:
         partition: Which part of it this is.
 
     Attributes:
-        session: The attempt, and what is known of the producer's transactions.
-        digest: Of the rows that were sent or only counted, of which that of the transaction is the sum.
-        blocked_seconds: How long it waited until more data might be on the way.
+        session: The attempt, and the producer's last transaction.
+        digest: Of the rows that were sent or counted. The sum over all parts is the digest of the transaction.
+        blocked_seconds: How long it has waited until more data was allowed on the way.
     """
 
     def __init__(self, options: WriteOptions, producer: str, number: int, partition: int = 0) -> None:
@@ -59,8 +59,8 @@ class Uplink:
         """Connect to the receiver.
 
         Raises:
-            OptionError, EndpointError: It cannot be opened as asked.
-            NoPeerError: Nobody answered within ``connectTimeout``.
+            OptionError, EndpointError: The socket cannot be opened with these options.
+            NoPeerError: The receiver has not answered within ``connectTimeout``.
         """
         self._link.open()
         try:
@@ -76,10 +76,10 @@ class Uplink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.session.let_go()
+        self.session.abort_unfinished()
         with suppress(zmq.ZMQError):
             self._link.send_outbox()
-        self._link.close(linger=200)  # what matters was acknowledged
+        self._link.close(linger=200)  # for the abort; everything else was acknowledged
 
     def _wait_for_peer(self) -> None:
         watch = self._link.watch
@@ -96,67 +96,67 @@ class Uplink:
 
     @property
     def peers(self) -> int:
-        """Connections that are up: one, or none while it is made anew."""
+        """The number of connections: 1, or 0 while the connection is opened again."""
         self._link.watch.update()
         return self._link.watch.peers
 
     @property
     def sndhwm(self) -> int:
-        """The socket's send high-water mark, as libzmq says."""
+        """The send high-water mark that libzmq reports."""
         return int(self._link.socket.getsockopt(zmq.SNDHWM))
 
     # An attempt.
 
     def greet(self) -> bool:
-        """Announce the attempt, and wait for the receiver's welcome.
+        """Announce the attempt, and wait for the receiver's answer.
 
         Returns:
-            Whether the transaction is committed already, so that nothing is to be sent; whether it is the same one,
-            ``commit`` finds out.
+            Whether a transaction of this number is committed already, so that no rows need to be sent. ``commit`` then
+            checks that it has the same rows.
 
         Raises:
-            SendTimeoutError: No answer.
+            SendTimeoutError: There was no answer.
             ConflictError: A later transaction of this producer is committed.
             TransactionError: A refusal.
         """
-        committed, number = self.ask(), self.session.number
+        committed, number = self.last_committed(), self.session.number
         if committed is not None and number < committed:
             raise conflict_with_later(self._producer, number, committed)
         return number == committed
 
-    def ask(self) -> int | None:
-        """The number of the producer's last transaction; None if there is none.
+    def last_committed(self) -> int | None:
+        """Ask the receiver for the number of the producer's last transaction. None if there is none.
 
         Raises:
-            SendTimeoutError, TransactionError: No answer, or a refusal.
+            SendTimeoutError, TransactionError: There was no answer, or a refusal.
         """
-        self.session.ask(time.monotonic())
+        self.session.greet(time.monotonic())
         self._wait()
         return self.session.committed
 
-    def renew(self) -> None:
-        """Begin another attempt on the same connection, and give the old one back."""
-        self.session.renew()
+    def begin_attempt(self) -> None:
+        """Abort the attempt, unless it is staged, and begin another one on the same connection."""
+        self.session.begin_attempt()
         self.digest = 0
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send rows: ``value`` and perhaps ``topic``, or ``frames``.
+        """Send rows with the columns ``value`` and perhaps ``topic``, or ``frames``. Wait for room on the way.
 
         Raises:
-            SendTimeoutError: No data was taken for ``sendTimeout``.
-            TransactionError: The receiver refused, or does not know the attempt any more.
-            RowError: A row larger than the receiver takes.
+            SendTimeoutError: The receiver has taken no data for ``sendTimeout``.
+            TransactionError: The receiver has refused, or does not know the attempt any more.
+            RowError: A row is larger than the receiver takes.
         """
         for piece in split_batch(batch):
             self.digest += digest_of(piece)
             size, frames = self.session.pack(piece)
             self._wait_for_room(size)
             failpoints.reach("acknowledged.data.before_send")
-            self.session.push(size, frames, piece.num_rows)
+            self.session.send_packed(size, frames, piece.num_rows)
             self._flush()
 
     def count(self, batch: pa.RecordBatch) -> None:
-        """Take rows into the digest and the account, and send none: their transaction is committed already."""
+        """Add rows to the digest and the account, but do not send them: their transaction is committed already."""
         for piece in split_batch(batch):
             self.digest += digest_of(piece)
             self.session.bytes += self.session.pack(piece)[0]
@@ -170,10 +170,10 @@ class Uplink:
             self.blocked_seconds += time.monotonic() - began
 
     def finish(self) -> None:
-        """Wait until the receiver has all of the attempt on disk.
+        """End the attempt, and wait until the receiver has all of it on disk.
 
         Raises:
-            SendTimeoutError, TransactionError: It has not.
+            SendTimeoutError, TransactionError: There was no answer, or a refusal.
         """
         self.session.wait_until_taken(time.monotonic())
         self._wait()
@@ -184,17 +184,17 @@ class Uplink:
     # A transaction.
 
     def commit(self, attempts: Sequence[str], rows: int, digest: int | None = None) -> bool:
-        """Have the receiver publish these attempts.
+        """Commit these attempts as one transaction.
 
         Args:
-            rows, digest: Of the whole transaction, by which the receiver knows it when it is repeated.
+            rows, digest: Of the whole transaction. With them the receiver recognises it when it is repeated.
 
         Returns:
-            Whether it had done so before.
+            Whether the transaction was committed before.
 
         Raises:
-            SendTimeoutError: No answer: it may be committed or not; ask again.
-            TransactionError: It refused.
+            SendTimeoutError: There was no answer. The transaction may be committed or not: call this again.
+            TransactionError: A refusal.
         """
         failpoints.reach("acknowledged.commit.before_send")
         self.session.commit(attempts, rows, digest, time.monotonic())
@@ -203,28 +203,28 @@ class Uplink:
         return self.session.again
 
     def abort(self, attempts: Sequence[str]) -> None:
-        """Have the receiver forget these attempts."""
+        """Have the receiver discard these attempts."""
         self.session.abort(attempts, time.monotonic())
         self._wait()
 
     # Messages.
 
-    def carry(self, seconds: float = TICK_SECONDS) -> None:
-        """Take an answer, if one comes within so many seconds, and send what is due."""
+    def run_once(self, seconds: float = TICK_SECONDS) -> None:
+        """Wait up to ``seconds`` for a message of the receiver, and send what is due."""
         self._link.run_once(seconds)
 
     def _wait(self) -> None:
-        """For the answer to what the session was asked last."""
+        """Wait for the answer to the session's last request."""
         while self.session.waiting:
-            self.carry()
+            self.run_once()
 
     def _flush(self) -> None:
-        """Give libzmq all that is to be sent: it takes more than may be on the way, unless there is no connection."""
+        """Pass the messages to libzmq. Its queue has room for them, unless there is no connection."""
         self._link.send_outbox()
         deadline = time.monotonic() + self._options.send_timeout
         while self.session.outbox:
             if time.monotonic() >= deadline:
                 raise SendTimeoutError(
-                    f"sending to {self._options.connect}: nobody has been there for {self._options.send_timeout}"
+                    f"sending to {self._options.connect}: there was no connection for {self._options.send_timeout}"
                 )
-            self.carry(0.02)
+            self.run_once(0.02)

@@ -6,7 +6,7 @@ import warnings
 
 import click
 
-from zmq_datasource.cli.types import number, option_of
+from zmq_datasource.cli.types import number, option_of, setting
 from zmq_datasource.options import ReadOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 
@@ -25,14 +25,7 @@ __all__ = ["demo"]
     help="How to read --endpoint. PULL takes the messages: no other reader gets them.",
 )
 @option_of(ReadOptions, "topics")
-@click.option(
-    "--seconds",
-    type=number(1, 86_400),
-    metavar="N",
-    default="15",
-    show_default=True,
-    help="How long messages are streamed; starting Spark comes on top.",
-)
+@setting("--seconds", number(1, 86_400), "15", "How long messages are streamed; starting Spark comes on top.")
 def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: float) -> None:
     """See a live feed pass through Spark and out again, every message accounted for.
 
@@ -49,7 +42,7 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
     if endpoint is None and (topics is not None or socket_type != "SUB"):
         raise click.UsageError("--topics and --socket-type describe your own feed; name it with --endpoint")
 
-    from rich.console import Console  # noqa: PLC0415 - only this command pays for it
+    from rich.console import Console  # noqa: PLC0415
 
     try:
         import zmq_datasource.spark  # noqa: F401, PLC0415 - says what to install where there is no Spark

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zmq_datasource.cli.types import DURATION, LINGER, Read, number
-from zmq_datasource.cli.types import size as size_type
+from zmq_datasource.cli.types import DURATION, LINGER, Read, number, setting, size
 
 if TYPE_CHECKING:
     from zmq_datasource.workbench.experiment import Mode, Pattern
@@ -30,10 +29,10 @@ def _hwms(text: str) -> tuple[int, ...]:
 
 
 _MOST_HWM = 2**31 - 1
-_MOST_MESSAGES, _MOST_SIZE, _MOST_RATE, _MOST_BUFFER = 10_000_000, 64 << 20, 1e9, 1 << 30
-# Of all runs together, apart from what the processes take to start.
+# Of all runs together, without the starts of their processes.
 _MOST_SECONDS = 3600.0
 _HWMS = Read("n,...", _hwms)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(short_help="Try out what high-water marks do.")
@@ -53,43 +52,13 @@ _HWMS = Read("n,...", _hwms)
     show_default=True,
     help="What the sender does at a full queue: drop and count, wait, or drop in silence (a PUB as it is).",
 )
-@click.option(
-    "--messages",
-    type=click.IntRange(min=1, max=_MOST_MESSAGES),
-    default=5000,
-    show_default=True,
-    help="Sent in each run.",
-)
-@click.option(
-    "--size",
-    type=size_type(0, _MOST_SIZE),
-    default="1000",
-    show_default=True,
-    help="Bytes of a message; 16 or more.",
-)
-@click.option(
-    "--rate",
-    type=number(0, _MOST_RATE),
-    default="5000",
-    show_default=True,
-    help="Messages a second that are sent; 0 is as fast as it goes.",
-)
-@click.option(
-    "--consume",
-    type=DURATION,
-    default="400us",
-    show_default=True,
-    help="What the consumer takes for each message.",
-)
-@click.option(
-    "--stall", type=DURATION, default="0", show_default=True, help="The consumer takes nothing for so long."
-)
-@click.option(
-    "--sndhwm", type=_HWMS, default="1,10,100,1000", show_default=True, help="Send high-water marks to try."
-)
-@click.option(
-    "--rcvhwm", type=_HWMS, help="Receive high-water marks to try with each.  [default: that of the sender]"
-)
+@setting("--messages", click.IntRange(1, 10_000_000), 5000, "Sent in each run.")
+@setting("--size", size(0, 64 << 20), "1000", "Bytes of a message; 16 or more.")
+@setting("--rate", number(0, 1e9), "5000", "Messages a second that are sent; 0 is as fast as it goes.")
+@setting("--consume", DURATION, "400us", "The consumer's time for each message.")
+@setting("--stall", DURATION, "0", "The consumer takes nothing for so long.")
+@setting("--sndhwm", _HWMS, "1,10,100,1000", "Send high-water marks to try.")
+@setting("--rcvhwm", _HWMS, None, "Receive high-water marks to try with each.  [default: that of the sender]")
 @click.option(
     "--linger",
     type=LINGER,
@@ -98,29 +67,20 @@ _HWMS = Read("n,...", _hwms)
     help="How long the sender's socket still tries to send when it is closed; -1 is without a limit. May be "
     "repeated.  [default: -1]",
 )
-@click.option(
+@setting(
     "--buffers",
-    type=size_type(0, _MOST_BUFFER),
-    default="8k",
-    show_default=True,
-    help="SNDBUF and RCVBUF; 0 leaves them to the system, whose buffers then hold more than any high-water mark.",
+    size(0, 1 << 30),
+    "8k",
+    "SNDBUF and RCVBUF; 0 leaves them to the system, whose buffers then hold more than any high-water mark.",
 )
-@click.option(
+@setting(
     "--repeat",
-    type=click.IntRange(min=1, max=100),
-    default=3,
-    show_default=True,
-    help="Runs of each combination; the table shows their median, smallest and largest value.",
+    click.IntRange(1, 100),
+    3,
+    "Runs of each combination; the table shows their median, smallest and largest value.",
 )
-@click.option(
-    "--csv",
-    "csv_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the figures of each run there.",
-)
-@click.option(
-    "--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw them there (.png)."
-)
+@click.option("--csv", "csv_file", type=_FILE, help="Write the figures of each run there.")
+@click.option("--plot", "plot_file", type=_FILE, help="Draw them there (.png).")
 def hwm(
     pattern: tuple[Pattern, ...],
     full: tuple[Mode, ...],
@@ -146,6 +106,7 @@ def hwm(
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress  # noqa: PLC0415
 
+    from zmq_datasource.monitoring.tables import print_fitted  # noqa: PLC0415
     from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
     from zmq_datasource.workbench.results import check_outputs, plot, table, write_csv  # noqa: PLC0415
 
@@ -175,11 +136,7 @@ def hwm(
     check_outputs(csv_file, plot_file)
     with Progress(console=Console(stderr=True)) as bar:
         runs = [run(each) for each in bar.track(planned, description="Trying")]
-    console = Console()
-    # Into a file or pipe, a line is as wide as it must be.
-    console.print(
-        table(runs, console.width if console.is_terminal else None), soft_wrap=not console.is_terminal
-    )
+    print_fitted(lambda width: table(runs, width))
     if csv_file is not None:
         write_csv(runs, csv_file)
     if plot_file is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +16,12 @@ from zmq_datasource.options.types import Position, Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
+    from zmq_datasource.monitoring.tables import Row
     from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
 
 __all__ = ["log"]
+
+_MOST_CHARACTERS = 500  # of a name
 
 
 class _LogCommands(click.Group):
@@ -77,6 +80,7 @@ def log() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(location: str, as_json: bool) -> None:
     """Show the partitions and the readers of a log."""
+    from zmq_datasource.monitoring.tables import print_fitted, stack  # noqa: PLC0415
     from zmq_datasource.workbench.log import partitions, readers  # noqa: PLC0415
 
     storage = _storage(location)
@@ -94,51 +98,30 @@ def show(location: str, as_json: bool) -> None:
         )
         return
     click.echo(f"log {storage.log_id()} in {storage.root}\n")
-    _print_table(
-        ("PARTITION", "FIRST ID", "END", "MESSAGES", "BYTES", "OLDEST", "NEWEST", "WRITER"),
-        map(_partition_row, found),
-    )
-    if known:
-        click.echo()
-        _print_table(
-            ("READER", "KIND", "POSITION", "BEHIND", "OLDEST UNREAD", "LAST SEEN", "DROPPED"),
-            map(_reader_row, known),
-        )
+    tables = [[_row("partition", each) for each in found], [_row("reader", each) for each in known]]
+    print_fitted(lambda width: stack(tables, width))
 
 
-def _partition_row(partition: PartitionSummary) -> tuple[str, ...]:
-    return (
-        str(partition.partition),
-        str(partition.first),
-        str(partition.end),
-        str(partition.end - partition.first),
-        str(partition.bytes),
-        _time(partition.oldest),
-        _time(partition.newest),
-        partition.writer or "none",
+def _row(kind: str, summary: PartitionSummary | ReaderSummary) -> Row:
+    """The fields of the JSON object as a line of a table; the first one is the name."""
+    from zmq_datasource.monitoring.tables import Cell, Row  # noqa: PLC0415
+
+    (_, name), *fields = summary._asdict().items()
+    return Row(
+        kind, _text("", name), {field.replace("_", " "): Cell(_text(field, value)) for field, value in fields}
     )
 
 
-def _reader_row(reader: ReaderSummary) -> tuple[str, ...]:
-    position = ", ".join(str(n) if len(reader.next) == 1 else f"{p}: {n}" for p, n in reader.next.items())
-    seen = "running" if reader.running else _time(reader.seen)
-    dropped = "walRetention after its end" if not reader.named else _time(reader.dropped_at)
-    age = "" if reader.behind_seconds is None else f"{reader.behind_seconds:.1f} s"
-    return (reader.name, reader.kind, position, str(reader.behind), age, seen, dropped)
-
-
-def _time(seconds: float | None) -> str:
-    """In ISO 8601, UTC, to the second; a dash if there is none."""
-    if seconds is None:
-        return "-"
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _text(field: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if field in ("oldest", "newest", "seen", "dropped_at"):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    if isinstance(value, dict) and len(value) == 1:  # ids by partition
+        (value,) = value.values()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(f"{value:.1f}" if isinstance(value, float) else str(value), _MOST_CHARACTERS)
 
 
 @log.command(short_help="Read every checksum, and name the files that are damaged.")

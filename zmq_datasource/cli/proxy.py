@@ -45,16 +45,19 @@ def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **name
     """
     from contextlib import ExitStack  # noqa: PLC0415
 
-    from zmq_datasource.monitoring.proxy import ProxyMetrics  # noqa: PLC0415 - imports Arrow
+    from zmq_datasource.monitoring.prometheus import PrometheusOutlet  # noqa: PLC0415
+    from zmq_datasource.monitoring.proxy import shown  # noqa: PLC0415 - imports Arrow
 
     given = all_options(ProxyOptions, named, others)
     name = next((given[side] for side in ("bind", "connect", "pull", "router") if side in given), "proxy")
     with ExitStack() as stack:
         observers: list[Callable[[dict[str, Any]], None]] = []
         if prometheus is not None:
-            metrics = ProxyMetrics(prometheus)
-            stack.callback(metrics.close)
-            observers.append(metrics.observe)
+            newest: dict[str, Any] = {}
+            outlet = PrometheusOutlet(lambda: shown(newest))
+            stack.callback(outlet.close)
+            outlet.serve(prometheus)
+            observers.append(newest.update)
         if monitor:
             _monitor(name, given, observers)
         else:

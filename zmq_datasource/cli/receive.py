@@ -15,7 +15,7 @@ from zmq_datasource.cli.types import (
 )
 from zmq_datasource.options import ReceiveOptions
 from zmq_datasource.options.parser import describe
-from zmq_datasource.options.read import OF_A_QUERY
+from zmq_datasource.options.read_kinds import OF_A_QUERY
 
 __all__ = ["receive"]
 

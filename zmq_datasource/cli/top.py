@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import click
 
-from zmq_datasource.cli.types import AGE, DURATION
+from zmq_datasource.cli.types import AGE, DURATION, setting
 
 __all__ = ["top"]
 
 
 @click.command(short_help="Watch the figures of sources, sinks and proxies.")
 @click.argument("locations", nargs=-1, required=True, metavar="LOCATION...")
-@click.option(
-    "--interval", type=DURATION, default="1s", show_default=True, help="How often to look, as in 500ms or 5s."
-)
-@click.option(
-    "--since",
-    type=AGE,
-    default="1m",
-    show_default=True,
-    help="Leave out what has sent no figures for this long, such as a query that has ended.",
+@setting("--interval", DURATION, "1s", "How often to look, as in 500ms or 5s.")
+@setting(
+    "--since", AGE, "1m", "Leave out what has sent no figures for this long, such as a query that has ended."
 )
 @click.option("--once", is_flag=True, help="Show the tables once and end, as for a script.")
 def top(locations: tuple[str, ...], interval: float, since: float, once: bool) -> None:

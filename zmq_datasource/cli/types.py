@@ -43,6 +43,7 @@ __all__ = [
     "place_of",
     "prometheus_port",
     "set_by_user",
+    "setting",
     "size",
 ]
 
@@ -126,6 +127,11 @@ AGE = _duration(100 * 366 * 86_400.0, "100 years at most")
 SIZE = size(0, 2**63 - 1)
 LINGER = Read("linger", lambda text: int(Linger.read(text)))
 DIRECTORY = Read("directory", _directory)
+
+
+def setting(name: str, kind: _ParamType, default: Any, help: str) -> Callable[[_F], _F]:  # noqa: A002 - click's word
+    """Give a command an option of its own, with a value."""
+    return click.option(name, type=kind, default=default, show_default=True, help=help)
 
 
 # Options that are declared in ``options``.

@@ -84,7 +84,7 @@ from zmq_datasource.log.reader_records import (
 from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.staged_files import StagedFiles
-from zmq_datasource.log.staging import Part, StagedFile, Staging
+from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
@@ -118,7 +118,6 @@ __all__ = [
     "LogStorage",
     "LogWriter",
     "OpensChunks",
-    "Part",
     "Reader",
     "ReaderRecord",
     "ReaderRecords",
@@ -131,6 +130,7 @@ __all__ = [
     "Staging",
     "Store",
     "SubscriberNotes",
+    "TransactionPart",
     "begin_of",
     "bucket_at",
     "damage_at",

@@ -17,7 +17,7 @@ from zmq_datasource.log.files import open_file, read_file, reading, sync_directo
 from zmq_datasource.log.layout import TEMPORARY_PREFIX, growing_name, parse_growing_name
 from zmq_datasource.log.store import Part
 
-__all__ = ["OpenChunkFiles"]
+__all__ = ["OpenChunkFiles", "write_whole"]
 
 # What one call of the system takes.
 _MOST_PARTS = 1024
@@ -74,7 +74,7 @@ class OpenChunkFiles:
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
             try:
                 failpoints.reach("log.group.before_write")
-                end = _write_whole(descriptor, parts, offset)
+                end = write_whole(descriptor, parts, offset)
                 failpoints.reach("log.group.after_write")
                 if self._sync:
                     sync_file(path)
@@ -109,8 +109,8 @@ class OpenChunkFiles:
                 path.unlink(missing_ok=True)
 
 
-def _write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:
-    """Write all of it from ``offset`` on; where it ends."""
+def write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:
+    """Write all parts to a file from ``offset`` on. Returns where they end."""
     rest = deque(memoryview(part) for part in parts)
     while rest:
         written = os.pwritev(descriptor, list(islice(rest, _MOST_PARTS)), offset)

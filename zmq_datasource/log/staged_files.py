@@ -11,14 +11,14 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.machine import make_private
+from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log.files import (
     add_directory,
     open_file,
@@ -29,7 +29,8 @@ from zmq_datasource.log.files import (
     writing,
 )
 from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX
-from zmq_datasource.log.open_chunk_files import OpenChunkFiles
+from zmq_datasource.log.open_chunk_files import OpenChunkFiles, write_whole
+from zmq_datasource.log.store import Part
 
 __all__ = ["StagedFiles", "bytes_on_disk"]
 
@@ -74,19 +75,28 @@ class StagedFiles:
     def _unfinished_path(self, attempt: str) -> Path:
         return self._directory / f"{TEMPORARY_PREFIX}{attempt}{_SUFFIX}"
 
-    def create(self, attempt: str) -> pa.NativeFile:
-        """A file for an attempt, hidden until it is finished; one of the same name is replaced."""
-        path = self._unfinished_path(attempt)
-        with writing(f"creating {path}"):
-            add_directory(path.parent)
-            make_private(path)
-            return pa.OSFile(str(path), "wb")
+    def write(self, attempt: str, offset: int, parts: Sequence[Part]) -> int:
+        """Write these parts to the hidden file of an attempt, from ``offset`` on, where it ends. May be repeated.
 
-    @contextmanager
-    def writing(self, attempt: str) -> Iterator[None]:
-        """For what is written to such a file: the system's errors as ours."""
-        with writing(f"writing {self._unfinished_path(attempt)}"):
-            yield
+        Returns:
+            Where the file ends now.
+
+        Raises:
+            LogWriteError: The file system refuses. The file still ends at ``offset``, if it can be cut there.
+        """
+        path = self._unfinished_path(attempt)
+        with writing(f"writing {path}"):
+            if not offset:
+                add_directory(path.parent)
+            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
+            try:
+                return write_whole(descriptor, parts, offset)
+            except BaseException:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, offset)
+                raise
+            finally:
+                os.close(descriptor)
 
     def finish(self, attempt: str) -> None:
         """Make an attempt appear, whole."""

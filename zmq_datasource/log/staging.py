@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -28,16 +27,17 @@ from zmq_datasource.log.chunk_file import ChunkFile, Encoder, FilledFile
 from zmq_datasource.log.facts import Times
 from zmq_datasource.log.files import is_transient
 from zmq_datasource.log.staged_files import StagedFiles, bytes_on_disk
+from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["Part", "StagedFile", "Staging"]
+__all__ = ["StagedFile", "Staging", "TransactionPart"]
 
 
 _log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
+class TransactionPart(NamedTuple):
     """What an attempt is an attempt at.
 
     Attributes:
@@ -54,22 +54,25 @@ class Part(NamedTuple):
 
 
 class StagedFile:
-    """An attempt that is being written.
+    """The file of an attempt that is being received.
+
+    ``append`` and ``end`` encode in memory. ``write`` writes what they have encoded, and is repeated if the disk
+    refuses it. ``finish`` makes the whole file durable.
 
     Attributes:
-        rows: Written so far.
-        value_bytes: Of the values in them.
-        bytes: What they take on disk.
+        rows: Appended so far.
+        value_bytes: Of their values.
+        is_ended: Whether ``end`` was called.
         least_chunk_bytes: A smaller file is read at the commit, and transactions of one moment share a chunk. For
             eight of 1 MiB that takes half as long as eight chunks; for eight of 2 MiB, twice as long.
     """
 
     least_chunk_bytes = 2 << 20
 
-    def __init__(self, files: StagedFiles, attempt: str, part: Part) -> None:
+    def __init__(self, files: StagedFiles, attempt: str, part: TransactionPart) -> None:
         self._files = files
         self.attempt = attempt
-        self.value_bytes = self.bytes = 0
+        self.value_bytes = 0
         self._times: Times | None = None
         schema = MESSAGE_SCHEMA.with_metadata(
             {
@@ -78,40 +81,58 @@ class StagedFile:
                 "partition": str(part.partition),
             }
         )
-        self._file = files.create(attempt)
         self._encoder = Encoder(schema)
+        self._unwritten: list[Part] = []
+        self._written = 0
+        self.is_ended = False
 
     @property
     def rows(self) -> int:
         return self._encoder.rows
 
+    @property
+    def bytes(self) -> int:
+        """The bytes that the file takes on disk; 0 before the first rows."""
+        return bytes_on_disk(self._encoder.size) if self.rows else 0
+
     def append(self, batch: pa.RecordBatch) -> None:
+        """Add rows, for ``write``."""
         if not batch.num_rows:
             return
         times = times_of([batch])
         self._times = times if self._times is None else self._times.and_also(times)
         self.value_bytes += data_bytes(batch.column("value"))
-        self._write(batch)
+        self._encode(batch)
 
-    def _write(self, batch: pa.RecordBatch) -> None:
+    def end(self) -> None:
+        """Add the batch of no rows that ends the attempt, for ``write``; once."""
+        if not self.is_ended:
+            self.is_ended = True
+            self._encode(NO_ROWS)
+
+    def _encode(self, batch: pa.RecordBatch) -> None:
         self._encoder.append(batch, {})
-        with self._files.writing(self.attempt):
-            for part in self._encoder.take():
-                self._file.write(part)
-        self.bytes = bytes_on_disk(self._encoder.size)
+        self._unwritten += self._encoder.take()
 
-    def finish(self) -> FilledFile | None:
-        """Whole, on disk, and to be found by the next writer.
-
-        Returns:
-            What can become a chunk; None if it is small.
+    def write(self) -> None:
+        """Write what was appended and not yet written.
 
         Raises:
-            LogWriteError: The file system refused.
+            LogWriteError: The file system refuses. If it is a ``DiskFaultError``, call this again later.
         """
-        self._write(NO_ROWS)
-        with self._files.writing(self.attempt):
-            self._file.close()
+        if self._unwritten:
+            self._written = self._files.write(self.attempt, self._written, self._unwritten)
+            self._unwritten = []
+
+    def finish(self) -> FilledFile | None:
+        """Force the written file, which has its end, to the disk, where the next writer finds it.
+
+        Returns:
+            The file, if it can become a chunk; None if it is small.
+
+        Raises:
+            LogWriteError: The file system refuses. Nothing of the file can be relied on then.
+        """
         self._files.finish(self.attempt)
         if self._times is None or self._encoder.size < self.least_chunk_bytes:
             return None
@@ -120,9 +141,7 @@ class StagedFile:
         )
 
     def discard(self) -> None:
-        """Forget it; what cannot be removed now the next writer removes."""
-        with suppress(OSError):  # what could not be written is not wanted
-            self._file.close()
+        """Delete the file. If that fails, the next writer deletes it."""
         try:
             self._files.remove(self.attempt)
         except LogWriteError as e:
@@ -138,7 +157,7 @@ class Staging:
 
     def __init__(self, files: StagedFiles) -> None:
         self._files = files
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, TransactionPart] = {}
         self._sizes: dict[str, int] = {}
         self._since: dict[str, float] = {}
         self._filled: dict[str, FilledFile] = {}
@@ -165,16 +184,18 @@ class Staging:
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._files.remove(attempt)
                 continue
-            self.add(attempt, Part(*names), bytes_on_disk(self._files.size_of(attempt)), now)
+            self.add(attempt, TransactionPart(*names), bytes_on_disk(self._files.size_of(attempt)), now)
 
-    def add(self, attempt: str, part: Part, size: int, now: float, filled: FilledFile | None = None) -> None:
+    def add(
+        self, attempt: str, part: TransactionPart, size: int, now: float, filled: FilledFile | None = None
+    ) -> None:
         """Count an attempt that is whole; ``size`` is in bytes on disk, and ``filled`` can become a chunk."""
         self._parts[attempt], self._sizes[attempt], self._since[attempt] = part, size, now
         if filled is not None:
             self._filled[attempt] = filled
         self.bytes += size
 
-    def get(self, attempt: str) -> Part | None:
+    def get(self, attempt: str) -> TransactionPart | None:
         return self._parts.get(attempt)
 
     def of(self, producer: str, up_to: int) -> list[str]:

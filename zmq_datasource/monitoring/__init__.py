@@ -1,7 +1,7 @@
-"""What is measured, and its outlets.
+"""What sources and sinks report, and its outlets.
 
-``metric`` says what a metric is, ``catalogue`` has all of them, ``figures`` makes them of the counters. ``batches`` and
-``states`` sum up a sink's batches, ``source`` a source; ``store`` keeps both at ``metricsLocation``, and ``prometheus``
-serves them. ``view`` shows them in tables and lines, those of a proxy too; ``top`` reads files and URLs for that. What
-comes in are counters, from ``spark`` and ``receive``, and a proxy's status; what goes out is plain data.
+``source`` puts a source's figures together. ``accounts`` adds up what a sink has written, batch by batch. ``store``
+keeps both at ``metricsLocation``, and ``prometheus`` serves them. ``view`` shows them in tables and lines, those of a
+``proxy`` too; ``top`` reads files and URLs for that. Counters come in, from ``spark``, ``receive`` and a proxy's
+status; dictionaries of figures go out. The figures are declared where they are counted (``counters``).
 """

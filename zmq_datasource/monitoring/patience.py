@@ -1,4 +1,4 @@
-"""Acts on other people's file systems, which may not answer."""
+"""Runs what may hang: reads and writes on a file system that this package does not control."""
 
 from __future__ import annotations
 

@@ -7,25 +7,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from zmq_datasource.counters import SourceCounters, added, counted, declared, figures, state
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import read_slices, slices
-from zmq_datasource.monitoring.figures import (
-    added_metrics,
-    kept_metrics,
-    reader_metrics,
-    receiver_metrics,
-    sequence_metrics,
-)
-from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.feed import Feed
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.sequences import Totals
 from zmq_datasource.transport import core
 
-__all__ = ["SourceMonitor", "SourceMonitors"]
+if TYPE_CHECKING:
+    from zmq_datasource.source.feed import Feed
+    from zmq_datasource.source.ingest import Ingest
+
+__all__ = ["SOURCE", "SourceMonitor", "SourceMonitors"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +31,79 @@ _RATE_SECONDS = 10.0
 _RATE_SAMPLE_SECONDS = 0.5
 
 
+@dataclass
+class _Momentary:
+    """Figures that are put together when they are asked for; None of one that is not known in this process."""
+
+    source: str = state(
+        "source",
+        "",
+        "The socket type and the endpoints of the source, or the log that it follows.",
+        type="STRING",
+        series=None,
+    )
+    core: str | None = state(
+        "core",
+        "",
+        "Which core takes messages from the socket: `compiled`, or `python` where the compiled core was not built.",
+        type="STRING",
+        label="core",
+        keys=("compiled", "python"),
+        initial=None,
+    )
+    messages_per_second: float = state(
+        "messagesReceivedPerSecond",
+        "messages/s",
+        "The average rate over about the last ten seconds.",
+        type="DOUBLE",
+        series=None,
+    )
+    backlog_messages: int = state(
+        "backlogMessages",
+        "messages",
+        "The number of messages that were received and are not yet in a finished micro-batch. The micro-batch that is "
+        "being read is part of the backlog.",
+    )
+    backlog_bytes: int = state(
+        "backlogBytes",
+        "bytes",
+        "The size of the backlog in the log. A chunk that was read in part counts in proportion.",
+    )
+    backlog_age_seconds: float = state(
+        "backlogAgeMs",
+        "ms",
+        "How long ago the oldest message of the backlog was received. It shows how old the data gets.",
+        highest=True,
+    )
+    log_bytes: int = state("logBytes", "bytes", "The total size of the chunks of the log.")
+    log_chunks: int = state("logChunks", "chunks", "The number of chunks of the log.")
+    metrics_failures: int = counted(
+        "metricsFailures",
+        "times",
+        "How often the metrics could not be put together, or could not be written to `metricsLocation`.",
+        "process",
+    )
+    publishers: int | None = state(
+        "publishers",
+        "publishers",
+        "The number of counters that are remembered. `sequenceBy` says what has a counter.",
+        numbered=True,
+        initial=None,
+    )
+    gaps: int | None = state(
+        "gaps",
+        "gaps",
+        "The number of rows of the gap table (`view=gaps`).",
+        numbered=True,
+        initial=None,
+    )
+
+
+SOURCE = declared("zmq_source", _Momentary, SourceCounters, Totals)
+
+
 class SourceMonitor:
-    """Watches a running source; never in its way.
+    """Puts together the figures of a running source, and writes reports of them. It never delays or ends the source.
 
     Attributes:
         close_seconds: How long the end of a query waits for its last report.
@@ -75,16 +144,16 @@ class SourceMonitor:
                 _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
 
     def read_to(self, end: int) -> None:
-        """What is below ``end`` is in finished batches."""
+        """Messages below ``end`` are in finished batches, and no longer in the backlog."""
         self._read_to = end
 
     def metrics(self) -> dict[str, Any]:
-        """Everything there is to tell now; see ``catalogue.SOURCE``. Never raises: no query ends for its metrics."""
+        """All figures of ``SOURCE`` that are known now. Never raises: no query ends for its metrics."""
         with self._lock:
-            self._look_for_a_hanging_write()
+            self._count_a_hanging_write()
             try:
-                return {"source": self._name, **self._facts(), **self._backlog()}
-            # A log that another release writes, a file system with a fault: whoever reads rows will hear of it.
+                return self._figures()
+            # A log of another release, a file system with a fault: the error is raised where rows are read.
             except Exception as e:
                 self._fail(f"putting the metrics of {self._name} together: {e!r}")
                 return {"source": self._name, "metricsFailures": self._failures}
@@ -93,44 +162,41 @@ class SourceMonitor:
         self._failures += 1
         self._faults.warn("%s", why)
 
-    def _look_for_a_hanging_write(self) -> None:
+    def _count_a_hanging_write(self) -> None:
         since = self._writing_since
         if since is not None and time.monotonic() - since >= self.hanging_seconds:
             self._writing_since = None  # reported once
             self._fail(f"{self._options.metrics_location} has not answered for {self.hanging_seconds:.0f} s")
 
-    def _facts(self) -> dict[str, Any]:
-        facts = self._source.facts()
-        counters = facts.counters
-        figures: dict[str, Any]
-        if facts.receives:
-            last = counters.last_received
-            figures = receiver_metrics(counters)
-            figures |= {"core": core.NAME, "lastReceived": iso(last) if last else None}
-        else:
-            figures = {} if facts.receiver is None else dict(kept_metrics(facts.receiver))
-            figures |= reader_metrics(counters)
-        figures["messagesReceivedPerSecond"] = self._rate.of(facts.received, time.monotonic())
-        figures["metricsFailures"] = self._failures
-        if facts.receiver is not None and facts.totals is not None:
-            figures |= sequence_metrics(facts.receiver, facts.totals)
-        if facts.publishers is not None:
-            figures |= {"publishers": facts.publishers, "gaps": facts.gaps}
-        return figures
-
-    def _backlog(self) -> dict[str, Any]:
-        log = self._source.log
+    def _figures(self) -> dict[str, Any]:
+        facts, log = self._source.facts(), self._source.log
         end = log.durable_end
         read_to = self._source.resumed_at if self._read_to is None else self._read_to
         start = min(max(read_to, log.earliest), end)
         oldest = self._received_at(start) if start < end else None
-        return {
-            "backlogMessages": end - start + max(0, log.unsealed),
-            "backlogBytes": log.size_of(start, end) + log.unsealed_bytes,
-            "backlogAgeMs": 0 if oldest is None else max(0, round((time.time() - oldest) * 1000)),
-            "logBytes": log.size,
-            "logChunks": log.chunks,
-        }
+        now = _Momentary(
+            source=self._name,
+            core=core.NAME if facts.receives else None,
+            messages_per_second=self._rate.of(facts.received, time.monotonic()),
+            backlog_messages=end - start + max(0, log.unsealed),
+            backlog_bytes=log.size_of(start, end) + log.unsealed_bytes,
+            backlog_age_seconds=0.0 if oldest is None else max(0.0, time.time() - oldest),
+            log_bytes=log.size,
+            log_chunks=log.chunks,
+            metrics_failures=self._failures,
+            publishers=facts.publishers,
+            gaps=facts.gaps,
+        )
+        found = {name: value for name, value in figures(now).items() if value is not None}
+        if facts.receives:
+            found |= figures(facts.counters, lambda metric: not metric.numbered)
+        else:  # what the log keeps of its receiver, and what this process counts as a reader
+            if facts.receiver is not None:
+                found |= figures(facts.receiver, lambda metric: metric.since == "log" and not metric.numbered)
+            found |= figures(facts.counters, lambda metric: metric.since == "reader")
+        if facts.receiver is not None and facts.totals is not None:
+            found |= figures(facts.receiver, lambda metric: metric.numbered) | figures(facts.totals)
+        return found
 
     def _received_at(self, start: int) -> float | None:
         """When the message ``start`` was received; None if the log cannot tell."""
@@ -140,7 +206,7 @@ class SourceMonitor:
                 batch = next(iter(read_slices(self._source.storage, pieces, whole=False)), None)
             except DataLossError:  # committed and removed meanwhile
                 return None
-            except LogError as e:  # whoever reads the rows will hear of it
+            except LogError as e:  # it is raised where the rows are read
                 self._faults.warn("%s", e)
                 return None
             at = None if batch is None else batch.column("timestamp")[0].value
@@ -165,8 +231,8 @@ class SourceMonitor:
                 record = head | {"next": self._source.log.durable_end, "sourceMetrics": self.metrics()}
                 self._writing_since = time.monotonic()
                 store.write_report(series, record, time.time())
-                store.expire_reports(series, time.time())
-            # Whatever goes wrong with metrics, the feed goes on.
+                store.tidy_reports(series, time.time())
+            # No failure of metrics stops the feed.
             except Exception as e:
                 self._fail(str(e) if isinstance(e, MetricsError) else f"reporting metrics: {e!r}")
             finally:
@@ -180,7 +246,7 @@ def _name(source: Feed | Ingest, options: StreamReadOptions) -> str:
 
 
 class SourceMonitors:
-    """A monitor for each log partition of what one process receives or reads.
+    """A monitor for each log partition that one process receives into or reads.
 
     Args:
         sources: By log partition; one at least.
@@ -191,10 +257,10 @@ class SourceMonitors:
         self._monitors: dict[int, SourceMonitor] = {}
         self._sources: dict[int, Feed | Ingest] = {}
         self._started = False
-        self.take_up(sources)
+        self.add(sources)
 
-    def take_up(self, sources: Mapping[int, Feed | Ingest]) -> None:
-        """Watch those that have come, too."""
+    def add(self, sources: Mapping[int, Feed | Ingest]) -> None:
+        """Make monitors for the log partitions that have none."""
         for partition, source in sources.items():
             if partition not in self._monitors:
                 self._sources[partition] = source
@@ -214,17 +280,17 @@ class SourceMonitors:
             monitor.stop()
 
     def read_to(self, ends: Mapping[int, int]) -> None:
-        """What is below these ids is in finished batches."""
+        """Messages below these ids are in finished batches."""
         for partition, end in ends.items():
             self._monitors[partition].read_to(end)
 
     def metrics(self) -> dict[str, Any]:
-        """As of one monitor; of several, all together, and each of them under ``partitions``."""
+        """The figures of one monitor; or those of all together, with those of each under ``partitions``."""
         parts = {partition: monitor.metrics() for partition, monitor in self._monitors.items()}
         if len(parts) == 1:
             return next(iter(parts.values()))
         name = _name(next(iter(self._sources.values())), self._options)
-        together = {"source": name, **added_metrics(list(parts.values()))}
+        together = added(SOURCE, list(parts.values())) | {"source": name}
         return together | {"partitions": {str(partition): part for partition, part in sorted(parts.items())}}
 
 
@@ -235,7 +301,7 @@ class _Rate:
         self._samples: deque[tuple[float, int]] = deque()
 
     def of(self, count: int, now: float) -> float:
-        """Take in the count as of now; returns what it has grown by a second."""
+        """The growth a second, with this count as of ``now`` in seconds."""
         samples = self._samples
         if not samples or now - samples[-1][0] >= _RATE_SAMPLE_SECONDS:
             samples.append((now, count))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import humanfriendly
 from rich.cells import cell_len, chop_cells
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +23,7 @@ __all__ = [
     "alarm",
     "alarms",
     "count",
+    "print_fitted",
     "printed",
     "seconds",
     "shortened",
@@ -31,6 +32,7 @@ __all__ = [
     "stack",
 ]
 
+_UNLIMITED = 10_000
 _GAP = 2  # spaces between two columns
 _LEAST_NAME = 20
 _MOST_CHARACTERS = 500  # of a name
@@ -77,6 +79,15 @@ def stack(tables: Iterable[Sequence[Row]], width: int | None, remarks: Iterable[
     for remark in remarks:
         parts.add_row(remark)
     return parts
+
+
+def print_fitted(make: Callable[[int | None], Table]) -> None:
+    """Print what ``make`` returns for the width of the terminal. In a file or pipe, lines are as long as needed."""
+    console = Console()
+    if console.is_terminal:
+        console.print(make(console.width))
+    else:
+        Console(width=_UNLIMITED).print(make(None))
 
 
 def _fitted(rows: Sequence[Row], width: int | None) -> Iterator[RenderableType]:

@@ -12,17 +12,20 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 
+from zmq_datasource.counters import MAP, Metric, iso
 from zmq_datasource.errors import MetricsError, OptionError
-from zmq_datasource.monitoring.catalogue import PROXY, SOURCE, SUBSCRIBER, TOTAL
-from zmq_datasource.monitoring.metric import MAP, Metric
-from zmq_datasource.monitoring.store import MetricsStore, iso
+from zmq_datasource.monitoring.accounts import TOTAL
+from zmq_datasource.monitoring.proxy import PROXY, SUBSCRIBER
+from zmq_datasource.monitoring.source import SOURCE
+from zmq_datasource.monitoring.store import MetricsStore
+from zmq_datasource.monitoring.tables import print_fitted
 from zmq_datasource.monitoring.view import LiveView, Record, fault_record, proxy_record, watch
 from zmq_datasource.options.types import Location
 
 __all__ = ["records_of_page", "show"]
 
-_WIDTH = 160
 _TIMEOUT_SECONDS = 5.0
+_MOST_BYTES = 64 << 20  # of a page
 
 
 def show(places: Sequence[str], interval: float, since: float, *, once: bool = False) -> None:
@@ -41,11 +44,9 @@ def show(places: Sequence[str], interval: float, since: float, *, once: bool = F
         raise OptionError(
             "a LOCATION is empty; name the metricsLocation of a source or sink, or a URL of metrics"
         )
-    console = Console()
-    if not console.is_terminal:  # in a file a line is as wide as it must be
-        console, once = Console(width=_WIDTH), True
-    if once:
-        console.print(LiveView(since, console.width).render(chain(*map(_records, places))))
+    if once or not Console().is_terminal:
+        records = list(chain(*map(_records, places)))
+        print_fitted(lambda width: LiveView(since, width).render(records))
     else:
         watch(lambda: chain(*map(_readable_records, places)), interval, since=since)
 
@@ -67,7 +68,7 @@ def _readable_records(place: str) -> list[Record]:
 def _page(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
-            return str(answer.read().decode())
+            return str(answer.read(_MOST_BYTES).decode())
     except (OSError, ValueError) as e:
         raise MetricsError(
             f"reading metrics from {Location(url)}: {getattr(e, 'reason', None) or e}; name the URL of a program that "
@@ -88,6 +89,7 @@ def records_of_page(page: str, url: str) -> list[Record]:
 
     Raises:
         OptionError: ``prometheus_client`` is not installed.
+        MetricsError: The page has another format.
     """
     try:
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - an extra
@@ -96,25 +98,42 @@ def records_of_page(page: str, url: str) -> list[Record]:
             "reading metrics from a URL needs Prometheus' client; pip install 'zmq_datasource[prometheus]'"
         ) from e
     samples = defaultdict(list)
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            samples[sample.name].append((sample.labels, sample.value))
-    progress = {labels["query_id"]: at for labels, at in samples["zmq_query_progress_timestamp_seconds"]}
-    ended = {labels["query_id"] for labels, active in samples["zmq_query_active"] if not active}
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                samples[sample.name].append((sample.labels, sample.value))
+    except ValueError as e:
+        raise MetricsError(f"reading metrics from {url}: it is not in Prometheus' text format") from e
+    progress = {labels.get("query_id"): at for labels, at in samples["zmq_query_progress_timestamp_seconds"]}
+    ended = {labels.get("query_id") for labels, active in samples["zmq_query_active"] if not active}
     records: list[Record] = []
     for kind, metrics, name in (("source", SOURCE, "sourceMetrics"), ("sink", TOTAL, "sinkTotal")):
         for labels, figures in _figures(metrics, samples):
             query = labels.get("query_id", "")
-            if query in ended:
-                continue
-            at = progress.get(query, time.time())
-            head = {**labels, "kind": kind, "timestamp": iso(at), "query": query}
             named = labels.get("query") not in (None, query)
+            if query in ended or kind not in labels or (kind == "sink" and not _is_whole(figures, metrics)):
+                continue
+            head = {
+                **labels,
+                "kind": kind,
+                "timestamp": iso(progress.get(query, time.time())),
+                "query": query,
+            }
             records.append(head | {"name": labels["query"] if named else None, name: figures})
     for _, status in _figures(PROXY, samples):
-        durable = [{**labels, **account} for labels, account in _figures(SUBSCRIBER, samples)]
-        records.append(proxy_record(url, {**status, "durable": durable}))
+        durable = [
+            {**labels, **account}
+            for labels, account in _figures(SUBSCRIBER, samples)
+            if "name" in labels and _is_whole(account, SUBSCRIBER)
+        ]
+        if _is_whole({"hold": None, **status}, PROXY):  # the proxy may not know it
+            records.append(proxy_record(url, {**status, "durable": durable}))
     return records
+
+
+def _is_whole(figures: Mapping[str, Any], metrics: Iterable[Metric]) -> bool:
+    """Whether a thing has all figures that its table shows; another release may serve fewer."""
+    return all(metric.name in figures for metric in metrics if metric.series)
 
 
 def _figures(metrics: Iterable[Metric], samples: _Samples) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:

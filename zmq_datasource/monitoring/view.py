@@ -86,10 +86,14 @@ class LiveView:
         return stack(tables.values(), self._width, remarks)
 
     def line(self, record: Record) -> str:
-        """The figures of a record as a line of text, without those that tell of no fault."""
+        """The figures of a record as a line of text, without those that are not known or tell of no fault."""
         row = next(self._rows(record, 0.0))
-        cells = (f"{column} {cell.text}" for column, cell in row.cells.items() if cell.fault is not False)
-        return f"{row.name}: {', '.join(cells)}"
+        figures = (
+            f"{column} {cell.text}"
+            for column, cell in row.cells.items()
+            if cell.fault is not False and cell.text != "–" and column != "age"
+        )
+        return f"{row.name}: {', '.join(figures)}"
 
     def _rows(self, record: Record, age: float) -> Iterator[Row]:
         at = datetime.fromisoformat(record["timestamp"]).timestamp()

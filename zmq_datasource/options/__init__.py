@@ -1,13 +1,13 @@
-"""Every option of the data source, declared once: name, type, default, range and doc.
+"""The declaration of every option: name, type, default, range and description.
 
-How a declaration becomes a parsed, checked value is in ``parser``; the reference in
-``docs/options.md`` is generated from these classes. What only libzmq can decide is checked in
-``transport.spec``.
+``parser`` reads text into checked values. ``docs/options.md`` is generated from these classes. Socket options that only
+libzmq can check are checked in ``transport.spec``.
 """
 
 from zmq_datasource.options.framing import FramingOptions, Numbering
 from zmq_datasource.options.proxy import ProxyOptions
-from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
+from zmq_datasource.options.read import ReadOptions
+from zmq_datasource.options.read_kinds import BatchReadOptions, ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.shares import share_of
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions

@@ -1,7 +1,7 @@
-"""How messages are framed and numbered, and what happens to those that are not, or are missing.
+"""Options about the frames and sequences of messages, and about messages that are malformed or missing.
 
-A preset of ``framing`` knows where topic, publisher, sequence and value are, and how its
-publishers count (``Numbering``); ``custom`` takes both from options.
+A preset of ``framing`` says where topic, publisher, sequence and value are, and how its publishers count
+(``Numbering``). With ``custom``, options say both.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ __all__ = ["FramingOptions", "Numbering"]
 
 
 class Numbering(NamedTuple):
-    """How publishers number their messages: what ``sequences`` tracks.
+    """How publishers number their messages, for ``sequences``, which tracks them.
 
     Attributes:
-        by: What has a counter of its own: a choice of ``publisher``, ``topic``, ``endpoint``.
-        start: The first number of a counter.
-        end: The last one, after which it starts again; None if it never does.
-        restarts: Whether a publisher that starts anew keeps its name and counts from ``start``.
-            If not, a lower number never means that.
-        window: How far back a lower number is still late or a duplicate, not a restart.
-        whole: Whether publishers are short-lived, so that what precedes the first message seen is
-            missing too.
+        by: What has a counter of its own: some of ``publisher``, ``topic`` and ``endpoint``.
+        start: The first sequence of a counter.
+        end: The last sequence, after which the counter starts again; None if there is no last one.
+        restarts: Whether a publisher that starts again keeps its name and counts from ``start``. If not, a lower
+            sequence never means a restart.
+        window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
+        whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
     """
 
     by: tuple[str, ...]
@@ -53,12 +52,12 @@ class Numbering(NamedTuple):
 
 
 class _Preset(NamedTuple):
-    """What the options must know of a framing; where its fields are is in ``messages.framing``.
+    """How the publishers of a framing count. The places of its fields are in ``messages.framing``.
 
     Attributes:
-        numbering: How its publishers count; None if they do not.
-        nameless: Whether its messages name no publisher, so that publishers cannot be distinguished.
-        unnumbered: Why they do not count.
+        numbering: How they count; None if they do not.
+        nameless: Whether messages do not name their publisher.
+        unnumbered: Why publishers do not count, for errors.
     """
 
     numbering: Numbering | None
@@ -83,7 +82,7 @@ class Framing(Choice):
     allowed = ("plain", *_PRESETS, "custom")
 
 
-# Those of other programs than this package's sink.
+# The framings of other programs.
 _FOREIGN = ", ".join(f"`{name}`" for name in _PRESETS if name != "sequenced")
 
 
@@ -104,7 +103,7 @@ def _numbered(text: str, **constraints: Any) -> Meta:
 
 
 class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
-    """Framing, tracking and healing of what a source receives."""
+    """The options of a source about frames, sequences and replays."""
 
     framing: Annotated[
         Framing,
@@ -261,7 +260,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def numbering(self) -> Numbering | None:
-        """How messages are counted; None where nothing is tracked."""
+        """How messages are counted; None if nothing is tracked."""
         preset = self._preset.numbering
         if preset is None or self.sequence_by == ():
             return None
@@ -282,7 +281,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         if self.framing == "custom":
             return _Preset(Numbering(("endpoint",) if nameless else ("publisher",)), nameless)
         if self.framing == "vllm" and self.replay_endpoint:
-            # One publisher behind each endpoint; a replay does not always say the topic.
+            # There is one publisher for each endpoint, and a replayed message does not always have its topic.
             return _Preset(Numbering(("endpoint",)), nameless=True)
         return _PRESETS.get(self.framing, _PLAIN)
 
@@ -293,13 +292,15 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 self.of_role(Role.CUSTOM), f"is for framing=custom; framing={self.framing} knows its layout"
             )
         elif self.sequence_frame is None:
-            self.refuse(self.of_role(Role.SEQUENCE), "needs sequenceFrame, which says where the sequence is")
+            self.refuse(
+                self.of_role(Role.SEQUENCE), "needs sequenceFrame, the frame that contains the sequence"
+            )
         if self.sequence_width not in (4, 8):
             raise OptionError(f"sequenceWidth={self.sequence_width}: a sequence has 4 or 8 bytes")
         if self.sequence_path is not None:
             self.refuse(
                 self.of_role(Role.BINARY),
-                "is for a sequence in bytes, and sequencePath says that it is in JSON",
+                "is for a sequence in bytes, and sequencePath is for one in JSON",
             )
         if self.framing == "plain":
             self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
@@ -328,7 +329,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         if self.deduplicate and self.bind and numbering.by == ("endpoint",):
             raise OptionError(
                 "deduplicate with bind and sequenceBy=endpoint: publishers that connect to one endpoint would look "
-                "like one, and their messages like duplicates; count by publisher or topic, or connect to each"
+                "like one, and their messages like duplicates; count by publisher or topic, or connect to each of them"
             )
         if "topic" in numbering.by and self.framing == "custom" and self.topic_frame is None:
             raise OptionError(f"sequenceBy={','.join(numbering.by)}: set topicFrame, or count by endpoint")
@@ -342,8 +343,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def _range(self) -> tuple[int, int]:
-        """The numbers that a sequence can have here."""
-        largest = 2**63 - 1  # of a BIGINT
+        """The lowest and the highest sequence that fits its field."""
+        largest = 2**63 - 1  # the column is a BIGINT
         preset = self._preset.numbering
         if self.framing != "custom" or self.sequence_path is not None:
             return 0, largest if preset is None or preset.end is None else preset.end
@@ -354,7 +355,10 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
-            self.refuse(("replay_from", "replay_timeout"), "needs replayEndpoint: who is to be asked?")
+            self.refuse(
+                ("replay_from", "replay_timeout"),
+                "needs replayEndpoint, where missing messages are requested",
+            )
             return
         if self.framing != "vllm":
             raise OptionError(

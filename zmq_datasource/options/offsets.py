@@ -1,13 +1,14 @@
 """The offset of a query: for each log partition, the id of the next message to read.
 
-Ranges are half-open: a batch from ``next=5`` to ``next=8`` holds the ids 5, 6 and 7. Spark
-compares offsets as JSON text, so ``to_json`` has one text for one offset.
+Ranges are half-open: a batch from ``next=5`` to ``next=8`` has the ids 5, 6 and 7. Spark compares offsets as JSON text,
+so ``to_json`` has one text for one offset.
 
-A query's first batch has no offset before it in the checkpoint: after a crash Spark asks for a beginning again, and
-knows only the end that it had logged. So that end carries the beginning (``began``).
+Before a query's first batch there is no offset in its checkpoint. After a crash in that batch Spark asks again where
+the query begins, and has only the end of the batch from before. So this end carries the beginning (``began``).
 
-An older copy of a log that is received into gives ids a second time. So an offset also names the writer of the last
-message that was read (``writers``, see ``log.facts``), and is refused by a log in which another one has written it.
+If an older copy of a log is restored and received into, ids are given out a second time. So an offset names the writer
+of the last message that was read (``writers``, see ``log.facts``). A log in which another writer has written that
+message refuses the offset.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zmq_datasource.errors import OptionError
 
 __all__ = ["READER_PATTERN", "Offset"]
 
-# It becomes the name of a file.
+# The name of a reader becomes the name of a file.
 READER_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
 
 _EXAMPLE = '{"log": "<log id>", "next": {"0": 1234}}'
@@ -33,10 +34,10 @@ class Offset:
     """A position in one log.
 
     Attributes:
-        log: The log's id; None (only in a user's ``startingOffsets``) means any log.
-        next: By log partition, the first id that was not read yet.
-        began: By log partition, where the query began; only in the offsets up to the end of its first batch.
-        writers: By log partition, the incarnation that has written the message before ``next``, where it is known.
+        log: The log's id. None means any log, and is only in a user's ``startingOffsets``.
+        next: By log partition, the first id that was not read.
+        began: By log partition, the id where the query began. Only in the offsets up to the end of its first batch.
+        writers: By log partition, the incarnation that has written the message before ``next``, if it is known.
     """
 
     log: str | None
@@ -50,7 +51,7 @@ class Offset:
         return self.began is not None and dict(self.began) == dict(self.next)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data whose JSON text is canonical: sorted keys, whole numbers, no counters."""
+        """Plain data with one canonical JSON text: sorted keys, whole numbers, no counters."""
         data: dict[str, Any] = {"log": self.log, "next": _by_name(self.next)}
         if self.began is not None:
             data["began"] = _by_name(self.began)
@@ -60,7 +61,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, data: object) -> Offset:
-        """Read what ``to_json`` wrote, or what a user typed.
+        """Read an offset from ``to_json`` or from a user.
 
         Raises:
             OptionError: The data is no offset.

@@ -1,7 +1,7 @@
-"""From declared options and Spark's text to checked values. Knows no option by name.
+"""Reads Spark's text options into checked values. Knows no option by name.
 
-An ``OptionSet`` declares its options as annotated fields (``doc``); ``parse`` reads Spark's
-text into one, and ``describe`` tells what was declared, for the reference and for messages.
+A subclass of ``OptionSet`` declares its options as annotated fields (``doc``). ``parse`` reads text into an instance.
+``describe`` lists the declarations, for the reference and for error messages.
 """
 
 from __future__ import annotations
@@ -41,25 +41,26 @@ __all__ = ["OptionDoc", "OptionSet", "Role", "describe", "doc", "parse", "texts_
 
 
 def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
-    """Describe an option: its meaning, and where it applies if that is not everywhere.
+    """Declare the meaning of an option, and where it applies.
 
     Args:
-        constraints: msgspec's, such as ``ge`` and ``le``.
+        roles: Where it applies; without one, everywhere.
+        constraints: Limits of its value, as in msgspec's ``Meta``: ``ge``, ``le``, ``pattern``.
     """
     return Meta(description=text, extra={"roles": frozenset(roles)}, **constraints)
 
 
 class Role(enum.Enum):
-    """Where an option applies. One without any applies wherever it is accepted."""
+    """Where an option applies."""
 
     STREAM = "a streaming read"
     QUERY = "a query, and not a program that only receives"
     BATCH = "a batch read"
-    SOCKET = "whoever opens a socket"
-    UNACKNOWLEDGED = "sockets whose messages nobody acknowledges"
+    SOCKET = "a process that opens a socket"
+    UNACKNOWLEDGED = "a socket without acknowledgements"
     LIVE = "a batch read of a socket, or a streaming one"
     LOG = "a log, or a streaming read"
-    WRITER = "whoever writes a log"
+    WRITER = "a process that writes a log"
     ROWS = "rows of messages, not the gap table"
     CUSTOM = "framing=custom"
     SEQUENCE = "framing=custom with a sequence"
@@ -70,30 +71,30 @@ class Role(enum.Enum):
 class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of all sets of options."""
 
-    # Not an option of its own name: parse() collects every "zmq.<name>" here.
+    # parse() collects all options "zmq.<name>" here.
     zmq: ZmqOptions = msgspec.field(default_factory=ZmqOptions)
 
     title: ClassVar[str] = "option"
     ignored: ClassVar[frozenset[str]] = frozenset()
-    # What users of other sources and sinks call some of these, in lower case.
+    # The names that other sources and sinks have for some of these options, in lower case.
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> None:
-        """Raise OptionError for values that are each right but do not go together."""
+        """Raise OptionError for values that cannot be combined. Called by ``parse``."""
 
     def refuse(self, fields: Collection[str], reason: str) -> None:
-        """Raise OptionError if one of these fields was set."""
+        """Raise OptionError if one of these fields is not at its default. The text continues the option's name."""
         for option in describe(type(self)):
             if option.field in fields and getattr(self, option.field) != option.default_value:
                 raise OptionError(f"option {option.name} {reason}; remove it")
 
     def of_role(self, *roles: Role) -> list[str]:
-        """The fields that apply to one of these."""
+        """The fields that have one of these roles."""
         return [option.field for option in describe(type(self)) if not option.roles.isdisjoint(roles)]
 
 
 class OptionDoc(NamedTuple):
-    """One declared option, for the reference and for messages."""
+    """A declared option, for the reference and for error messages."""
 
     name: str
     field: str
@@ -111,7 +112,7 @@ _O = TypeVar("_O", bound=OptionSet)
 
 @functools.cache
 def describe(cls: type[OptionSet]) -> tuple[OptionDoc, ...]:
-    """The options of ``cls`` in the order of declaration, without ``zmq.*``."""
+    """The options of ``cls``, without ``zmq.*``, in the order of their declaration."""
     return tuple(_describe(cls))
 
 
@@ -165,11 +166,11 @@ def _words(kind: type) -> str:
 
 
 def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
-    """Read Spark's text options (names in any case) into ``cls``.
+    """Read text options into ``cls``. Names may have any case.
 
     Raises:
-        OptionError: An unknown name, a value outside its range, or values that do not go
-            together. Names the option, the value and what is allowed.
+        OptionError: An unknown name, a value outside its range, or values that cannot be combined. The text names the
+            option, the value and what is allowed.
     """
     known = {option.name.lower(): option for option in describe(cls)}
     values: dict[str, Any] = {}
@@ -190,9 +191,10 @@ def parse(cls: type[_O], options: Mapping[str, str]) -> _O:
 
 
 def texts_of(cls: type[OptionSet], keywords: Mapping[str, object]) -> dict[str, str]:
-    """Keyword arguments as ``parse`` takes options: in snake_case or as documented, ``zmq_rcvbuf`` for ``zmq.rcvbuf``.
+    """Turn keyword arguments into text options for ``parse``.
 
-    Truth values, numbers and lists become texts; None is the default.
+    Names may be in snake_case or as documented; ``zmq_rcvbuf`` means ``zmq.rcvbuf``. Booleans, numbers and lists become
+    text. None is left out.
     """
     names = {option.field: option.name for option in describe(cls)}
     return {
@@ -216,7 +218,7 @@ def _read(option: OptionDoc, text: str) -> Any:
             return option.kind.read(text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
     except (ValueError, msgspec.ValidationError) as e:  # before msgspec 0.21 it is no ValueError
-        # msgspec knows our type's name in Python, the user knows it in words.
+        # msgspec would name the Python type. Name it as the reference does.
         reason = f"it must be {option.words}" if "got `str`" in str(e) else str(e)
         if isinstance(e, msgspec.ValidationError):
             reason += f" ({option.doc})"

@@ -1,4 +1,4 @@
-"""The options of the journaling proxy."""
+"""The options of the proxy."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     topics: Annotated[
         Topics,
         doc(
-            "The topic prefixes to which the proxy subscribes, and which it therefore keeps, even if nobody "
-            "is subscribed to them. They are separated by commas, or a JSON list. The proxy also subscribes "
+            "The topic prefixes to which the proxy subscribes, and which it therefore keeps, even if no plain "
+            "subscriber asks for them. They are separated by commas, or a JSON list. The proxy also subscribes "
             "to what plain subscribers ask for."
         ),
     ] = Topics(("",))
@@ -102,7 +102,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         SlowSubscriber,
         doc(
             "What happens when the queue of a plain subscriber is full. `drop` drops messages for this "
-            "subscriber only. `wait` waits for it, and so holds everybody back. `disconnect` drops messages "
+            "subscriber only. `wait` waits for it, and so holds all others back. `disconnect` drops messages "
             "for it, and disconnects it when it has taken nothing for `slowTimeout`."
         ),
     ] = SlowSubscriber("drop")
@@ -192,7 +192,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(f"{', '.join(sorted(twice))} is named for two sides; each needs its own")
         if self.plain and self.replay and not self.durable:
             raise OptionError(
-                "plain publishes no ids, so nobody would know what to ask the replay endpoint for; remove one"
+                "plain publishes no ids, so a subscriber could not ask the replay endpoint for an id; remove one"
             )
         if self.wal_max_bytes < _LEAST_LOG:
             raise OptionError(
@@ -200,7 +200,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"{ByteSize(_LEAST_LOG)} or more"
             )
         if self.linger < 0:
-            raise OptionError(f"linger={self.linger} would wait for ever for a subscriber; set a time")
+            raise OptionError(f"linger={self.linger} could wait for a subscriber without a limit; set a time")
         for name, value in (
             ("slowTimeout", self.slow_timeout),
             ("subscriberExpiry", self.subscriber_expiry),
@@ -212,10 +212,10 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def chunk_bytes(self) -> int:
-        """At which size a chunk is sealed; a log of a few chunks could not be held within its bounds."""
+        """The size at which a chunk is sealed. A log of few large chunks could not be kept within ``walMaxBytes``."""
         return min(self.wal_chunk_bytes, max(self.wal_max_bytes // 16, 1))
 
     @property
     def send_hwm(self) -> int:
-        """The high-water mark of the subscribers' side."""
+        """The send high-water mark on the subscribers' side."""
         return self.rcvhwm if self.sndhwm is None else self.sndhwm

@@ -1,4 +1,4 @@
-"""The source's options: of a streaming read, and of a batch read of a socket or a log."""
+"""The source's options: all that a streaming read or a batch read accepts. ``read_kinds`` restricts them to one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.offsets import READER_PATTERN
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.shares import share_of
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     ByteSize,
@@ -31,15 +30,14 @@ from zmq_datasource.options.types import (
     WhenFull,
 )
 
-__all__ = ["BatchReadOptions", "ReadOptions", "ReceiveOptions", "StreamReadOptions"]
+__all__ = ["ReadOptions"]
 
 
 class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
-    """What ``spark.readStream`` and ``spark.read`` accept together.
+    """The options of ``spark.readStream`` and ``spark.read`` together.
 
-    ``DataSource.schema`` does not learn which of the two it serves, so the DataFrame is checked
-    against this union; ``StreamReadOptions`` and ``BatchReadOptions`` then refuse what belongs
-    to the other.
+    When a DataFrame is made, Spark does not tell which of the two it is for. So its options are checked against all.
+    ``StreamReadOptions`` and ``BatchReadOptions`` later refuse the options of the other.
     """
 
     socket_type: Annotated[
@@ -431,8 +429,8 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         super().check()
         if self.linger < 0:
             raise OptionError(
-                f"linger={self.linger} lets a source that stops wait for ever for a peer that is away; "
-                "a receiver has nothing to send, leave it at 0"
+                f"linger={self.linger}: a source that stops could wait for a peer without a limit; a receiver has "
+                "nothing to send, leave it at 0"
             )
         if self.socket_type == "PULL" and self.topics != ("",):
             raise OptionError(
@@ -444,7 +442,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.socket_type != "ROUTER":
             self.refuse(
-                ("transaction_timeout",), "is for socketType=ROUTER; other sockets know no transactions"
+                ("transaction_timeout",), "is for socketType=ROUTER; other sockets have no transactions"
             )
         if self.transaction_timeout <= 0:
             raise OptionError(
@@ -471,12 +469,11 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")
         if self.wal_store is not None and self.wal_location is not None:
             raise OptionError(
-                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r} each say where the log is, and it "
-                "is in one place; keep one"
+                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r}: a log is in one place; keep one"
             )
         for place in ("starting", "ending"):
             if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):
-                raise OptionError(f"{place}Offsets and {place}Timestamp say the same thing; keep one")
+                raise OptionError(f"{place}Offsets and {place}Timestamp have the same meaning; keep one")
         if self.starting_timestamp is None:
             self.refuse(("starting_offsets_by_timestamp_strategy",), "needs startingTimestamp")
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
@@ -493,26 +490,26 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def start(self) -> Position | None:
-        """Where to start; None if nothing says so."""
+        """Where to start: ``startingTimestamp`` or ``startingOffsets``; None if neither is set."""
         if self.starting_timestamp is not None:
             return Position(None, None, self.starting_timestamp)
         return self.starting_offsets
 
     @property
     def end(self) -> Position | None:
-        """Where a batch read ends; None if nothing says so."""
+        """Where a batch read ends: ``endingTimestamp`` or ``endingOffsets``; None if neither is set."""
         if self.ending_timestamp is not None:
             return Position(None, None, self.ending_timestamp)
         return self.ending_offsets
 
-    def _refuse_socket(self, other: Role, reason: str) -> None:
-        """A log is read: no options of a socket, nor of this other role."""
+    def refuse_socket(self, other: Role, reason: str) -> None:
+        """Refuse the options of a socket and of another role, because this read opens no socket."""
         self.refuse(self.of_role(Role.SOCKET, other), reason)
         if self.zmq:
             raise OptionError(f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}")
 
     def _check_filter(self) -> None:
-        """A counter over all topics shows each message of another topic as missing."""
+        """Refuse a topic filter if publishers count over all topics: each message of another topic would look lost."""
         numbering = self.numbering
         if numbering is None or "topic" in numbering.by or "" in self.topics or self.framing == "vllm":
             return
@@ -525,77 +522,3 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
 
 
 _LEAST_METRICS_INTERVAL = 0.1  # seconds
-
-
-class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
-    """``spark.readStream.format("zmq")``."""
-
-    def check(self) -> None:
-        super().check()
-        self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
-        if self.receivers == 1:
-            self.refuse(("receivers_by",), "needs receivers, of which there is one")
-        if self.reader is None:
-            self.refuse(("reader_timeout",), "needs reader: it is about a query that has a name")
-        if self.wal_store is not None:
-            self.refuse(("serve_log",), "has no effect with walStore, which the executors read themselves")
-        share_of(self, 0)
-        live = bool(self.connect or self.bind)
-        if not live and not self.has_log:
-            raise OptionError(
-                "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "
-                "walLocation or walStore alone the log that zmq-datasource receive fills"
-            )
-        if not live:
-            self._refuse_socket(
-                Role.WRITER,
-                "is for the process that receives; this query only reads its log",
-            )
-
-
-# What is about the rows that a query reads.
-OF_A_QUERY = (Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
-
-
-class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
-    """``zmq-datasource receive``, which fills a log and reads nothing."""
-
-    def check(self) -> None:
-        self.refuse(self.of_role(*OF_A_QUERY), "has no effect here: set it at the query that reads the log")
-        super().check()
-
-
-class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
-    """``spark.read.format("zmq")``: of a live socket, or with ``walLocation`` of a log."""
-
-    def check(self) -> None:
-        super().check()
-        self.refuse(self.of_role(Role.STREAM), "belongs to a streaming read, not to spark.read")
-        live = bool(self.connect or self.bind)
-        if live and self.has_log:
-            raise OptionError(
-                "a batch read takes either connect/bind (a live socket) or walLocation or walStore (a log); keep one"
-            )
-        if not live and not self.has_log:
-            raise OptionError(
-                "neither connect nor bind (a live socket) nor walLocation or walStore (a log) is set; name one"
-            )
-        if self.socket_type == "ROUTER":
-            raise OptionError(
-                "socketType=ROUTER needs a log to acknowledge into; receive with spark.readStream or zmq-datasource "
-                "receive, and read that log with walLocation"
-            )
-        if live:
-            self.refuse(
-                self.of_role(Role.LOG),
-                "needs walLocation: it is about a log, and a live socket has no history",
-            )
-        else:
-            self._refuse_socket(
-                Role.LIVE,
-                "is for a live socket; a log is cut with endingOffsets, .where() or .limit()",
-            )
-        if self.view == "gaps":
-            self.refuse(self.of_role(Role.ROWS), "is about messages; view=gaps shows the whole gap table")
-        if self.ending_offsets and self.ending_offsets.word == "earliest":
-            raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")

@@ -1,4 +1,4 @@
-"""All options as a JSON Schema, for editors, and for programs that check a job's settings before it runs."""
+"""All options as a JSON Schema, for editors and for programs that check a job's settings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["SETS", "json_schema"]
 
 SETS: Final[dict[str, type[OptionSet]]] = {"source": ReadOptions, "sink": WriteOptions, "proxy": ProxyOptions}
 _TYPES: Final[dict[type, str]] = {bool: "boolean", int: "integer"}
-# Spark hands every value on as text.
+# Spark passes every value as text.
 _TEXT: Final = "string"
 
 
 def json_schema() -> dict[str, Any]:
-    """A definition for each of ``SETS``, and for an object that has them as properties."""
+    """The schema of an object with a property for each of ``SETS``."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Options of zmq_datasource",
@@ -42,17 +42,17 @@ def _of_set(options: type[OptionSet]) -> dict[str, Any]:
 
 
 def _of_option(option: OptionDoc) -> dict[str, Any]:
-    said: dict[str, Any] = {"description": option.doc, "type": _TEXT}
+    schema: dict[str, Any] = {"description": option.doc, "type": _TEXT}
     if issubclass(option.kind, Choice):
-        said["enum"] = list(option.kind.allowed)
+        schema["enum"] = list(option.kind.allowed)
     elif option.kind in _TYPES:
-        said["type"] = _TYPES[option.kind]
+        schema["type"] = _TYPES[option.kind]
         limits = option.hint.__metadata__[0]
         found = {"minimum": limits.ge, "maximum": limits.le}
-        said |= {name: limit for name, limit in found.items() if limit is not None}
+        schema |= {name: limit for name, limit in found.items() if limit is not None}
     if option.default:
-        said["default"] = option.default_value if option.kind in _TYPES else option.default
+        schema["default"] = option.default_value if option.kind in _TYPES else option.default
     for role, name in ((Role.STREAM, "streaming"), (Role.BATCH, "batch")):
         if role in option.roles:
-            said["$comment"] = f"Only for a {name} read."
-    return said
+            schema["$comment"] = f"Only for a {name} read."
+    return schema

@@ -1,35 +1,34 @@
-"""How the receivers of one feed share it: to what each of them connects, and what it subscribes to.
+"""How the receivers of one feed share it: the endpoints and topics of each receiver. Pure.
 
-No message may come to two of them:
+No message may come to two receivers:
 
-* The sockets of a PULL share what a publisher sends by themselves, so each of them connects to every endpoint. A port
-  is bound by one of them.
-* Each SUB gets everything that it subscribes to. So each has endpoints of its own; or, with ``receiversBy=topics``, all
-  endpoints and topics of its own. Messages of a topic that begins with another one match both: such topics stay
-  together.
+* A PUSH distributes its messages among the PULL sockets. So each receiver connects to every endpoint. But each bound
+  endpoint belongs to one receiver.
+* A SUB gets all messages to which it subscribes. So each receiver has its own endpoints, or with ``receiversBy=topics``
+  its own topics. A message whose topic begins with two subscribed topics matches both, so such topics stay together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.options.read import ReadOptions
 from zmq_datasource.options.types import Endpoints, Topics
-
-if TYPE_CHECKING:
-    from zmq_datasource.options.read import ReadOptions
 
 __all__ = ["share_of", "share_topics"]
 
 
 def share_of(options: ReadOptions, receiver: int) -> ReadOptions:
-    """The options of one receiver, of ``options.receivers`` that are counted from 0.
+    """The options of one receiver.
+
+    Args:
+        receiver: Its number, from 0 to ``options.receivers`` - 1.
 
     Raises:
-        OptionError: There is not enough for each of them.
+        OptionError: There are not enough endpoints or topics for all receivers.
     """
     if options.receivers == 1:
         return options
@@ -63,7 +62,7 @@ def _with_endpoints(options: ReadOptions, receiver: int) -> ReadOptions:
             f"receivers={count}: SUB sockets share the endpoints, and there are {endpoints}; set fewer receivers, or "
             "receiversBy=topics"
         )
-    # Those that are bound go on where those to connect to end, so that each receiver has one.
+    # The bound endpoints are given to the receivers after those that have the last of the others, so that each has one.
     bound = (receiver - len(connect)) % count
     return msgspec.structs.replace(
         options,
@@ -92,15 +91,16 @@ def _with_topics(options: ReadOptions, receiver: int) -> ReadOptions:
     if not all(shares):
         raise OptionError(
             f"receivers={count} with receiversBy=topics: topics={options.topics} makes {sum(map(bool, shares))} "
-            "shares, because a topic stays with the one that it begins with; set fewer receivers, or name more topics"
+            "shares, because a topic that begins with another one stays with it; set fewer receivers, or name more "
+            "topics"
         )
     return msgspec.structs.replace(options, topics=Topics(shares[receiver]))
 
 
 def share_topics(topics: Sequence[str], count: int) -> list[list[str]]:
-    """Topics in so many shares, of which some may be empty; no message matches topics of two of them."""
+    """Divide topics into ``count`` shares, of which some may be empty. No message matches topics of two shares."""
     groups: list[list[str]] = []
-    for topic in sorted(topics):  # one that begins with another one follows it
+    for topic in sorted(topics):  # a topic that begins with another one comes after it
         if groups and topic.startswith(groups[-1][0]):
             groups[-1].append(topic)
         else:

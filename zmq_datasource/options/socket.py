@@ -1,4 +1,4 @@
-"""What every socket has."""
+"""The options of every socket, and the checks of its security."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from zmq_datasource.options.types import Endpoints, LocalPath, ZmqOptions
 
 __all__ = ["CURVE_KEY_CHARACTERS", "SERVER_FLAGS", "Access", "SocketOptions", "check_security", "is_on"]
 
-# libzmq's, by which a socket is the server of CURVE or PLAIN.
+# The options of libzmq that make a socket the server of CURVE or PLAIN.
 SERVER_FLAGS = ("curve_server", "plain_server")
-# Of a key as text, in Z85, whose characters include "@" and "/".
+# The length of a key as text, in Z85. Its characters include "@" and "/".
 CURVE_KEY_CHARACTERS = 40
 
 
 class Access(NamedTuple):
-    """Who may connect, beyond what libzmq's own options say.
+    """The clients that may connect, in addition to libzmq's own options.
 
     Attributes:
-        clients: Directory of the certificates of CURVE clients; empty for any client.
-        passwords: File of the names and passwords of PLAIN clients.
+        clients: The directory with the certificates of CURVE clients; empty for any client.
+        passwords: The file with the names and passwords of PLAIN clients.
         insecure_plain: Whether passwords may leave the machine in clear text.
     """
 
@@ -32,7 +32,7 @@ class Access(NamedTuple):
 
 
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
-    """What every socket has. Subclasses add their side."""
+    """The options of every socket. Subclasses add those of the source, the sink and the proxy."""
 
     connect: Annotated[
         Endpoints,
@@ -71,7 +71,7 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def endpoints(self) -> str:
-        """All endpoints as one text, for names and messages."""
+        """All endpoints as one text."""
         return ",".join(map(str, (*self.connect, *self.bind)))
 
     @property
@@ -86,15 +86,15 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
 
 
 def is_on(options: ZmqOptions, name: str) -> bool:
-    """Whether a flag of libzmq is set, which ``check_security`` has checked."""
+    """Whether a flag of libzmq is set. ``check_security`` has checked its value."""
     return options.get(name, "0") != "0"
 
 
 def check_security(options: ZmqOptions, access: Access) -> None:
-    """Refuse what libzmq takes, and what then lets nobody through, or anybody.
+    """Refuse combinations that libzmq accepts, and with which no client could connect, or any client could.
 
     Raises:
-        OptionError: Half a key ring; or a server without, or with another, way to know its clients.
+        OptionError: A key is missing; or a server has no way to know its clients, or two.
     """
     for name in SERVER_FLAGS:
         if options.get(name, "0") not in ("0", "1"):
@@ -102,14 +102,14 @@ def check_security(options: ZmqOptions, access: Access) -> None:
     given = {name for name in options if name.startswith("curve_")}
     if is_on(options, "curve_server") and "curve_secretkey" not in given:
         raise OptionError(
-            "zmq.curve_server needs zmq.curve_secretkey, the server's own; nobody could connect"
+            "zmq.curve_server needs zmq.curve_secretkey, the server's own; without it no client could connect"
         )
     missing = {"curve_publickey", "curve_secretkey"} - given
     if "curve_serverkey" in given and missing:
         names = " and ".join(f"zmq.{name}" for name in sorted(missing))
         raise OptionError(
-            f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); nobody would "
-            "answer"
+            f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); without "
+            "them the server would not answer"
         )
     if is_on(options, "plain_server") != bool(access.passwords):
         raise OptionError(
@@ -117,7 +117,7 @@ def check_security(options: ZmqOptions, access: Access) -> None:
         )
     if access.clients and not is_on(options, "curve_server"):
         raise OptionError(
-            f"allowedClients={access.clients} needs zmq.curve_server=1: without it nobody is asked for a key"
+            f"allowedClients={access.clients} needs zmq.curve_server=1: without it no client is asked for a key"
         )
     if access.passwords and access.clients:
         raise OptionError("a server uses CURVE or PLAIN; keep allowedClients or plainPasswords")

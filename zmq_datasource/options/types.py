@@ -1,7 +1,7 @@
-"""What an option's text can mean: durations, sizes, endpoints, topics, positions.
+"""The types of options: durations, sizes, endpoints, topics, positions and others.
 
-Each type has ``read(text)``, which raises ValueError with the reason and the way out, and
-``str()``, which shows a value as the reference does.
+Each type has ``read(text)``, which raises ValueError with the reason and the way out. ``str()`` shows a value as the
+reference does.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Endian(Choice):
 
 
 class Restart(Choice):
-    """What a lower number can mean."""
+    """What a lower sequence can mean."""
 
     allowed = ("start", "never")
 
@@ -109,7 +109,7 @@ class OnLoss(Choice):
 
 
 class OnMalformed(Choice):
-    """What a message does that does not fit its framing."""
+    """What happens to a message that does not fit its framing."""
 
     allowed = ("skip", "fail")
 
@@ -121,7 +121,7 @@ class ValueFormat(Choice):
 
 
 class ValueMode(Choice):
-    """What happens to a value that does not fit the schema; Spark's words."""
+    """What happens to a value that does not fit the schema, in Spark's words."""
 
     allowed = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
@@ -133,7 +133,7 @@ class ReadView(Choice):
 
 
 class SlowSubscriber(Choice):
-    """What a full queue of a plain subscriber means to a proxy."""
+    """What a proxy does when the queue of a plain subscriber is full."""
 
     allowed = ("drop", "wait", "disconnect")
 
@@ -145,7 +145,7 @@ class WhenFull(Choice):
 
 
 class CountedBy(tuple[str, ...]):
-    """What has a counter of its own; empty: nothing is tracked."""
+    """What has a counter of its own. If it is empty, nothing is tracked."""
 
     allowed = ("publisher", "topic", "endpoint")
 
@@ -177,9 +177,9 @@ class JsonPath(tuple[str, ...]):
 
 
 class Location(str):
-    """A path or URI. Shows no credentials that are in it; ``plain`` has them."""
+    """A path or URI. ``str()`` hides its credentials; ``plain`` has them."""
 
-    # Azure's have secrets among their parameters, S3's what one needs to see.
+    # The parameters of a URI that are shown. Those of Azure may be secrets.
     _shown: ClassVar[set[str]] = {
         "scheme",
         "region",
@@ -232,7 +232,7 @@ class LocalPath(str):
 
 
 class LogLocation(str):
-    """An absolute path on a file system that is mounted: what several processes, on several machines, mean by it."""
+    """An absolute path, or a ``file:`` URI of one, which means the same in each process."""
 
     @classmethod
     def read(cls, text: str) -> LogLocation:
@@ -260,7 +260,7 @@ class LogLocation(str):
 
 
 class ReplayFrom(NamedTuple):
-    """Where a replay begins: ``earliest``, or a sequence."""
+    """Where a replay begins: ``earliest`` (None), or a sequence."""
 
     sequence: int | None
 
@@ -277,7 +277,7 @@ class ReplayFrom(NamedTuple):
 
 
 class Duration(float):
-    """Seconds, read from text with a unit: ``500ms``, ``10s``, ``15 minutes``."""
+    """Seconds, read from a number with a unit: ``500ms``, ``10s``, ``15 minutes``."""
 
     def __str__(self) -> str:
         return humanfriendly.format_timespan(float(self)) if self else "0s"
@@ -292,12 +292,12 @@ class Duration(float):
             raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from e
 
 
-# libzmq counts them in a C int; a second is left for what is waited beside.
+# libzmq has a C int for them. A second is left for what is waited in addition.
 MOST_MILLISECONDS = 2**31 - 1 - 1000
 
 
 class Linger(int):
-    """libzmq's linger in milliseconds: a plain number as there (-1: for ever), or with a unit."""
+    """libzmq's linger in milliseconds, as a plain number (-1: without a limit) or with a unit."""
 
     def __str__(self) -> str:
         return f"{int(self)} ms"
@@ -306,14 +306,14 @@ class Linger(int):
     def read(cls, text: str) -> Linger:
         millis = int(text) if re.fullmatch(r"-?\d+", text) else round(Duration.read(text) * 1000)
         if millis < -1:
-            raise ValueError("linger is -1 (for ever), 0 or more milliseconds")
+            raise ValueError("linger is -1 (without a limit), 0 or more milliseconds")
         if millis > MOST_MILLISECONDS:
             raise ValueError(f"libzmq waits {MOST_MILLISECONDS} ms (24 days) at most")
         return cls(millis)
 
 
 class ByteSize(int):
-    """Bytes, read from ``1048576``, ``64m`` or ``4 GiB``; units are powers of 1024 as in Spark."""
+    """Bytes, read from ``1048576``, ``64m`` or ``4 GiB``. Units are powers of 1024, as in Spark."""
 
     def __str__(self) -> str:
         return str(humanfriendly.format_size(int(self), binary=True))
@@ -341,13 +341,13 @@ class Endpoint(NamedTuple):
     @property
     def host_port(self) -> tuple[str, int]:
         """Host (without IPv6 brackets) and port of a tcp endpoint."""
-        # libzmq allows "source:port;host:port"; the peer follows the semicolon.
+        # libzmq allows "source:port;host:port". The peer is after the semicolon.
         host, _, port = self.address.rpartition(";")[2].rpartition(":")
         return host.strip("[]"), int(port)
 
     @property
     def is_local(self) -> bool:
-        """Whether no other machine reaches it, as far as its text tells."""
+        """Whether the text shows that no other machine can reach it."""
         if self.transport == "ipc":
             return True
         host, _ = self.host_port
@@ -358,7 +358,8 @@ class Endpoint(NamedTuple):
 
     @property
     def unix_address(self) -> str:
-        """Of an ipc endpoint as the system writes it; ``@name`` is libzmq's for Linux's abstract namespace."""
+        """The address of an ipc endpoint as the system writes it. libzmq's ``@name`` is in Linux's abstract
+        namespace."""
         return "\0" + self.address[1:] if self.address.startswith("@") else self.address
 
     @classmethod
@@ -369,7 +370,7 @@ class Endpoint(NamedTuple):
         if transport not in ("tcp", "ipc"):
             raise ValueError(f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://")
         if transport == "ipc":
-            # sockaddr_un holds 108 bytes with the closing zero; libzmq would refuse it later.
+            # sockaddr_un holds 108 bytes with the closing zero. libzmq would refuse a longer path later.
             if not 0 < len(address.encode()) < 108:
                 raise ValueError(f"the path of {text!r} must have 1 to 107 bytes")
             return cls(transport, address)
@@ -377,7 +378,7 @@ class Endpoint(NamedTuple):
         if not separator or not host:
             raise ValueError(f"{text!r} must be tcp://host:port")
         if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-            # libzmq takes port modulo 65536 and dials port 0 without a word.
+            # libzmq takes the port modulo 65536, and dials port 0 without an error.
             raise ValueError(f"port {port!r} of {text!r} must be a number from 1 to 65535")
         return cls(transport, address)
 
@@ -388,7 +389,8 @@ _MOST_ENDPOINTS = 1000
 
 
 def _each(text: str) -> list[str]:
-    """What a text with ranges stands for, the last of them counting fastest: ``a-[0-1]`` is ``a-0``, ``a-1``."""
+    """The texts that a text with ranges stands for: ``a-[0-1]`` is ``a-0`` and ``a-1``. The last range counts
+    fastest."""
     parts, at, count = [], 0, 1
     for found in _RANGE.finditer(text):
         first, last = found[1], found[2]
@@ -406,7 +408,7 @@ def _each(text: str) -> list[str]:
 
 
 class Endpoints(tuple[Endpoint, ...]):
-    """Comma-separated endpoints, of which each may hold ranges of numbers: ``tcp://vllm-[0-7]:5557``."""
+    """Endpoints separated by commas. Each may contain ranges of numbers: ``tcp://vllm-[0-7]:5557``."""
 
     def __str__(self) -> str:
         return ",".join(map(str, self))
@@ -428,7 +430,7 @@ class Endpoints(tuple[Endpoint, ...]):
 
 
 class Topics(tuple[str, ...]):
-    """Topic prefixes: comma-separated, or a JSON list where a prefix holds a comma."""
+    """Topic prefixes, separated by commas, or as a JSON list if a prefix contains a comma."""
 
     def __str__(self) -> str:
         return ",".join(self)
@@ -448,12 +450,12 @@ class Topics(tuple[str, ...]):
         return cls(dict.fromkeys(listed))
 
 
-# The year 10000, which Python has no dates for.
+# The year 10000, for which Python has no dates.
 _END_OF_TIME = 253_402_300_800_000_000
 
 
 class Timestamp(int):
-    """A time in microseconds since the epoch, read from milliseconds, as Kafka has them, or from ISO 8601."""
+    """A time in microseconds since the epoch, read from milliseconds, as in Kafka, or from ISO 8601."""
 
     def __str__(self) -> str:
         return (_EPOCH + timedelta(microseconds=int(self))).isoformat()
@@ -498,12 +500,12 @@ class LogServing(str):
 
     @property
     def endpoint(self) -> str | None:
-        """Where to listen, if that was said."""
+        """Where to listen; None for ``auto`` and ``never``."""
         return str(self) if self.startswith("tcp://") else None
 
 
 class TimestampStrategy(Choice):
-    """What happens if no message is as late as ``startingTimestamp``; Kafka's words."""
+    """What happens if no message is as late as ``startingTimestamp``, in Kafka's words."""
 
     allowed = ("error", "latest")
 
@@ -533,7 +535,7 @@ _SECRET = re.compile("secret|password", re.IGNORECASE)
 
 
 class ZmqOptions(dict[str, str]):
-    """The ``zmq.*`` options by lower-case libzmq name. Never shows a secret's value."""
+    """The ``zmq.*`` options by libzmq's name in lower case. ``repr()`` hides secrets."""
 
     def __repr__(self) -> str:
         return repr({k: "***" if _SECRET.search(k) else v for k, v in self.items()})

@@ -164,7 +164,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     title: ClassVar[str] = "write option"
     elsewhere: ClassVar[Mapping[str, str]] = {**SocketOptions.elsewhere, "path": "connect", "hwm": "sndhwm"}
-    # Spark hands a writer its own options along with ours.
+    # Spark passes its own options to a writer, too.
     ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation", "queryname"})
 
     def check(self) -> None:
@@ -210,7 +210,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                     "socketType=DEALER connects to one endpoint, the one receiver of its transactions"
                 )
         elif self.transaction_id is not None:
-            raise OptionError("transactionId needs socketType=DEALER; other sockets know no transactions")
+            raise OptionError("transactionId needs socketType=DEALER; other sockets have no transactions")
         name = self.transaction_id
         if name is not None and not (0 < len(name.encode()) <= 200 and name.isprintable()):
             raise OptionError(f"transactionId={name!r} must have 1 to 200 bytes of printable text")

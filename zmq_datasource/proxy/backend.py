@@ -1,9 +1,8 @@
-"""The plain subscribers' side: an XPUB, who is subscribed to what, and who takes nothing.
+"""The plain subscribers' side of the live process: an XPUB.
 
-What libzmq can tell and what not (docs/zeromq-facts.md): an XPUB says which topics are asked for, not by
-whom; what it drops for one subscriber it drops without a word. So nothing here counts drops. A
-subscriber sees them itself, as missing ids. What the system can tell is which connection has taken
-nothing of what waits for it.
+What libzmq tells and what it does not tell (docs/zeromq-facts.md): an XPUB says which topics are subscribed to, but not
+by which connection; and it does not say what it drops for one subscriber. So nothing here counts drops. A subscriber
+sees them itself, as missing ids. The operating system tells which connection reads nothing although data waits for it.
 """
 
 from __future__ import annotations
@@ -12,53 +11,44 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.counters import figures
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.figures import PublishedFigures
 from zmq_datasource.proxy.journal import Written
-from zmq_datasource.proxy.specs import proxy_socket
-from zmq_datasource.transport.connections import Connection
+from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.spec import frame_limit
+from zmq_datasource.transport.spec import SocketSpec, frame_limit
 
-__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds"]
+__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
 
 _log = logging.getLogger(__name__)
 
-# libzmq learns from time to time only that a queue has room again; looking at the events makes it
-# look. At least so often, or it would drop for subscribers that have kept up.
+# libzmq notices only now and then that a queue has room again, and whenever its events are read. They are read after so
+# many messages, or libzmq would drop messages for subscribers that have kept up.
 _REFRESH_EVERY = 64
-# Of a request to subscribe.
 _MOST_TOPIC_BYTES = 64 << 10
-# Requests that are taken at a time: the flow goes on in between.
+# Requests of subscribers that are read in one round, so that the flow goes on in between.
 _MOST_REQUESTS = 256
-# libzmq moves requests from a connection's queue into its own memory while it publishes, until the queue is empty. A
-# short queue is empty soon, and the connection waits meanwhile.
+# While it publishes, libzmq moves requests from a connection's queue into its own memory until the queue is empty. A
+# short queue is soon empty, and the connection waits meanwhile.
 _REQUEST_HWM = 32
-# How often connections are looked at.
-_LOOK_SECONDS = 0.25
-# And while more requests come than one turn takes.
-_BUSY_LOOK_SECONDS = 0.05
-_MOST_TOPICS_SHOWN, _MOST_SHOWN = 100, 60
-# The status where nothing is published.
-NO_SUBSCRIBERS: Mapping[str, Any] = {
-    "published": 0,
-    "subscribers": 0,
-    "subscriptions": [],
-    "subscriptionsRefused": 0,
-    "stalled": [],
-    "disconnected": 0,
-    "waitedSeconds": 0.0,
-}
+# How often connections are checked, and how often while more requests come than one round reads.
+_CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
+_MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
+_PENDING_CHECK_SECONDS = 0.001
+# The status of a proxy without ``publish``.
+NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
 
 
 @dataclass(frozen=True)
@@ -66,12 +56,12 @@ class RequestBounds:
     """How much plain subscribers may ask for.
 
     libzmq keeps the topics of a connection in memory, without a bound, as long as the connection lasts. Hanging up
-    frees them. Short heartbeats and topics that come and go send bytes too, so each second allows some more.
+    frees them. Heartbeats, and topics that come and go, send bytes too, so each second allows some more.
 
     Attributes:
-        upstream_topics, upstream_bytes: Distinct topics that are passed on to publishers, and their bytes together.
-        bytes: Of the requests of one connection, beyond its allowance.
-        total_bytes: Of the requests of all connections, each beyond its allowance.
+        upstream_topics, upstream_bytes: How many distinct topics are passed on to publishers, and their bytes together.
+        bytes: Bytes of the requests of one connection, beyond its allowance.
+        total_bytes: Bytes of the requests of all connections, each beyond its allowance.
         allowed_bytes, allowed_bytes_per_second: The allowance of each connection.
     """
 
@@ -86,160 +76,93 @@ class RequestBounds:
 REQUEST_BOUNDS = RequestBounds()
 
 
-class _Stalled(NamedTuple):
-    """A connection that data waits for, and since when it has taken none."""
+class _Topics:
+    """The topics of plain subscribers that are passed on to publishers (``passed_on``)."""
 
-    connection: Connection
-    since: float
-
-
-class _Pending(NamedTuple):
-    """Messages that were not all published yet, with the ids from ``first`` on."""
-
-    first: int
-    rows: int
-    outbox: Outbox
-
-
-class Backend:
-    """Publishes to whoever is subscribed; in one thread.
-
-    Args:
-        options: Endpoints, high-water marks, and what a slow subscriber means.
-        bounds: How much subscribers may ask for.
-
-    Raises:
-        OptionError, EndpointError: It cannot be opened as asked.
-
-    Attributes:
-        published: Messages that were given to libzmq.
-        disconnected: Subscribers that were hung up on: they took nothing, or asked for too many topics.
-        subscriptions: The topics that subscribers have asked for and that are passed on to publishers.
-        refused: Requests for topics that were not passed on: there were too many.
-    """
-
-    def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
-        self._options = options
+    def __init__(self, bounds: RequestBounds, counters: PublishedFigures) -> None:
         self._bounds = bounds
-        self._waits = options.slow_subscriber == "wait"
-        self._hangs_up = options.slow_subscriber == "disconnect"
-        self._opened = OpenSocket(proxy_socket(options, "XPUB", options.publish), self._prepare)
-        self.socket = self._opened.socket
-        self._pending: deque[_Pending] = deque()
-        self._at = 0  # how far the first of those has come
-        self._blocked_since: float | None = None
-        self._stalled: dict[int, _Stalled] = {}
-        self._since: dict[int, float] = {}
-        self._next_look = 0.0
-        self.subscriptions: set[bytes] = set()
-        self._upstream_bytes = 0
-        self.refused = 0
-        self._hang_ups = LimitedLog(__name__, "plain subscribers that were disconnected")
-        self._refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
-        self.published = 0
-        self.disconnected = 0
-        self._waited_before = 0.0
+        self._counters = counters
+        self.passed_on: set[bytes] = set()
+        self._bytes = 0
+        self.refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
 
-    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
-        sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
-        sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see take_requests
-        if self._waits:
-            sock.setsockopt(zmq.XPUB_NODROP, 1)
+    def change(self, request: bytes) -> bool:
+        """Subscribe to a topic or unsubscribe from it; return whether publishers must get the request.
 
-    @property
-    def behind(self) -> bool:
-        """Whether something waits for room (``wait``)."""
-        return bool(self._pending)
-
-    def take_requests(self) -> list[bytes]:
-        """What subscribers ask for that nobody asked for before, and what nobody wants any more; for the publishers.
-
-        A topic beyond the bounds is not passed on. Its subscriber still gets what comes by the proxy's own ``topics``
-        and by the topics that were passed on. The topic is passed on once there is room and a subscriber asks for it.
-
-        An XPUB passes on a request to leave a topic also where its sender has never asked for it, and others have. So
-        what is given back here is balanced, and nobody ends the subscription to the proxy's own ``topics``. What a
-        stranger has ended for others begins again with the next one who asks for it; of that one only a verbose XPUB
-        tells.
+        The XPUB also passes on a request to unsubscribe of a peer that has never subscribed, if others have. So
+        requests are passed on in pairs, and no peer can end the proxy's own subscription to ``topics``. The topic is
+        passed on again when the next subscriber asks for it, of which only a verbose XPUB tells.
         """
-        changes = []
-        with suppress(zmq.Again):
-            for _ in range(_MOST_REQUESTS):
-                request = self.socket.recv(zmq.NOBLOCK)
-                kind, topic = request[:1], request[1:]
-                if kind == b"\x01" and topic not in self.subscriptions:
-                    if self._may_pass_on(topic):
-                        self.subscriptions.add(topic)
-                        self._upstream_bytes += len(topic)
-                        changes.append(request)
-                elif kind == b"\x00" and topic in self.subscriptions:
-                    self.subscriptions.remove(topic)
-                    self._upstream_bytes -= len(topic)
-                    changes.append(request)
-            self._next_look = min(self._next_look, time.monotonic() + _BUSY_LOOK_SECONDS)
-        return changes
-
-    def _may_pass_on(self, topic: bytes) -> bool:
-        bounds = self._bounds
-        if (
-            len(self.subscriptions) < bounds.upstream_topics
-            and self._upstream_bytes + len(topic) <= bounds.upstream_bytes
-        ):
+        kind, topic = request[:1], request[1:]
+        if kind == b"\x01" and topic not in self.passed_on:
+            if not self._has_room(topic):
+                return False
+            self.passed_on.add(topic)
+            self._bytes += len(topic)
             return True
-        self.refused += 1
-        self._refusals.warn(
+        if kind == b"\x00" and topic in self.passed_on:
+            self.passed_on.remove(topic)
+            self._bytes -= len(topic)
+            return True
+        return False
+
+    def _has_room(self, topic: bytes) -> bool:
+        bounds = self._bounds
+        if len(self.passed_on) < bounds.upstream_topics and self._bytes + len(topic) <= bounds.upstream_bytes:
+            return True
+        self._counters.refused += 1
+        self.refusals.warn(
             "topic '%s' of a plain subscriber is not passed on to the publishers: %d topics of %d bytes are passed on "
             "already, and %d topics of %d bytes are the most; name the prefix in topics of the proxy, or let "
             "subscribers ask for fewer topics",
-            printable(topic, _MOST_SHOWN),
-            len(self.subscriptions),
-            self._upstream_bytes,
+            printable(topic, _MOST_CHARACTERS),
+            len(self.passed_on),
+            self._bytes,
             bounds.upstream_topics,
             bounds.upstream_bytes,
         )
         return False
 
-    @property
-    def next_id(self) -> int:
-        """The id that is published next, if something waits."""
-        return self._pending[0].first + self._at if self._pending else -1
 
-    def publish(self, written: Written) -> None:
-        """Give the messages of rows to libzmq; with ``wait``, as far as there is room."""
-        first, rows = written.first, written.rows.num_rows
-        columns = columns_of(raw_messages(written.rows), None if self._options.plain else first)
-        self._pending.append(_Pending(first, rows, Outbox(columns, rows)))
-        if len(self._pending) == 1:
-            self.go_on()
+class _Stalled(NamedTuple):
+    """A connection that data waits for, and since when it has read none."""
 
-    def go_on(self) -> None:
-        """Publish what has waited for room."""
-        while self._pending:
-            pending = self._pending[0]
-            reached = pending.outbox.give(self.socket, self._at, pending.rows, refresh_every=_REFRESH_EVERY)
-            self.published += reached - self._at
-            self._at = reached
-            if reached < pending.rows:
-                if self._blocked_since is None:
-                    self._blocked_since = time.monotonic()
-                return
-            self._pending.popleft()
-            self._at = 0
-        self._waited_before, self._blocked_since = self._waited, None
+    connection: Connection
+    since: float
 
-    # Who is there.
 
-    def look(self) -> None:
-        """See who comes and goes, and who takes nothing; hang up where that is asked for."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_SECONDS
-        self._refusals.flush()
-        self._hang_ups.flush()
-        self._opened.watch.update()
-        current = {c.inode: c for c in self._opened.watch.open_connections().current()}
+class Subscribers:
+    """Disconnects plain subscribers that read nothing, or that ask for too many topics.
+
+    Args:
+        bounds: How much subscribers may ask for.
+        stall_timeout: Seconds after which a subscriber that reads nothing is disconnected; None for never.
+        counters: Counts those that are disconnected.
+    """
+
+    def __init__(
+        self, bounds: RequestBounds, stall_timeout: float | None, counters: PublishedFigures
+    ) -> None:
+        self._bounds = bounds
+        self._counters = counters
+        self._stall_timeout = stall_timeout
+        self._stalled: dict[int, _Stalled] = {}
+        self._since: dict[int, float] = {}  # when each connection was seen first
+        self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
+
+    def check(self, connections: Connections, now: float) -> None:
+        """Look at all connections. Called several times a second.
+
+        Args:
+            now: Seconds, monotonic.
+        """
+        self._lines.flush()
+        current = {connection.inode: connection for connection in connections.current()}
+        for connection in [*self._stalled_too_long(current, now), *self._floods(current, now)]:
+            connections.hang_up(connection)
+            self._counters.disconnected += 1
+
+    def _stalled_too_long(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
         for inode in self._stalled.keys() - current.keys():
             del self._stalled[inode]
         for inode, connection in current.items():
@@ -248,24 +171,17 @@ class Backend:
                 self._stalled.pop(inode, None)
             elif before is None or before.connection.taken != connection.taken:
                 self._stalled[inode] = _Stalled(connection, now)
-            elif self._hangs_up and now - before.since >= self._options.slow_timeout:
-                self._hang_ups.warn(
+            elif self._stall_timeout is not None and now - before.since >= self._stall_timeout:
+                self._lines.warn(
                     "subscriber %s has taken nothing for %.1f s; it is disconnected (slowSubscriber=disconnect)",
                     connection.peer,
                     now - before.since,
                 )
-                self._opened.watch.open_connections().hang_up(connection)
-                self.disconnected += 1
                 del self._stalled[inode]
-        self.end_floods(current, now)
+                yield connection
 
-    def end_floods(self, current: Mapping[int, Connection], now: float) -> None:
-        """Hang up on connections that ask for too much, the one that asks for most first.
-
-        Args:
-            current: All connections, by inode.
-            now: Seconds, monotonic.
-        """
+    def _floods(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
+        """The connections that ask for too much, first the one that asks for most."""
         bounds = self._bounds
         self._since = {inode: self._since.get(inode, now) for inode in current}
         excess = {
@@ -279,53 +195,159 @@ class Backend:
             if size <= bounds.bytes and total <= bounds.total_bytes:
                 return
             total -= size
-            connection = current[inode]
-            self._hang_ups.warn(
+            self._lines.warn(
                 "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected (at most %d bytes "
-                "for each subscriber, %d bytes for all): subscribe to "
-                "fewer topics, or to their common prefix, change them less often, and send heartbeats less often "
-                "(ZMQ_HEARTBEAT_IVL)",
-                connection.peer,
-                connection.received,
+                "for each subscriber, %d bytes for all): subscribe to fewer topics, or to their common prefix, change "
+                "them less often, and send heartbeats less often (ZMQ_HEARTBEAT_IVL)",
+                current[inode].peer,
+                current[inode].received,
                 bounds.bytes,
                 bounds.total_bytes,
             )
-            self._opened.watch.open_connections().hang_up(connection)
-            self.disconnected += 1
+            yield current[inode]
 
-    def status(self) -> dict[str, Any]:
-        """The status of the subscribers' side, as plain data."""
-        some = heapq.nsmallest(_MOST_TOPICS_SHOWN, self.subscriptions)
-        return {
-            "published": self.published,
-            "subscribers": self._opened.watch.peers,
-            "subscriptions": [printable(topic, _MOST_SHOWN) for topic in some],
-            "subscriptionsRefused": self.refused,
-            "stalled": self._stalled_now(),
-            "disconnected": self.disconnected,
-            "waitedSeconds": round(self._waited, 1),
-        }
-
-    @property
-    def _waited(self) -> float:
-        """Seconds that publishing has waited for subscribers in all, up to now."""
-        now = time.monotonic()
-        return self._waited_before + (0 if self._blocked_since is None else now - self._blocked_since)
-
-    def _stalled_now(self) -> list[dict[str, object]]:
-        """Connections that have taken nothing for a second or more, though data waits for them."""
+    def stalled(self) -> list[dict[str, object]]:
+        """The connections that have read nothing for a second or more, although data waits for them."""
         now = time.monotonic()
         return [
             {
-                "peer": s.connection.peer,
-                "seconds": round(now - s.since, 1),
-                "unsentBytes": s.connection.unsent,
+                "peer": connection.peer,
+                "seconds": round(now - since, 1),
+                "unsentBytes": connection.unsent,
             }
-            for s in self._stalled.values()
-            if now - s.since >= 1
+            for connection, since in self._stalled.values()
+            if now - since >= 1
         ]
 
+
+class _Pending(NamedTuple):
+    """A batch of rows that is not published to its end."""
+
+    first: int
+    rows: int
+    outbox: Outbox
+
+
+class Backend:
+    """Publishes rows to plain subscribers; in one thread.
+
+    Args:
+        options: Endpoints, high-water marks, and ``slowSubscriber``.
+        bounds: How much subscribers may ask for.
+
+    Raises:
+        OptionError, EndpointError: It cannot be opened as asked.
+    """
+
+    def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
+        self._options = options
+        self._opened = OpenSocket(SocketSpec.of_proxy(options, "XPUB", options.publish), self._prepare)
+        self.socket = self._opened.socket
+        disconnects = options.slow_subscriber == "disconnect"
+        self._counters = PublishedFigures()
+        self._subscribers = Subscribers(bounds, options.slow_timeout if disconnects else None, self._counters)
+        self._topics = _Topics(bounds, self._counters)
+        self._next_check = 0.0
+        self._pending: deque[_Pending] = deque()
+        self._position = 0  # the next row of the first pending batch
+        self._blocked_since: float | None = None
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
+        sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
+        sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see _Topics.change
+        if self._options.slow_subscriber == "wait":
+            sock.setsockopt(zmq.XPUB_NODROP, 1)
+
+    def take_requests(self) -> list[bytes]:
+        """The subscribers' requests that publishers must get: topics that are new, and those that are not needed now.
+
+        A topic beyond the bounds is not passed on. Its subscriber gets only the messages that the proxy receives for
+        its own ``topics`` and for the topics that were passed on.
+        """
+        changes = []
+        with suppress(zmq.Again):
+            for _ in range(_MOST_REQUESTS):
+                request = self.socket.recv(zmq.NOBLOCK)
+                if self._topics.change(request):
+                    changes.append(request)
+            self._next_check = min(self._next_check, time.monotonic() + _BUSY_CHECK_SECONDS)
+        return changes
+
+    # Publishing.
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether rows wait until subscribers have room (``slowSubscriber=wait``)."""
+        return bool(self._pending)
+
+    def publish(self, written: Written) -> None:
+        """Publish rows, after those that wait; with ``slowSubscriber=wait`` as far as subscribers have room."""
+        first, rows = written.first, written.rows.num_rows
+        columns = columns_of(raw_messages(written.rows), None if self._options.plain else first)
+        self._pending.append(_Pending(first, rows, Outbox(columns, rows)))
+        if len(self._pending) == 1:
+            self.publish_pending()
+
+    def publish_pending(self) -> None:
+        """Publish the rows that wait, as far as subscribers have room by now."""
+        while self._pending:
+            pending = self._pending[0]
+            reached = pending.outbox.give(
+                self.socket, self._position, pending.rows, refresh_every=_REFRESH_EVERY
+            )
+            self._counters.published += reached - self._position
+            self._position = reached
+            if reached < pending.rows:
+                if self._blocked_since is None:
+                    self._blocked_since = time.monotonic()
+                return
+            self._pending.popleft()
+            self._position = 0
+        self._counters.waited_seconds, self._blocked_since = self._waited, None
+
+    def publish_within(self, seconds: float) -> None:
+        """Publish the rows that wait; after so many seconds log where publishing has ended."""
+        deadline = time.monotonic() + seconds
+        while self._pending and time.monotonic() < deadline:
+            time.sleep(_PENDING_CHECK_SECONDS)
+            self.publish_pending()
+        if self._pending:
+            _log.warning(
+                "linger ran out: from id %d on nothing was published to plain subscribers; the log has it",
+                self._pending[0].first + self._position,
+            )
+
+    # Connections and status.
+
+    def check_connections(self) -> None:
+        """Disconnect subscribers that read nothing or ask for too much. Called in each round; checks now and then."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_SECONDS
+            self._topics.refusals.flush()
+            self._subscribers.check(self._opened.watch.open_connections(), now)
+
+    @property
+    def _waited(self) -> float:
+        """Seconds that publishing has waited for subscribers in all."""
+        now = time.monotonic()
+        waits = 0 if self._blocked_since is None else now - self._blocked_since
+        return self._counters.waited_seconds + waits
+
+    def status(self) -> dict[str, Any]:
+        """The plain subscribers' part of the proxy's status."""
+        topics = heapq.nsmallest(_MOST_TOPICS_SHOWN, self._topics.passed_on)
+        numbers = replace(
+            self._counters, subscribers=self._opened.watch.peers, waited_seconds=round(self._waited, 1)
+        )
+        return {
+            **figures(numbers),
+            "subscriptions": [printable(topic, _MOST_CHARACTERS) for topic in topics],
+            "stalled": self._subscribers.stalled(),
+        }
+
     def close(self) -> None:
-        """Wait for what is queued, up to ``linger``."""
+        """Close the socket; wait for queued messages up to ``linger``."""
         if not self._opened.close(self._options.linger):
             _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")

@@ -1,4 +1,9 @@
-"""One of the proxy's processes, as whoever has started it holds it."""
+"""Two processes that end together: one starts the other, and both write lines of JSON into pipes.
+
+The *child* reads its standard input: one line with its options and its log level, then lines of which only the newest
+counts. It ends when this pipe closes. On its standard output it writes its status again and again, from the moment that
+its endpoints are bound; or one line with the error that ends it. Neither process ever waits until the other one reads.
+"""
 
 from __future__ import annotations
 
@@ -7,149 +12,248 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from zmq_datasource import errors
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
-from zmq_datasource.proxy.pipes import Lines, Newest, start_line
 
-__all__ = ["Child"]
+__all__ = ["Child", "NewestReader", "NewestWriter", "Parent", "set_up_logging"]
 
 _log = logging.getLogger(__name__)
 
+_READ_BYTES = 1 << 16
 
-class Child:
-    """A process that gets its options, and then lines of which the newest counts; the end of these ends it.
 
-    It says once that it is ready, then how it is, or why it ends.
+class NewestWriter:
+    """Writes values into a pipe of which only the newest matters to the reader.
 
     Args:
-        module: Whose ``main`` it runs.
-        given: Its options, as text.
-
-    Attributes:
-        ready: Whether its endpoints are bound.
-        status: How it was when it said so last.
-        error: Why it ends, if it could say so.
-        killed: Whether it did not end in time, and was killed.
+        descriptor: The pipe; it does not block from now on.
     """
 
-    def __init__(self, module: str, given: Mapping[str, str]) -> None:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        os.set_blocking(descriptor, False)
+        self._sent: Any = object()
+        self._rest = b""  # of a line of which the pipe had room for a part
+
+    def send(self, value: Any) -> None:
+        """Write a value if it differs from the one before and the pipe has room; otherwise drop it.
+
+        Does nothing if the reader has ended.
+        """
+        with suppress(BlockingIOError, BrokenPipeError):
+            if self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+            if self._rest or value == self._sent:
+                return
+            line = json.dumps(value).encode() + b"\n"
+            self._rest = line[os.write(self._descriptor, line) :]
+            self._sent = value
+
+    def send_last(self, value: Any) -> None:
+        """Write the last value; wait until the reader has made room for it."""
+        os.set_blocking(self._descriptor, True)
+        rest = self._rest + json.dumps(value).encode() + b"\n"
+        with suppress(BrokenPipeError):
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+
+class NewestReader:
+    """Reads the values of a ``NewestWriter``.
+
+    Args:
+        descriptor: The pipe.
+
+    Attributes:
+        ended: Whether the writer has closed the pipe.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.ended = False
+        self._part = b""  # of a line that is not whole yet
+
+    def wait(self) -> Any:
+        """Wait for the next value and return it, before the first call of ``newest``.
+
+        Raises:
+            EOFError: The writer has closed the pipe.
+        """
+        # Without a buffer, so that the bytes of later values stay in the pipe.
+        with open(self.descriptor, "rb", buffering=0, closefd=False) as pipe:
+            line = pipe.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the other process has ended")
+        return json.loads(line)
+
+    def wait_until_closed(self) -> None:
+        """Wait until the writer closes the pipe."""
+        while os.read(self.descriptor, _READ_BYTES):
+            pass
+
+    def newest(self) -> Any:
+        """The newest value since the last call, or None. Never waits."""
+        os.set_blocking(self.descriptor, False)
+        lines: list[bytes] = []
+        while not self.ended:
+            try:
+                content = os.read(self.descriptor, _READ_BYTES)
+            except BlockingIOError:
+                break
+            self.ended = not content
+            *whole, self._part = (self._part + content).split(b"\n")
+            lines = whole or lines
+        return json.loads(lines[-1]) if lines else None
+
+
+class Parent:
+    """In a child: the process that has started it.
+
+    Attributes:
+        options: The child's options, as text.
+        values: The lines after the options.
+
+    Raises:
+        EOFError: The process has ended.
+    """
+
+    def __init__(self) -> None:
+        self.values = NewestReader(sys.stdin.fileno())
+        start = self.values.wait()
+        set_up_logging(start["logLevel"])
+        self.options: dict[str, str] = start["options"]
+        self._writer = NewestWriter(sys.stdout.fileno())
+
+    def report(self, status: Mapping[str, Any]) -> None:
+        """Send a status. The first one says that the child's endpoints are bound."""
+        self._writer.send({"status": status})
+
+    def exit_with(self, error: ZmqDataSourceError) -> NoReturn:
+        """Send the error that ends the child, and exit."""
+        self._writer.send_last({"error": [type(error).__name__, str(error)]})
+        sys.exit(1)
+
+
+def set_up_logging(level: int = logging.INFO) -> None:
+    """Write log lines to standard error, unless logging is set up already."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(
+            level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+
+
+class Child:
+    """A process that this one starts. A thread of its own reads what the process writes.
+
+    Args:
+        module: The module of which the process runs ``main``.
+        options: Its options, as text.
+
+    Attributes:
+        status: Its newest status; empty until its endpoints are bound.
+        error: The error that it has sent before it ended.
+        ended: Whether it has closed its standard output, which it does when it ends.
+        killed: Whether ``end`` had to kill it.
+
+    Raises:
+        OSError: The system has no room for another process.
+    """
+
+    def __init__(self, module: str, options: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {module} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is ours to pass on
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the child
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        self._lines = Lines(self._output.fileno())
-        self.ready = False
         self.status: dict[str, Any] = {}
         self.error: Exception | None = None
-        self.killed = False
-        with suppress(BrokenPipeError):  # what it says, or its end, tells why
-            self._input.write(json.dumps(start_line(given, _log.getEffectiveLevel())).encode() + b"\n")
+        self.ended = self.killed = False
+        self._changed = threading.Condition()
+        start = {"options": dict(options), "logLevel": _log.getEffectiveLevel()}
+        with suppress(BrokenPipeError):  # it has ended already, which the reading thread notices
+            self._input.write(json.dumps(start).encode() + b"\n")
             self._input.flush()
-        self._newest = Newest(self._input.fileno())
+        self._writer = NewestWriter(self._input.fileno())
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         _started.add(self)
 
-    @property
-    def descriptor(self) -> int:
-        """Readable when it has said something."""
-        return self._lines.descriptor
+    def _read(self) -> None:
+        for line in self._output:
+            message = json.loads(line)
+            with self._changed:
+                self.status = message.get("status", self.status)
+                if "error" in message:
+                    self.error = _error_of(*message["error"])
+                self._changed.notify_all()
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, message: Any) -> None:
-        """Tell it something, if that is new; never waits."""
-        with suppress(BrokenPipeError):  # its end is heard
-            self._newest.tell(message)
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Wait for the first status, or until the process ends; return whether its endpoints are bound."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.status or self.ended, seconds)
+        return bool(self.status)
 
-    def hear(self) -> bool:
-        """Take in what it has said; never waits.
+    def send(self, value: Any) -> None:
+        """Send a value to the process, as ``NewestWriter.send``."""
+        self._writer.send(value)
 
-        Returns:
-            Whether it may say more.
-        """
-        for line in self._lines.read():
-            self._take(line)
-        return not self._lines.ended
-
-    def hear_one(self) -> bool:
-        """Wait for one line of the process, and take it in.
+    def end(self, seconds: float) -> int:
+        """Close the pipe to the process, which ends it; kill it if it still runs after so many seconds.
 
         Returns:
-            Whether it has: it may have ended.
+            Its exit code.
         """
-        try:
-            self._take(self._lines.wait())
-        except EOFError:
-            return False
-        return True
-
-    def _take(self, line: str) -> None:
-        said = json.loads(line)
-        if "ready" in said:
-            self.ready = True
-        elif "error" in said:
-            self.error = _error_of(said["error"])
-        else:
-            self.status = said["status"]
-
-    def close_input(self) -> None:
-        """Close the pipe to the process, which ends it."""
         with suppress(BrokenPipeError):
             self._input.close()
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _log.error("process %d of the proxy has not ended within %.0f s; killed it", self.pid, seconds)
+            self.killed = True
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join()
+        self._output.close()
+        return code
 
-    def let_go(self) -> None:
-        """Give up the pipe to the process in a forked child: else the process would not end with the parent."""
-        with suppress(ValueError):  # it is closed already
+    def close_in_fork(self) -> None:
+        """Close the pipe to the process in a forked child of this one: otherwise it would keep the process alive."""
+        with suppress(ValueError):  # ``end`` has closed it
             nothing = os.open(os.devnull, os.O_WRONLY)
             try:
                 os.dup2(nothing, self._input.fileno(), inheritable=False)
             finally:
                 os.close(nothing)
 
-    def close_output(self) -> None:
-        """Close the pipe from the process."""
-        self._output.close()
 
-    def wait(self, seconds: float) -> int:
-        """Wait for its end, or kill it.
-
-        Returns:
-            Its exit code.
-        """
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            _log.error("process %d of the proxy does not end; it is killed", self.pid)
-            self.killed = True
-            self._process.kill()
-            return self._process.wait()
-
-
-# All that this process has started.
 _started: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _close_all_in_fork() -> None:
     for child in list(_started):
-        child.let_go()
+        child.close_in_fork()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_all_in_fork)
 
 
-def _error_of(said: list[str]) -> Exception:
-    """An error that another process has reported."""
-    name, message = said
+def _error_of(name: str, message: str) -> Exception:
     kind = getattr(errors, name, SocketError)
     return kind(message) if issubclass(kind, ZmqDataSourceError) else SocketError(message)

@@ -1,16 +1,16 @@
 """The messages between a durable subscriber and a proxy: bytes only. Specified in docs/proxy.md.
 
-Each request says all that there is to know, so it may be repeated until it is answered::
+Each request says all that the proxy needs to know, so it may be repeated until it is answered::
 
     subscriber                           proxy
-    OPEN   name, start, topics    ─────► the position of the name, from its record or from ``start``
+    OPEN   name, start, topics    ─────► finds the position of the name, or begins at ``start``
            ◄──────────────────── OPENED  next
-    FETCH  first, done            ─────► the rows from ``first`` on, as soon as there are some
+    FETCH  first, done            ─────► waits for rows from ``first`` on
            ◄───────────────────── BATCH  first, next, done, rows
     FETCH  first=next, done       ─────► ...
 
-A FETCH without a name replays a range of ids. The form of a message is ``transport.envelope``'s, and the rows of a
-BATCH are columns (``messages.packed``).
+A FETCH without a name reads a range of ids. ``transport.envelope`` has the form of a message, and ``messages.packed``
+that of the columns in a BATCH.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ __all__ = [
 VERSION = 2
 EARLIEST, LATEST, LAST = "earliest", "latest", "last"
 MOST_NAME_BYTES = 200
-# For so long a FETCH may wait for messages.
+# How long a FETCH may wait for messages.
 MOST_WAIT_MS = 1000
-# A proxy answers each FETCH within MOST_WAIT_MS. After so much silence it is asked again; after twice as much without
-# a byte the connection is given up. A message of 100 MB may take longer than that: its bytes are a sign of life.
+# A proxy answers each FETCH within MOST_WAIT_MS. After so many seconds without a byte the client asks again, and after
+# twice as many on a new connection. The bytes of a large message count: 100 MB may take longer than that.
 SILENCE_SECONDS = 3.0
 _MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
-# Of a request: its kind, its header and its topics.
+# The frames of a request: kind, header, and topics.
 MOST_FRAMES = 2 + _MOST_TOPICS
 _MOST_REASON, _MOST_CODE = 2000, 64
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-# The lower bits of a session's number count the sessions of one client; those above name the client.
+# The lower bits of a session's number count the OPENs of a client; the upper bits name the client.
 _COUNT_BITS = 32
 MOST_CLIENT = 2**31 - 1
 
@@ -102,19 +102,19 @@ class _Named(Header, frozen=True, kw_only=True):
                 f"a name has 1 to {MOST_NAME_BYTES} bytes of printable text, not {self.name[:32]!r}"
             )
         if not self.session:
-            raise ProtocolError("session 0, which stands for none; a client takes another number")
+            raise ProtocolError("session 0, which means no session; use another number")
 
 
 class Open(_Named, frozen=True, kw_only=True, omit_defaults=True):
-    """Client: this name is mine from now on. Answered by ``Opened``. The frames behind it are topic prefixes.
+    """Client: take a name over. Answered by ``Opened``. The frames behind it are topic prefixes.
 
     Attributes:
-        session: Tells the client's FETCHes from those of another client under the same name: see ``session_number``.
-        start: Where a new name begins: ``earliest``, ``latest``, ``last`` (the newest message of each topic, then what
-            comes), or an id.
-        since: Instead of ``start``: it begins with the first message that was received at this time or later, in
-            microseconds since the epoch.
-        seek: Whether a name that is known goes to ``start``, too.
+        session: Distinguishes this client from another one under the same name: see ``session_number``.
+        start: Where an unknown name begins: ``earliest``, ``latest``, ``last`` (the newest message of each topic, then
+            all later ones), or an id.
+        since: Instead of ``start``, a time in microseconds since the epoch: the name begins with the first message that
+            the proxy received then or later.
+        seek: Whether a known name is moved to ``start``, too.
     """
 
     kind = b"O"
@@ -129,7 +129,7 @@ class Open(_Named, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Opened(Header, frozen=True, kw_only=True):
-    """Proxy: the name's position is ``next``; the log ends at ``end``; ``new`` if the name was not known."""
+    """Proxy: the position of the name is ``next``, and the log ends at ``end``. ``new``: the name was unknown."""
 
     kind = b"R"
     session: _Number
@@ -139,16 +139,16 @@ class Opened(Header, frozen=True, kw_only=True):
 
 
 class Fetch(Header, frozen=True, kw_only=True, omit_defaults=True):
-    """Client: give me what there is from ``first`` on. Answered by ``Batch`` or ``Lost``.
+    """Client: send the messages from ``first`` on. Answered by ``Batch`` or ``Lost``.
 
     Attributes:
-        name: None to replay a range of ids; the frames behind the header are the topic prefixes then.
-        first: The first id that is wanted.
-        done: The client has done with everything below. None of a replay.
-        until: Of a replay, the id after the last one that is wanted; None for the present end of the log.
-        max_bytes: Of the rows, about; one message at least. 0 asks for no rows.
-        wait: For so many milliseconds the proxy waits for a message, up to ``MOST_WAIT_MS``.
-        confirm: Whether the answer is to wait until ``done`` is on the proxy's disk.
+        name: None to read a range of ids; then the frames behind the header are topic prefixes.
+        first: The first id that the client wants.
+        done: The client has processed all messages below this id. None without a name.
+        until: Without a name: the id after the last one that the client wants; None for the present end of the log.
+        max_bytes: Bytes of the rows, about; one message at least. 0 asks for no rows.
+        wait: How many milliseconds the proxy waits for a message, up to ``MOST_WAIT_MS``.
+        confirm: Whether the proxy answers only when ``done`` is on its disk.
     """
 
     kind = b"F"
@@ -165,19 +165,19 @@ class Fetch(Header, frozen=True, kw_only=True, omit_defaults=True):
         if (self.name is None) != (self.done is None):
             raise ProtocolError("a FETCH with a name has done, and one without a name has none")
         if self.name is not None and not self.session:
-            raise ProtocolError("session 0, which stands for none; a client takes another number")
+            raise ProtocolError("session 0, which means no session; use another number")
         if self.done is not None and self.done > self.first:
             raise ProtocolError(f"done {self.done} is beyond first {self.first}")
 
 
 class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
-    """Proxy: the messages from ``first`` to before ``next``, of the topics that are wanted; perhaps none.
+    """Proxy: the messages from ``first`` to before ``next`` that have the wanted topics; perhaps none.
 
-    The buffers behind it, if there are rows, are the ids (64 bits, little-endian) and those of ``columns``.
+    If there are rows, the frames behind it are the ids (64 bits, little-endian) and the buffers of ``columns``.
 
     Attributes:
-        end: The log ends there.
-        done: The client's position on the proxy's disk; None in a replay.
+        end: The id after the last one of the log.
+        done: The client's position as it is on the proxy's disk; None without a name.
     """
 
     kind = b"B"
@@ -195,7 +195,7 @@ class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
-    """Proxy: the ids from ``first`` to before ``next`` were asked for, and the log has them no more."""
+    """Proxy: the log no longer has the ids from ``first`` to before ``next``."""
 
     kind = b"L"
     session: _Number
@@ -210,20 +210,20 @@ class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Forget(_Named, frozen=True, kw_only=True):
-    """Client: the name is not needed any more. Answered by ``Forgotten``."""
+    """Client: end the subscription. Answered by ``Forgotten``."""
 
     kind = b"G"
 
 
 class Forgotten(Header, frozen=True, kw_only=True):
-    """Proxy: the name is gone."""
+    """Proxy: the subscription has ended."""
 
     kind = b"N"
     session: _Number
 
 
 class Refused(Header, frozen=True, kw_only=True, omit_defaults=True):
-    """Proxy: it cannot be done; ``code`` is for programs, ``reason`` for people."""
+    """Proxy: the request cannot be fulfilled. Programs decide by ``code``; ``reason`` explains it to people."""
 
     kind = b"X"
     code: str
@@ -245,7 +245,7 @@ def decode(frames: Sequence[bytes]) -> tuple[FromClient | FromProxy, Sequence[by
     """A message, and the frames behind its header.
 
     Raises:
-        ProtocolError: No message of this protocol.
+        ProtocolError: It is not a message of this protocol.
     """
     message, rest = _ENVELOPE.decode(frames)
     if isinstance(message, (Open, Fetch)) and (
@@ -264,20 +264,20 @@ def decode(frames: Sequence[bytes]) -> tuple[FromClient | FromProxy, Sequence[by
 
 
 def pack_rows(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
-    """Rows of the log as the columns and the buffers of a BATCH."""
+    """The columns and the buffers of a BATCH with these rows of the log."""
     ids = [memoryview(batch.column("id").buffers()[1])[8 * batch.column("id").offset :][: 8 * batch.num_rows]]
     if batch.column("frames").null_count == batch.num_rows:
         columns, buffers = pack_columns(batch.select(["topic", "value"]))
-    else:  # of some messages topic and value are not all
+    else:  # some messages have more frames than topic and value
         columns, buffers = pack_columns(pa.record_batch({"frames": raw_messages(batch).lists()}))
     return columns, [*ids, *buffers]
 
 
 def frames_of(message: Batch, buffers: Sequence[bytes]) -> list[tuple[int, tuple[bytes, ...]]]:
-    """The messages of a BATCH: of each one its id and its frames. A message of one frame has an empty topic.
+    """The messages of a BATCH: the id and the frames of each one. A message of one frame gets an empty topic in front.
 
     Raises:
-        ProtocolError: The buffers are not what they should be.
+        ProtocolError: The buffers do not fit the header.
     """
     if not message.rows:
         if buffers:

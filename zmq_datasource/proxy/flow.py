@@ -1,180 +1,120 @@
-"""The live flow: receive, journal, publish, in one thread that waits for nobody.
+"""The flow of messages in the live process: receive, write, publish, in one thread that waits for no peer.
 
 The rules:
 
-* Nothing is published before it is in the journal, and what is published are the rows that were written.
-* A round takes what is there, from every socket in turn. While a group is being written the next one gathers, and
-  no message wakes the thread: it looks once a millisecond. So a fast feed has few large groups. When as much has
-  gathered as may, the sockets wait, and the publishers' high-water marks decide.
-* Subscriptions go upstream as they come, within ``RequestBounds``.
+* Nothing is published before it is written, and what is published are the rows that were written.
+* A round takes the messages that are there, from every socket in turn. While the log writes one group of messages, the
+  next one gathers: no message wakes the thread, which looks once a millisecond. So a fast feed has few large groups.
+  When a group is as large as it may be, the sockets wait, and the publishers' high-water marks decide.
+* Subscriptions are passed on to publishers as they come, within ``RequestBounds``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import zmq
 
-from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
-from zmq_datasource.counters import SourceCounters
+from zmq_datasource.counters import SourceCounters, figures
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
-from zmq_datasource.messages.columns import data_bytes
-from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
+from zmq_datasource.proxy.figures import LiveFigures
+from zmq_datasource.proxy.front import Front
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.positions import read_positions
-from zmq_datasource.proxy.specs import proxy_socket
 from zmq_datasource.proxy.view import Progress
-from zmq_datasource.source.channel import Channel
-from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES, ROUND_MESSAGES
-from zmq_datasource.transport.core import Inbox
-from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["LiveFlow"]
 
 _log = logging.getLogger(__name__)
 
-# Whose transactions are remembered; then the one not heard for longest is forgotten.
+# Producers whose transactions are remembered; beyond that the one that was silent for longest is forgotten.
 _MOST_PRODUCERS = 10_000
 
 _WAIT_MS = 100
-# While something waits for room at a subscriber, of which no event tells, and while a group is being written.
+# While a subscriber's queue has no room, of which no event tells, and while a group is being written.
 _SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
+# At the end: how long messages are received, and how long none may come until that ends.
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
-_DISK_SECONDS = 60.0
-# At the end, how long a disk that refuses is waited for.
-_REFUSED_SECONDS = 5.0
+# At the end: how long a slow disk, and a disk that refuses, are waited for.
+_DISK_SECONDS, _REFUSED_SECONDS = 60.0, 5.0
 
 
 class LiveFlow:
-    """Receives, journals and publishes; use it in a ``with`` block, in one thread.
+    """Receives, writes and publishes; use it in a ``with`` block, in one thread.
 
     Args:
-        options: What was asked for.
-        on_written: Called when more is in the log, before that is published: with how far it has come.
+        options: The options of the proxy.
+        send_progress: Called with the progress when more is written, before that is published.
         bounds: How much plain subscribers may ask for.
     """
 
     def __init__(
         self,
         options: ProxyOptions,
-        on_written: Callable[[Progress], None],
+        send_progress: Callable[[Progress], None],
         bounds: RequestBounds = REQUEST_BOUNDS,
     ) -> None:
         self._options = options
         self._bounds = bounds
-        self._on_written = on_written
-        self._wake: int | None = None
-        self._on_wake: Callable[[], None] = lambda: None
+        self._send_progress = send_progress
         self.counters = SourceCounters()
-        self._paused: str | None = None
-        self.paused_seconds = 0.0
-        self._acceptor: Acceptor | None = None
+        self._pause: str | None = None
+        self._paused_seconds = 0.0
+        self._front = Front(options, self.counters)
         self._backend: Backend | None = None
-        self._channels: dict[str, Channel] = {}
-        self._round_bytes = min(options.chunk_bytes, ROUND_BYTES)
-        self._inbox = Inbox()
-        self._arrivals: list[tuple[int, int]] = []
+        self._poller = zmq.Poller()
         self._next_housekeeping = 0.0
         self._sealed_at = 0.0
 
     def __enter__(self) -> Self:
-        """Become the log's writer and open the sockets, the subscribers' first.
+        """Open the log for writing, and then the sockets, first that of the subscribers.
 
         Raises:
-            LogError: The log is held by another, damaged, or not writable.
+            LogError: Another process writes the log, or it is damaged, or not writable.
             OptionError, EndpointError: A socket cannot be opened as asked.
         """
-        options = self._options
         with ExitStack() as stack:
-            self._written, self._notifies = os.pipe()
-            for descriptor in (self._written, self._notifies):
-                stack.callback(os.close, descriptor)
-                os.set_blocking(descriptor, False)
             transactions = CommittedTransactions(self.counters, limit=_MOST_PRODUCERS)
-            self.journal = Journal(options, transactions, self._notify)
-            log = self.journal.log
-            self.journal.open()
-            stack.callback(self._close_log)
-            # Before anything is received: what was acknowledged is in the log, or its ids would be given again.
-            read_positions(self.journal.storage, log.next_id)
-            if not transactions.restore(log.saved):
+            self.journal = journal = Journal(self._options, transactions)
+            stack.callback(self._close_journal)
+            # Before anything is received: an id that a subscriber has acknowledged must not be given again.
+            read_positions(journal.storage, journal.log.next_id)
+            if not transactions.restore(journal.log.saved):
                 raise LogFormatError(
-                    f"opening {self.journal.storage}: it was filled by a query or zmq-datasource receive, "
+                    f"opening {journal.storage}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"
                 )
-            if options.publish:
-                self._backend = Backend(options, self._bounds)
+            self._poller.register(journal.descriptor, zmq.POLLIN)
+            if self._options.publish:
+                self._backend = Backend(self._options, self._bounds)
                 stack.callback(self._backend.close)
-            if options.bind or options.connect:
-                self._xsub = self._open(proxy_socket(options, "XSUB", options.bind, options.connect), stack)
-                for topic in options.topics:
-                    self._xsub.send(b"\x01" + topic.encode())
-            if options.pull:
-                self._open(proxy_socket(options, "PULL", options.pull), stack)
-            if options.router:
-                # Its answers have a queue of libzmq's own size, whatever subscribers have.
-                spec = SocketSpec(
-                    kind="ROUTER",
-                    bind=options.router,
-                    rcvhwm=options.rcvhwm,
-                    zmq=options.zmq,
-                    access=options.access,
-                )
-                terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes)
-                self._acceptor = stack.enter_context(
-                    Acceptor(
-                        spec,
-                        terms,
-                        self.counters,
-                        self.journal.storage.staged_files(),
-                        transactions,
-                        self.journal,
-                    )
-                )
-            self._poller = zmq.Poller()
-            self._poller.register(self._written, zmq.POLLIN)
-            if self._backend is not None:
                 self._poller.register(self._backend.socket, zmq.POLLIN)
-            self._listening = False
+            self._front.open(transactions, journal)
+            stack.callback(self._front.close)
             self._stack = stack.pop_all()
-        _log.info("%s, next id %d", self.journal.storage, log.next_id)
+        _log.info("%s, next id %d", journal.storage, journal.log.next_id)
         return self
 
-    def _open(self, spec: SocketSpec, stack: ExitStack) -> zmq.Socket[bytes]:
-        """Open a socket of the publishers' side. When it is closed, it waits for nothing."""
-        channel = Channel(msgspec.structs.replace(spec, linger=0), self.counters, counts=False)
-        channel.open()
-        stack.callback(channel.close)
-        self._channels[f"{spec.kind} {spec.endpoints}"] = channel
-        return channel.socket
-
-    def _close_log(self) -> None:
-        """Write what was received, and release the log; says how much is lost where the disk refuses."""
-        log = self.journal.log
+    def _close_journal(self) -> None:
+        """Write what was received; log how much is lost if the disk refuses."""
         try:
             try:
                 self._append()
             finally:
-                log.close()
+                self.journal.close()
         finally:
-            if lost := log.unsealed + self._inbox.messages:
+            if lost := self.journal.log.unsealed + self._front.messages:
                 _log.error("%d received messages could not be written and are lost", lost)
-
-    def _notify(self) -> None:
-        with suppress(BlockingIOError):  # it is readable enough
-            os.write(self._notifies, b"1")
 
     def __exit__(
         self,
@@ -184,163 +124,109 @@ class LiveFlow:
     ) -> None:
         self._stack.close()
 
-    def watch(self, descriptor: int, on_wake: Callable[[], None]) -> None:
-        """Call ``on_wake`` whenever this is readable."""
-        self._wake, self._on_wake = descriptor, on_wake
-        self._poller.register(descriptor, zmq.POLLIN)
-
-    def unwatch(self) -> None:
-        """Stop watching the descriptor."""
-        if self._wake is not None:
-            self._poller.unregister(self._wake)
-            self._wake = None
-
     # One round.
 
-    def _listen(self, listen: bool) -> None:
-        """Whether the publishers' sockets are waited for."""
-        if listen == self._listening:
-            return
-        self._listening = listen
-        socks = [channel.socket for channel in self._channels.values()]
-        if self._acceptor is not None:
-            socks.append(self._acceptor.socket)
-        for sock in socks:
-            if listen:
-                self._poller.register(sock, zmq.POLLIN)
-            else:
-                self._poller.unregister(sock)
-
-    def step(self) -> None:
+    def step(self, wait: bool = True) -> None:
         """Wait for something to do, and do it.
 
+        Args:
+            wait: With False it waits for a millisecond, and tries all sockets.
+
         Raises:
-            LogError: The log can take nothing any more.
+            LogError: The log cannot be written any more.
         """
-        room = self._has_room()
-        gathers = room and self.journal.log.writing
-        self._listen(room and not gathers)
-        waits_for_room = self._backend is not None and self._backend.behind
-        # While paused it is seen to by the housekeeping.
-        acceptor_busy = room and self._acceptor is not None and self._acceptor.busy
-        soon = waits_for_room or acceptor_busy or gathers
-        ready = dict(self._poller.poll(_SHORT_WAIT_MS if soon else _WAIT_MS))
-        if self._written in ready:
-            os.read(self._written, 4096)
-        if self._wake is not None and self._wake in ready:
-            self._on_wake()
-        if self._backend is not None and self._backend.socket in ready:
-            requests = self._backend.take_requests()
-            if self._options.bind or self._options.connect:
-                for request in requests:
-                    self._xsub.send(request)
-        if room:
-            for channel in self._channels.values():
-                if gathers or channel.socket in ready:
-                    self._take(channel)
-            if self._acceptor is not None and (gathers or acceptor_busy or self._acceptor.socket in ready):
-                self._acceptor.receive(wait=False)
-        if not self.journal.log.writing or self._gathered_enough:
+        front, backend = self._front, self._backend
+        has_room = self._has_room()
+        gathers = has_room and self.journal.log.writing
+        front.poll_with(self._poller, has_room and not gathers)
+        is_soon = gathers or not wait or (has_room and front.is_busy) or self._waits_for_subscribers
+        ready = dict(self._poller.poll(_SHORT_WAIT_MS if is_soon else _WAIT_MS))
+        if backend is not None and backend.socket in ready:
+            front.subscribe(backend.take_requests())
+        if has_room:
+            front.receive(None if gathers or not wait else ready)
+        if not self.journal.log.writing or front.has_whole_group:
             self._append()
         self._publish()
-        self._keep_house(room)
+        self._keep_house(has_room)
+
+    @property
+    def _waits_for_subscribers(self) -> bool:
+        return self._backend is not None and self._backend.has_pending
 
     def _has_room(self) -> bool:
+        """Whether messages may be received; logs when that changes."""
         log = self.journal.log
         cause = "the disk refuses" if log.fault else "the log has reached walMaxBytes" if log.full else None
-        if cause != self._paused:
-            self._paused = cause
+        if cause != self._pause:
+            self._pause = cause
             if cause is not None:
-                _log.warning("receiving paused: %s (whenFull=%s)", cause, self._options.when_full)
+                _log.warning("receiving is paused: %s (whenFull=%s)", cause, self._options.when_full)
             else:
-                _log.info("receiving goes on")
+                _log.info("receiving again")
         self._check_log()
-        # A chunk's bytes wait for the disk: no more should be received before it goes on.
-        behind = log.busy and log.unsealed_bytes + self._inbox.size >= self._options.chunk_bytes
-        return not (cause or behind or (self._backend is not None and self._backend.behind))
+        # A whole chunk waits for the disk: more would only fill memory.
+        is_behind = log.busy and log.unsealed_bytes + self._front.size >= self._options.chunk_bytes
+        return not (cause or is_behind or self._waits_for_subscribers)
 
     def _check_log(self) -> None:
-        """Raise why the log can take nothing any more, if that is so."""
         if self.journal.log.failure is not None:
             raise self.journal.log.failure
 
-    def _take(self, channel: Channel) -> None:
-        taken = channel.receive(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
-        if taken.messages:
-            now = self.counters.last_received = time.time()
-            self._arrivals.append((int(now * 1_000_000), taken.messages))
-
-    @property
-    def _gathered_enough(self) -> bool:
-        """Whether what has gathered is a group of good size, for which the log is not waited for."""
-        return self._inbox.messages >= BATCH_MESSAGES or self._inbox.size >= self._round_bytes
-
     def _append(self) -> None:
-        """Have what was received written."""
-        if not self._inbox.messages:
-            return
-        self._check_log()  # what stays in the inbox is counted as lost
-        arrivals, self._arrivals = self._arrivals, []
-        rows = decode_plain(self._inbox.hand_over(), arrivals)
-        self.counters.received += rows.num_rows
-        self.counters.bytes += data_bytes(rows.column("value"))
-        self.journal.append_whole([rows])
-        self.journal.cut()
+        """Start writing the messages that have gathered."""
+        if self._front.messages:
+            self._check_log()  # first: messages that stay in the front are counted as lost
+            self.journal.append_whole([self._front.take()])
+            self.journal.cut()
 
     def _publish(self) -> None:
         backend = self._backend
-        if backend is not None and backend.behind:
-            backend.go_on()
+        if backend is not None:
+            backend.publish_pending()
         written = list(self.journal.written())
         if written:
-            # First whoever answers from the log: a subscriber that asks for what it has just seen must get it.
-            self._on_written(self.journal.progress)
+            # Before the messages are published: a subscriber that asks for one that it has just seen must get it.
+            self._send_progress(self.journal.progress)
         for rows in written:
             failpoints.reach("proxy.group.before_publish")
             if backend is not None:
                 backend.publish(rows)
             failpoints.reach("proxy.group.after_publish")
 
-    def _keep_house(self, room: bool) -> None:
+    def _keep_house(self, is_receiving: bool) -> None:
         now = time.monotonic()
         if now < self._next_housekeeping:
             return
-        if self._paused is not None:
-            self.paused_seconds += min(now - self._next_housekeeping + _HOUSEKEEPING_SECONDS, 1.0)
+        if self._pause is not None:
+            self._paused_seconds += min(now - self._next_housekeeping + _HOUSEKEEPING_SECONDS, 1.0)
         self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        for channel in self._channels.values():
-            channel.keep_alive()
-        if self._acceptor is not None:
-            if room:
-                self._acceptor.receive(0, wait=False)
-            else:
-                self._acceptor.keep_alive_in_pause()
+        self._front.keep_alive(is_receiving)
         if self._backend is not None:
-            self._backend.look()
+            self._backend.check_connections()
         log = self.journal.log
         if now - self._sealed_at >= self._options.wal_flush_interval and not log.fault:
             self._sealed_at = now
-            log.cut()  # so that Spark sees it
+            log.cut()  # queries read only sealed chunks
 
     # The end.
 
     def drain(self) -> None:
-        """Take what libzmq and the kernel hold, for a moment; publish all of it.
+        """Receive what libzmq and the kernel hold, up to a second; then write and publish all of it.
 
         Raises:
-            LogError: The log can take nothing any more.
+            LogError: The log cannot be written any more.
         """
-        now = quiet_from = time.monotonic()
+        now = quiet_since = time.monotonic()
         deadline = now + _DRAIN_SECONDS
         self.journal.log.end_within(_REFUSED_SECONDS)
-        while now < deadline and now - quiet_from < _QUIET_SECONDS:
+        while now < deadline and now - quiet_since < _QUIET_SECONDS:
             before = self.received
-            self.step_without_waiting()
+            self.step(wait=False)
             now = time.monotonic()
             if self.received != before:
-                quiet_from = now
-        if self._acceptor is not None:
-            self._acceptor.finish(_DISK_SECONDS)
+                quiet_since = now
+        self._front.settle(_DISK_SECONDS)
         self._append()
         try:
             self.journal.cut().result(_DISK_SECONDS)
@@ -349,48 +235,31 @@ class LiveFlow:
                 f"writing the log in {self.journal.storage.root}: no answer for {_DISK_SECONDS:.0f} s"
             ) from e
         self._publish()
-        backend = self._backend
-        if backend is None:
-            return
-        deadline = time.monotonic() + self._options.linger / 1000
-        while backend.behind and time.monotonic() < deadline:
-            time.sleep(_SHORT_WAIT_MS / 1000)
-            backend.go_on()
-        if backend.behind:
-            _log.warning(
-                "linger ran out: from id %d on nothing was published to plain subscribers; the log has it",
-                backend.next_id,
-            )
-
-    def step_without_waiting(self) -> None:
-        """Run one round that waits for no socket."""
-        time.sleep(_SHORT_WAIT_MS / 1000)
-        self._notify()
-        self.step()
+        if self._backend is not None:
+            self._backend.publish_within(self._options.linger / 1000)
 
     @property
     def received(self) -> int:
         """How many messages were received since the log began, written or not."""
-        return self.counters.received + self._inbox.messages
+        return self._front.received
 
     def status(self) -> dict[str, Any]:
-        """The proxy's status, as plain data."""
-        counters, log = self.counters, self.journal.log
-        watches = {name: channel.opened.watch for name, channel in self._channels.items()}
-        sides = [(name, watch.peers) for name, watch in watches.items()]
-        if self._acceptor is not None:
-            sides.append((f"ROUTER {self._options.router}", self._acceptor.connections))
+        """The live process's part of the proxy's status."""
+        log, front = self.journal.log, self._front
+        numbers = LiveFigures(
+            next_id=log.next_id,
+            earliest_id=log.earliest,
+            log_bytes=int(log.size),
+            received=front.received,
+            bytes=self.counters.bytes,
+            oversize=self.counters.oversize,
+            protocol_errors=front.protocol_errors,
+            paused=self._pause is not None,
+            paused_seconds=round(self._paused_seconds, 1),
+        )
         return {
-            "nextId": log.next_id,
-            "earliestId": log.earliest,
-            "logBytes": int(log.size),
-            "received": self.received,
-            "bytes": counters.bytes,
-            "oversize": counters.oversize,
-            "protocolErrors": sum(watch.protocol_errors for watch in watches.values()),
-            "paused": self._paused is not None,
+            **figures(numbers),
             "diskFault": log.fault,
-            "pausedSeconds": round(self.paused_seconds, 1),
-            "publishers": [{"socket": name, "connections": peers} for name, peers in sides],
+            "publishers": front.publishers(),
             **(NO_SUBSCRIBERS if self._backend is None else self._backend.status()),
         }

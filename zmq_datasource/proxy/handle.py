@@ -1,8 +1,7 @@
-"""A proxy from Python: a process of its own, for as long as a ``with`` block."""
+"""A proxy from Python: processes of its own, for as long as a ``with`` block."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -16,26 +15,26 @@ from zmq_datasource.proxy.child import Child
 __all__ = ["Proxy"]
 
 _START_SECONDS = 90.0
-# More than the live process allows itself at its end beside its linger: for the disk, transactions and its server.
+# More than the live process needs at its end beside its linger: for the disk, transactions, and the server process.
 _END_SECONDS = 300.0
 
 
 class Proxy:
-    """An XSUB/XPUB proxy that writes down what passes, and gives it again.
+    """An XSUB/XPUB proxy that writes messages to a log before it publishes them, and sends them again.
 
     >>> with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal"):
     ...     ...  # doctest: +SKIP
 
-    It runs in processes of its own: a busy notebook does not slow it, and it ends with this one, whatever this one has
-    forked. What they log goes to
-    standard error, from the level on that ``logging.getLogger("zmq_datasource")`` has when it starts. All its
-    options are in docs/options.md; here they are keywords, in snake_case or as there.
+    It runs in processes of its own, so a busy notebook does not slow it. They end with this process, also if this
+    process has forked others. They write log lines to standard error, from the level on that
+    ``logging.getLogger("zmq_datasource")`` has when they start. Its options are keywords, in snake_case or as in
+    docs/options.md.
 
     Attributes:
-        end_seconds: How long its end may take, beside twice its linger. Then its processes are killed.
+        end_seconds: How long the end of the block may take, beside twice the linger. Then the processes are killed.
 
     Raises:
-        OptionError: On construction, if they do not go together.
+        OptionError: On construction, if an option is wrong.
     """
 
     def __init__(self, **options: object) -> None:
@@ -44,8 +43,6 @@ class Proxy:
         self._process = ThisProcess("the Proxy")
         self.end_seconds = _END_SECONDS
         self._child: Child | None = None
-        self._changed = threading.Condition()
-        self._ended = False
         self._code = 0
 
     def __repr__(self) -> str:
@@ -55,20 +52,17 @@ class Proxy:
         """Start the proxy's processes, and wait until their endpoints are bound.
 
         Raises:
-            ZmqDataSourceError: What prevents it.
+            ZmqDataSourceError: The error that has ended them.
         """
         self._process = ThisProcess("the Proxy")
-        self._child = child = Child("zmq_datasource.proxy.process", self._given)
-        self._ended, self._code = False, 0  # of the one before
-        self._listener = threading.Thread(target=self._listen, args=(child,), daemon=True)
-        self._listener.start()
+        self._code = 0
+        self._child = Child("zmq_datasource.proxy.process", self._given)
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: child.status or self._ended, _START_SECONDS)
+            is_ready = self._child.wait_until_ready(_START_SECONDS)
         except BaseException:  # Ctrl-C
             self._end()
             raise
-        if not child.ready:
+        if not is_ready:
             self._end()
             self._raise_error()
             raise SocketError(f"starting the proxy: it was not ready within {_START_SECONDS:.0f} s")
@@ -80,10 +74,10 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take what is on its way, and end. A forked child that leaves the block ends nothing.
+        """Receive and publish what is on its way, and end. In a forked child it does nothing.
 
         Raises:
-            ZmqDataSourceError: Why it had ended before, or what went wrong at the end.
+            ZmqDataSourceError: The error that has ended the proxy before, or that it had at its end.
         """
         if self._process.is_left:
             return
@@ -92,24 +86,12 @@ class Proxy:
             self._raise_error()
 
     def _end(self) -> None:
-        child = self._started
-        child.close_input()
-        self._code = child.wait(self._end_seconds)
-        self._listener.join()
-        child.close_output()
+        self._code = self._started.end(self._end_seconds)
 
     @property
     def _end_seconds(self) -> float:
-        """It lingers twice: for what it has still to give libzmq, and for what libzmq has."""
+        """It may linger twice: for rows that wait for libzmq, and for what libzmq has queued."""
         return self.end_seconds + 2 * self.options.linger / 1000
-
-    def _listen(self, child: Child) -> None:
-        going = True
-        while going:
-            going = child.hear_one()
-            with self._changed:
-                self._ended = not going
-                self._changed.notify_all()
 
     def _raise_error(self) -> None:
         if self._started.error is not None:
@@ -131,7 +113,9 @@ class Proxy:
 
     @property
     def running(self) -> bool:
-        return not self._process.is_left and self._child is not None and self._child.ready and not self._ended
+        """Whether its endpoints are bound and it has not ended."""
+        child = self._child
+        return child is not None and not self._process.is_left and bool(child.status) and not child.ended
 
     @property
     def pid(self) -> int:
@@ -139,13 +123,15 @@ class Proxy:
         return self._started.pid
 
     def status(self) -> Mapping[str, Any]:
-        """The newest account, twice a second: see docs/proxy.md for what it holds.
+        """The newest figures, which the proxy sends twice a second: see docs/proxy.md.
 
         Raises:
-            ZmqDataSourceError: Why it has ended.
+            ZmqDataSourceError: The error that has ended it.
         """
         self._process.check()
-        if self._ended:
-            self._code = self._started.wait(self._end_seconds)
+        if self._child is None:
+            return {}
+        if self._child.ended:
+            self._end()
             self._raise_error()
-        return self._child.status if self._child is not None else {}
+        return self._child.status

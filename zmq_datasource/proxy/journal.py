@@ -1,10 +1,12 @@
-"""Journal first: what was received gets its id and is written; then, in order, it may be published."""
+"""The proxy's log, as the live process fills it: rows get their ids, are written, and may then be published."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -28,35 +30,35 @@ _OWN = "proxy"
 
 
 class Written(NamedTuple):
-    """Rows that are durable, with the ids from ``first`` on."""
+    """Rows that are written, and the id of the first one."""
 
     first: int
     rows: pa.RecordBatch
 
 
 class Journal:
-    """The log of a proxy, which is written group by group. Belongs to the live thread.
-
-    It is a ``committer.TransactionLog``.
+    """A log that is written group by group; it is a ``committer.TransactionLog``. In one thread.
 
     Args:
-        options: Where it is, and what bounds it.
-        carried: What the log keeps beside the rows.
-        notify: Called by another thread when something was written.
+        options: The place of the log, and its bounds.
+        carried: The state that the log keeps beside the rows.
 
     Attributes:
-        log: Its writer.
+        log: The log's writer.
+        descriptor: Readable when the log's thread has written something.
+
+    Raises:
+        LogError: Another process writes the log, or it is damaged, or not writable.
     """
 
-    takes_files = False  # subscribers get the rows
+    takes_files = False  # because the rows are published
 
-    def __init__(self, options: ProxyOptions, carried: Carried, notify: Callable[[], None]) -> None:
-        self._notify = notify
+    def __init__(self, options: ProxyOptions, carried: Carried) -> None:
         self._chunk_bytes = options.chunk_bytes
         self._written: deque[Written] = deque()
         self.storage = LogStorage(DirectoryStore(options.wal_location, options.wal_sync))
-        self._readers = Readers(self.storage, options.wal_retention)
-        self._readers.own = _OWN
+        readers = Readers(self.storage, options.wal_retention)
+        readers.own = _OWN
         self.log = LogWriter(
             self.storage,
             chunk_bytes=options.chunk_bytes,
@@ -65,51 +67,60 @@ class Journal:
             retry_timeout=options.wal_retry_timeout,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,
-            readers=self._readers,
+            readers=readers,
             readers_decide=True,
-            written=self._note_written,
+            written=self._add_written,
         )
+        self.log.open(LOCK_WAIT_SECONDS)
+        readers.opened()
+        self.descriptor, self._wakes = os.pipe()
+        for descriptor in (self.descriptor, self._wakes):
+            os.set_blocking(descriptor, False)
 
-    def open(self) -> None:
-        """Become the log's writer.
+    def close(self) -> None:
+        """Write what was appended, and let another process write the log.
 
         Raises:
-            LogError: The log is held by another, damaged, or not writable.
+            LogError: The disk refuses.
         """
-        self.log.open(LOCK_WAIT_SECONDS)
-        self._readers.opened()
+        try:
+            self.log.close()
+        finally:
+            os.close(self.descriptor)
+            os.close(self._wakes)
 
-    def _note_written(self, first: int, batches: Sequence[pa.RecordBatch]) -> None:
-        """In the log's thread."""
+    def _add_written(self, first: int, batches: Sequence[pa.RecordBatch]) -> None:
+        """Called in the log's thread."""
         for batch in batches:
             self._written.append(Written(first, batch))
             first += batch.num_rows
-        self._notify()
+        with suppress(BlockingIOError):  # the pipe is full, which is readable enough
+            os.write(self._wakes, b"1")
 
     @property
     def progress(self) -> Progress:
-        """How far the log has come, for the process that reads its files."""
-        grown = self.log.grown  # before the others: a chunk that is sealed in between is reported as both
+        """How far the log is, for the server process."""
+        # The open chunk first: a chunk that is sealed at this moment is then reported as both, not as neither.
+        grown = self.log.grown
         return Progress(self.log.earliest, self.log.durable_end, grown)
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to come for now."""
+        """Whether the log has no room for more rows now."""
         return self.log.full
 
     def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
-        """Number rows; ``cut`` has them written."""
-        assert filled is None, "it takes no files"
+        """Give ids to rows. ``cut`` writes them."""
+        assert filled is None, "takes_files is false"
         self.log.append_whole(batches)
 
     def cut(self) -> Future[int]:
-        """Have what was appended written; ``written`` gives it back then.
-
-        The chunk ends with it if it is large enough.
-        """
+        """Start writing what was appended, as one group. The group ends the chunk if the chunk is large enough."""
         return self.log.cut() if self.log.open_bytes >= self._chunk_bytes else self.log.flush()
 
     def written(self) -> Iterator[Written]:
-        """What is durable and was not given back yet, in order."""
+        """The rows that were written since the last call, in order."""
+        with suppress(BlockingIOError):
+            os.read(self.descriptor, 4096)
         while self._written:
             yield self._written.popleft()

@@ -1,8 +1,8 @@
-"""The names of durable subscribers: which session has which name. Messages in, answers out.
+"""Which client has which name. Requests in, answers out.
 
-The newest OPEN of a name wins. Requests of other sessions are refused (``taken``), also of a session that has lost the
-name. The keeper of the positions reads and writes the record of a name; until it has done so, a request is not answered
-and the client asks again.
+The newest OPEN of a name wins. The requests of other sessions are refused as ``taken``, also those of a session that
+had the name before. The keeper (``positions``) reads and writes the record of a name; until it has done so, a request
+has no answer, and the client asks again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from zmq_datasource.counters import figures
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.printable import printable
 from zmq_datasource.proxy.fetch_protocol import (
@@ -24,6 +25,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     Refused,
     client_of,
 )
+from zmq_datasource.proxy.figures import SubscriberFigures
 from zmq_datasource.proxy.positions import Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
@@ -32,16 +34,15 @@ __all__ = ["Job", "Names"]
 _MOST_POSITIONS = 1000
 _MOST_TOPIC_BYTES = 2 << 20
 _MOST_DISPLACED = 1000
-# What a status tells of names.
-_MOST_SHOWN, _MOST_TOPICS_SHOWN = 100, 10
-_MOST_CHARACTERS = 60  # of a topic
+# What a status shows: so many names, so many topics of each, and so many characters of a topic.
+_MOST_SHOWN, _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 10, 60
 
 
 class Job(NamedTuple):
-    """An OPEN or FORGET of a client, and what the keeper does for it."""
+    """A request that the keeper works on: an OPEN, a FORGET, or the first FETCH of a client that was away."""
 
     peer: bytes
-    wanted: Open | Forget
+    request: Open | Fetch | Forget
     future: Future[Any]
 
 
@@ -50,43 +51,71 @@ class Names:
 
     Args:
         view: The log.
-        positions: Of the names that are known.
+        positions: The positions of all names.
     """
 
     def __init__(self, view: LogView, positions: Positions) -> None:
         self._view = view
         self._positions = positions
         self._jobs: dict[str, Job] = {}
-        self._opening: dict[str, int] = {}  # bytes of topics, of the names that are being opened
-        # Sessions that have lost their name, so that a late OPEN does not take it back.
+        self._opening: dict[str, int] = {}  # of the names that the keeper opens, the bytes of their topics
+        # Sessions that have lost their name, so that a late OPEN of theirs does not take it back.
         self._displaced: dict[tuple[str, int], None] = {}
-        self._comings = LimitedLog(__name__, "times that a durable subscriber came")
+        self._openings = LimitedLog(__name__, "times that a durable subscriber has opened its name")
 
-    def open(self, peer: bytes, wanted: Open, topics: tuple[bytes, ...]) -> FromProxy | None:
-        """Have a name opened; the answer, if it is known now."""
-        known = self._positions.get(wanted.name)
-        job = self._jobs.get(wanted.name)
-        if job is not None:
-            if isinstance(job.wanted, Open) and job.wanted.session == wanted.session:
-                self._jobs[wanted.name] = job._replace(
-                    peer=peer
-                )  # asked again, perhaps by another connection
-            return None  # else it is asked again
-        if known is not None and self._is_late(known, wanted):
-            return _taken(wanted)
-        if known is not None and known.hold is not None and known.session == wanted.session:
-            return self._opened(known)  # asked again
+    # Requests. Each returns the answer, or None while the keeper works on the name.
+
+    def open(self, peer: bytes, request: Open, topics: tuple[bytes, ...]) -> FromProxy | None:
+        known = self._positions.get(request.name)
+        job = self._jobs.get(request.name)
+        if job is not None and not isinstance(job.request, Fetch):
+            if isinstance(job.request, Open) and job.request.session == request.session:
+                self._jobs[request.name] = job._replace(peer=peer)  # the client may have a new connection
+            return None
+        if known is not None and self._is_late(known, request):
+            return _taken(request)
+        if known is not None and known.lock is not None and known.notes.session == request.session:
+            return self._opened(known)  # the same OPEN again
         if (reason := self._why_full(known, topics)) is not None:
-            return Refused(code="full", reason=reason, session=wanted.session)
-        future = self._positions.open(wanted, topics, self._view.end, self._view.open_batches())
-        self._jobs[wanted.name] = Job(peer, wanted, future)
-        self._opening[wanted.name] = bytes_of_topics(topics)
+            return Refused(code="full", reason=reason, session=request.session)
+        future = self._positions.open(request, topics, self._view.end, self._view.open_rows())
+        self._jobs[request.name] = Job(peer, request, future)
+        self._opening[request.name] = bytes_of_topics(topics)
+        return None
+
+    def fetch(self, peer: bytes, request: Fetch) -> Position | Refused | None:
+        """The position of the name, moved to ``done``."""
+        assert request.name is not None
+        position = self.position_of(request)
+        if not isinstance(position, Position):
+            return position
+        if position.asked is not None and position.lock is not None:
+            self._arrive(position, request)
+            return position
+        job = self._jobs.get(request.name)
+        if job is None:
+            open_rows = self._view.open_rows() if position.next < position.notes.snapshot else []
+            self._jobs[request.name] = Job(peer, request, self._positions.lock_again(position, open_rows))
+        elif isinstance(job.request, Fetch):
+            self._jobs[request.name] = job._replace(peer=peer, request=request)
+        return None
+
+    def forget(self, peer: bytes, request: Forget) -> FromProxy | None:
+        known = self._positions.get(request.name)
+        if request.name in self._jobs:
+            return None
+        if known is None:
+            return Forgotten(session=request.session)
+        session = known.notes.session
+        if session != request.session and not _are_of_one_client(session, request.session):
+            return _taken(request)
+        self._jobs[request.name] = Job(peer, request, self._positions.forget(known))
         return None
 
     def _why_full(self, known: Position | None, topics: tuple[bytes, ...]) -> str | None:
         """Why there is no room for a name with these topics; None if there is."""
-        # Names that are being opened count, too: a client may open a thousand before the first is on the disk.
-        sizes = {position.name: position.topic_bytes for position in self._positions} | self._opening
+        # Names that the keeper opens count too: a client may open a thousand before the first is on the disk.
+        sizes = {position.notes.name: position.topic_bytes for position in self._positions} | self._opening
         if known is None and len(sizes) >= _MOST_POSITIONS:
             return (
                 f"there are {_MOST_POSITIONS} subscriptions; end some with FORGET, or lower subscriberExpiry"
@@ -100,140 +129,128 @@ class Names:
             "to fewer topics, or to their common prefix, or end some subscriptions with FORGET"
         )
 
-    def _is_late(self, known: Position, wanted: Open) -> bool:
+    def _is_late(self, known: Position, request: Open) -> bool:
         """Whether another client has taken the name since, or the same client has opened it again."""
-        if (wanted.name, wanted.session) in self._displaced:
+        if (request.name, request.session) in self._displaced:
             return True
-        return _are_of_one_client(known.session, wanted.session) and wanted.session < known.session
+        session = known.notes.session
+        return _are_of_one_client(session, request.session) and request.session < session
 
     def _opened(self, position: Position) -> Opened:
         position.asked = time.monotonic()
-        return Opened(session=position.session, next=position.next, end=self._view.end, new=position.is_new)
+        return Opened(
+            session=position.notes.session, next=position.next, end=self._view.end, new=position.is_new
+        )
 
-    def forget(self, peer: bytes, wanted: Forget) -> FromProxy | None:
-        """Have a name forgotten; the answer, if it is known now."""
-        known = self._positions.get(wanted.name)
-        if wanted.name in self._jobs:
-            return None  # it is asked again
-        if known is None:
-            return Forgotten(session=wanted.session)
-        if known.session != wanted.session and not _are_of_one_client(known.session, wanted.session):
-            return _taken(wanted)
-        self._jobs[wanted.name] = Job(peer, wanted, self._positions.forget(known))
-        return None
+    def _arrive(self, position: Position, request: Fetch) -> None:
+        assert request.done is not None
+        position.asked = time.monotonic()
+        position.is_new = False
+        self._positions.move(position, request.done)
+
+    # What the keeper has done.
 
     def done_jobs(self) -> list[Job]:
         """The jobs that the keeper has done since the last call."""
         done = [job for job in self._jobs.values() if job.future.done()]
         for job in done:
-            del self._jobs[job.wanted.name]
-            self._opening.pop(job.wanted.name, None)
+            assert job.request.name is not None
+            del self._jobs[job.request.name]
+            self._opening.pop(job.request.name, None)
         return done
 
-    def result(self, job: Job) -> FromProxy:
-        """The answer to a job.
+    def result(self, job: Job) -> FromProxy | Position | None:
+        """The answer to a job, or the position from which its FETCH is answered.
 
         Raises:
-            LogLockedError: The command line looks at the name now; the client asks again.
+            LogLockedError: The command line changes the record at this moment; the client asks again.
             LogError: The record cannot be read or written.
         """
-        if isinstance(job.wanted, Forget):
-            job.future.result()
-            return Forgotten(session=job.wanted.session)
-        position, position.is_new = job.future.result()
-        self._comings.info(
-            "durable subscriber %r is there, from id %d on%s",
-            position.name,
-            position.next,
-            " (new)" if position.is_new else "",
+        result = job.future.result()
+        match job.request:
+            case Forget():
+                return Forgotten(session=job.request.session)
+            case Fetch():
+                if not result:
+                    return _moved(job.request)
+                position = self.position_of(job.request)
+                if isinstance(position, Position):
+                    self._arrive(position, job.request)
+                return position
+        self._openings.info(
+            "durable subscriber %r is present, from id %d on%s",
+            result.notes.name,
+            result.next,
+            " (new)" if result.is_new else "",
         )
-        return self._opened(position)
+        return self._opened(result)
 
-    def is_busy(self, name: str) -> bool:
-        """Whether the keeper opens or forgets a name now, whose end says which session has it."""
-        return name in self._jobs
+    def position_of(self, request: Fetch) -> Position | Refused | None:
+        """The position of a FETCH's name, or why its session does not have the name.
 
-    def position_of(self, fetch: Fetch) -> Position | Refused:
-        """The position of a FETCH's name, or why its session does not have the name."""
-        assert fetch.name is not None
-        position = self._positions.get(fetch.name)
-        if position is None:
-            return Refused(code="gone", reason=_GONE, session=fetch.session)
-        if position.session == fetch.session:
+        None if the keeper works on the name: its result says which session has it.
+        """
+        assert request.name is not None
+        position = self._positions.get(request.name)
+        if position is not None and position.notes.session == request.session:
             return position
-        if not position.session:
-            return moved(fetch)
+        if request.name in self._jobs:
+            return None
+        if position is None:
+            return Refused(code="gone", reason=_GONE, session=request.session)
+        if not position.notes.session:  # set by ``zmq-datasource log readers``
+            return _moved(request)
         while len(self._displaced) >= _MOST_DISPLACED:
             del self._displaced[next(iter(self._displaced))]
-        self._displaced[fetch.name, fetch.session] = None
-        return _taken(fetch)
-
-    def arrive(
-        self, position: Position, fetch: Fetch, coming_back: Future[bool] | None
-    ) -> Future[bool] | None:
-        """The client of a name has asked: it is there, and has done with what is below ``done``.
-
-        Args:
-            coming_back: Of the request before, if that one waits.
-
-        Returns:
-            If the client was away, whether its name is still its own.
-        """
-        assert fetch.done is not None
-        is_away, position.asked = position.asked is None, time.monotonic()
-        position.is_new = False
-        if not is_away and position.hold is not None:
-            self._positions.move(position, fetch.done)
-            return None
-        if coming_back is None:
-            tail = self._view.open_batches() if position.next < position.snapshot else []
-            coming_back = self._positions.come_back(position, tail)
-        return coming_back
+        self._displaced[request.name, request.session] = None
+        return _taken(request)
 
     def status(self) -> list[dict[str, Any]]:
-        """An account of each subscriber, as plain data: of those that are furthest behind, if there are many."""
+        """The figures of each subscriber; of many, those of the hundred with the largest backlog."""
         now, monotonic = time.time(), time.monotonic()
         accounts = []
         for position in heapq.nsmallest(_MOST_SHOWN, self._positions, key=lambda p: p.next):
-            topics = position.topics[:_MOST_TOPICS_SHOWN]
+            notes, is_present = position.notes, position.asked is not None
+            numbers = SubscriberFigures(
+                connected=is_present,
+                next_id=position.next,
+                backlog=self._view.end - position.next,
+                sent=notes.sent,
+                lost=notes.lost,
+                away_seconds=0.0 if is_present else round(monotonic - position.left, 1),
+            )
             accounts.append(
                 {
-                    "name": position.name,
-                    "topics": [printable(topic, _MOST_CHARACTERS) for topic in topics],
-                    "connected": position.asked is not None,
-                    "nextId": position.next,
-                    "backlog": self._view.end - position.next,
-                    "sent": position.sent,
-                    "lost": position.lost,
+                    "name": notes.name,
+                    "topics": [printable(t, _MOST_CHARACTERS) for t in notes.topics[:_MOST_TOPICS_SHOWN]],
+                    **figures(numbers),
                     "lastAckSeconds": None
-                    if position.acknowledged is None
-                    else round(now - position.acknowledged, 1),
-                    "awaySeconds": 0.0 if position.asked is not None else round(monotonic - position.left, 1),
-                    "ageSeconds": round(now - position.created, 1),
+                    if notes.acknowledged is None
+                    else round(now - notes.acknowledged, 1),
+                    "ageSeconds": round(now - notes.created, 1),
                 }
             )
         return accounts
 
     def flush(self) -> None:
-        """Log what was left out."""
-        self._comings.flush()
+        """Log how many lines were left out."""
+        self._openings.flush()
 
 
 _GONE = (
-    "the proxy does not know the subscription any more: its log was replaced, or the subscription was removed or has "
-    "expired. What was not acknowledged by then may be lost. Open the subscriber again: it begins at its start"
+    "the proxy does not know the subscription: its log was replaced, or the subscription was removed or has expired. "
+    "Messages that were not acknowledged by then may be lost. Open the subscriber again: it begins at its start"
 )
 
 
-def moved(fetch: Fetch) -> Refused:
-    """The answer to a client whose position was changed while it was away."""
+def _moved(request: Fetch) -> Refused:
     reason = "the position was set or removed by hand while the subscriber was away; open it again"
-    return Refused(code="moved", reason=reason, session=fetch.session)
+    return Refused(code="moved", reason=reason, session=request.session)
 
 
-def _taken(wanted: Open | Fetch | Forget) -> Refused:
-    reason = f"another client has subscribed as {wanted.name!r}"
-    return Refused(code="taken", reason=reason, session=wanted.session)
+def _taken(request: Open | Fetch | Forget) -> Refused:
+    reason = f"another client has subscribed as {request.name!r}"
+    return Refused(code="taken", reason=reason, session=request.session)
 
 
 def _are_of_one_client(session: int, other: int) -> bool:

@@ -1,20 +1,20 @@
-"""The positions of durable subscribers: each is the record of a named reader of the log.
+"""The positions of durable subscribers. Each one is the record of a named reader of the log.
 
 A name is in one of these states:
 
-| State | Record on disk | Hold | What the log keeps |
+| State | Record on disk | Lock | What the log keeps |
 | --- | --- | --- | --- |
 | unknown | no | no | nothing |
-| here: its client has asked within ``PRESENT_SECONDS`` | yes | yes | everything from its position on |
-| away | yes | no | the same, for ``subscriberExpiry`` |
+| present: its client has asked within ``PRESENT_SECONDS`` | yes | held here | everything from its position on |
+| away | yes | free | the same, for ``subscriberExpiry`` |
 
 The rules:
 
-* One thread of its own, the *keeper*, reads and writes records, and takes and releases holds. So a disk that stalls
-  stalls no subscriber that only reads.
-* A name is unknown until its record is on the disk, and its client hears of no position that is not.
-* While a name is away, ``zmq-datasource log readers`` may change or delete its record. So the record is read again
-  when its client comes back.
+* One thread of its own, the *keeper*, reads and writes records, and takes and releases locks. So a disk that stalls
+  delays no subscriber that only reads.
+* A name is unknown until its record is on the disk. A client never gets a position that is not on the disk.
+* While a name is away, ``zmq-datasource log readers`` may change or delete its record. So the keeper reads the record
+  again when the client comes back.
 * A position is written about once a second, or at once if a client waits for it.
 """
 
@@ -25,11 +25,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -48,7 +48,7 @@ from zmq_datasource.log import (
 )
 from zmq_datasource.messages.columns import integers_of, number
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, Open
-from zmq_datasource.proxy.topics import topics_of
+from zmq_datasource.proxy.view import topics_of
 
 __all__ = ["PRESENT_SECONDS", "Position", "Positions", "bytes_of_topics", "read_positions"]
 
@@ -56,122 +56,103 @@ _log = logging.getLogger(__name__)
 
 # A client that has asked for nothing for so long is away.
 PRESENT_SECONDS = 5.0
-# How often positions are written, and the records of all readers are read.
-_LAZY_SECONDS = 1.0
-# The record of a name that stands still is written again so often: its time says that the client was there.
-_AGAIN_SECONDS = 60.0
-# How soon after the disk refused it is asked again.
+# How often positions are written, and the records of all readers listed.
+_WRITE_SECONDS = 1.0
+# How often the record of a position that does not move is written: the record's time says that the client is present.
+_REWRITE_SECONDS = 60.0
+# How soon the keeper writes again after the disk has refused.
 _REFUSED_SECONDS = 0.25
-# The command line may look at this moment whether the name is held.
-_HOLD_SECONDS = 0.5
-# Forgetting is announced when this much of the time has passed.
+# How long the keeper waits for a lock: the command line may hold it for a moment to see whether it is free.
+_LOCK_SECONDS = 0.5
+# A subscriber that is away is warned of when this part of ``subscriberExpiry`` has passed.
 _WARNING_AT = 0.8
-# Bytes that the record takes for a topic, beside the topic.
+# Bytes of a topic in a record, beside the topic itself.
 _TOPIC_BYTES = 8
 
 
 class Position:
-    """One name and its position. Only the server's thread changes it, unless it says otherwise.
+    """A name and its position. The server's thread changes it, except where the keeper is named.
 
     Attributes:
+        key: The name of its record.
         next: The first id that the subscriber still needs.
-        kept: The same, on the disk; changed by the keeper.
-        session: Of the client that has the name; 0 if the position was set by hand since.
-        topics: Prefixes; empty for all messages.
-        topic_bytes: What they take in the record, about.
-        created, acknowledged: Seconds since the epoch.
-        sent, lost, lost_to: As in ``SubscriberNotes``.
-        lost_kept: ``lost_to``, on the disk; changed by the keeper.
-        snapshot: Below this id only the messages in ``newest`` are sent.
-        newest: Ids in order, of the newest message of each topic below ``snapshot``.
-        is_new: Whether the name was not known before its client opened it, which has asked for nothing yet.
-        asked: When its client last asked for something, monotonic; None if it is away.
-        left: When it went away, monotonic.
-        hold: Nobody else has the name; changed by the keeper.
+        notes: What else is recorded of it.
+        next_on_disk, lost_on_disk: ``next`` and ``notes.lost_to`` as they are on the disk; set by the keeper.
+        topic_bytes: Bytes of its topics in the record, about.
+        newest: The ids of the newest message of each topic below ``notes.snapshot``, in order. Only these are sent.
+        is_new: Whether the name was unknown before, and its client has not fetched yet.
+        asked: When its client last asked for something, monotonic; None while it is away.
+        left: When its client went away, monotonic.
+        lock: Keeps other processes from changing the record; set by the keeper.
+        written_at: When the record was written, monotonic; set by the keeper.
+        is_warned_of: Whether the keeper has logged that the name expires soon.
     """
 
     def __init__(self, record: ReaderRecord, notes: SubscriberNotes, now: float) -> None:
-        self.name = notes.name
         self.key = subscriber_key(notes.name)
-        self.next = self.kept = record.needs(PARTITION)
-        self.session = notes.session
-        self.set_topics(tuple(notes.topics))
-        self.created, self.acknowledged = notes.created, notes.acknowledged
-        self.sent, self.lost, self.lost_to = notes.sent, notes.lost, notes.lost_to
-        self.lost_kept = notes.lost_to
-        self.snapshot, self.newest = notes.snapshot, integers_of(())
+        self.next = self.next_on_disk = record.needs(PARTITION)
+        self.notes = notes
+        self.lost_on_disk = notes.lost_to
+        self.topic_bytes = bytes_of_topics(notes.topics)
+        self.newest = integers_of(())
         self.is_new = False
         self.asked: float | None = None
-        self.left = now
-        self.hold: Hold | None = None
-        self.written_at = now
+        self.left = self.written_at = now
+        self.lock: Hold | None = None
+        self.is_warned_of = False
 
-    def set_topics(self, topics: tuple[bytes, ...]) -> None:
-        self.topics, self.topic_bytes = topics, bytes_of_topics(topics)
-
-    def notes(self) -> SubscriberNotes:
-        return SubscriberNotes(
-            self.name,
-            self.session,
-            list(self.topics),
-            self.created,
-            self.acknowledged,
-            self.sent,
-            self.lost,
-            self.lost_to,
-            self.snapshot if self.next < self.snapshot else 0,
-        )
+    def note(self, **changes: Any) -> None:
+        """Change fields of the notes."""
+        self.notes = replace(self.notes, **changes)
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the position is on the disk, and what was lost before it."""
-        return self.kept >= self.next and self.lost_kept >= self.lost_to
+    def is_on_disk(self) -> bool:
+        """Whether the disk has the position and the count of lost messages."""
+        return self.next_on_disk >= self.next and self.lost_on_disk >= self.notes.lost_to
 
 
 class Positions:
-    """All durable subscribers of a log.
+    """The positions of all durable subscribers of a log.
 
     Args:
-        storage: Where their records are.
-        end: Tells the id after the log's last one.
-        expiry: Seconds after which one that is away is forgotten.
-        notify: Called by the keeper when it has done something that the server may wait for.
+        storage: The log.
+        end: The id after the log's last one.
+        expiry: Seconds after which a name that is away is forgotten.
+        notify: Called by the keeper when it has done something.
         clock: Seconds, monotonic.
 
     Attributes:
-        fault: Why the disk refuses to keep positions; it is tried again.
+        fault: Why the disk refuses to write positions now; None if it does not.
 
     Raises:
-        LogFormatError: A record is not what was written.
-        DataLossError: A client has done with more than the log has: its ids would be given again.
+        LogFormatError: A record is damaged.
+        DataLossError: A position is beyond the end of the log, whose newest chunks are gone.
     """
 
     def __init__(
         self,
         storage: LogStorage,
-        end: Callable[[], int],
+        end: int,
         expiry: float,
         notify: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
         self._records = ReaderRecords(storage)
-        self._end = end
         self._expiry = float(expiry)
         self._notify = notify
         self._clock = clock
         self._all: dict[str, Position] = {}
-        self._warned: set[str] = set()
         self.fault: str | None = None
         self._failure: LogError | None = None
         self._faults = LimitedLog(__name__, "faults of the records of readers")
-        self._next_look = self._refused_until = 0.0
+        self._next_write = self._refused_until = 0.0
         self._writing: Future[None] | None = None
-        self._looking: Future[None] | None = None
-        for record, notes in read_positions(storage, end()):
+        self._due_write: Future[None] | None = None
+        for record, notes in read_positions(storage, end):
             position = self._all[notes.name] = Position(record, notes, clock())
             if record.timeout != self._expiry:  # the option has changed since
-                self._records.write(position.key, msgspec.structs.replace(record, timeout=self._expiry))
+                self._records.write(position.key, replace(record, timeout=self._expiry))
         self._keeper = ThreadPoolExecutor(1, "zmq-positions")
 
     def __iter__(self) -> Iterator[Position]:
@@ -186,247 +167,252 @@ class Positions:
     # For the server's thread.
 
     def open(
-        self, wanted: Open, topics: tuple[bytes, ...], end: int, tail: list[pa.RecordBatch]
-    ) -> Future[tuple[Position, bool]]:
-        """Give a name to a client; the future has the position, and whether the name is new.
+        self, request: Open, topics: tuple[bytes, ...], end: int, open_rows: list[pa.RecordBatch]
+    ) -> Future[Position]:
+        """Give a name to the client that has sent this OPEN, and write its record.
 
         Args:
             end: The log's end.
-            tail: The rows of the open chunk.
+            open_rows: The rows of the open chunk.
 
         Raises (the future):
             LogLockedError: The command line changes the record at this moment.
             LogError: The record cannot be read or written.
         """
-        return self._submit(partial(self._open, wanted, topics, end, tail))
+        return self._submit(self._open, request, topics, end, open_rows)
 
-    def come_back(self, position: Position, tail: list[pa.RecordBatch]) -> Future[bool]:
-        """Hold a name again whose client was away; the future says whether the record is still the client's.
+    def lock_again(self, position: Position, open_rows: list[pa.RecordBatch]) -> Future[bool]:
+        """Lock a name whose client comes back; the future says whether the record is still of the client's session.
 
         Args:
-            tail: The rows of the open chunk.
+            open_rows: The rows of the open chunk.
         """
-        return self._submit(partial(self._come_back, position, tail))
+        return self._submit(self._lock_again, position, open_rows)
 
     def forget(self, position: Position) -> Future[None]:
         """Delete the record of a name."""
-        return self._submit(partial(self._forget, position))
+        return self._submit(self._forget, position)
 
     def move(self, position: Position, done: int) -> None:
-        """A client has done with everything below an id."""
+        """Move a position to the id below which the client has processed everything. It never goes back."""
         if done > position.next:
             position.next = done
-            position.acknowledged = time.time()
+            position.note(acknowledged=time.time())
 
-    def keep(self) -> None:
-        """Write what has changed as soon as possible: a client waits for it."""
+    def write_now(self) -> None:
+        """Write the positions that have moved, because a client waits for it."""
         if (self._writing is None or self._writing.done()) and self._clock() >= self._refused_until:
             self._writing = self._do(self._write_changed)
 
     def step(self) -> None:
-        """Do what is due.
+        """Release the names whose clients are away, and write positions once a second. Called in each round.
 
         Raises:
-            LogError: The records cannot be written.
+            LogError: Records cannot be written any more.
         """
         if self._failure is not None:
             raise self._failure
         now = self._clock()
         for position in self:
             if position.asked is not None and now - position.asked >= PRESENT_SECONDS:
-                self.leave(position)
-        if now >= self._next_look and (self._looking is None or self._looking.done()):
-            self._next_look = now + _LAZY_SECONDS
-            self._looking = self._do(self._look)
+                self.release(position)
+        if now >= self._next_write and (self._due_write is None or self._due_write.done()):
+            self._next_write = now + _WRITE_SECONDS
+            self._due_write = self._do(self._write_and_list)
 
-    def leave(self, position: Position) -> None:
-        """The client of a name is away from now on."""
+    def release(self, position: Position) -> None:
+        """Mark a client as away: write its position, and free the lock."""
         position.asked, position.left = None, position.asked or self._clock()
-        self._warned.discard(position.name)
-        self._do(partial(self._release, position))
+        position.is_warned_of = False
+        self._do(self._release, position)
 
     def close(self) -> None:
-        """Write what has changed, and release all names."""
+        """Write what has changed, and free all locks."""
         for position in self:
-            self._do(partial(self._release, position))
+            self._do(self._release, position)
         self._keeper.shutdown()
 
-    def _submit(self, job: Callable[[], pa.Any]) -> Future[pa.Any]:
-        future = self._keeper.submit(job)
+    def _submit(self, act: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future = self._keeper.submit(act, *arguments)
         future.add_done_callback(lambda _: self._notify())
         return future
 
-    def _do(self, job: Callable[[], None]) -> Future[None]:
-        """Have the keeper do something for which no client waits."""
+    def _do(self, act: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Have the keeper do something that no client waits for; log its errors."""
 
-        def act() -> None:
+        def act_and_log() -> None:
             try:
-                job()
+                act(*arguments)
             except Exception as e:
                 self._faults.fault("keeping positions of durable subscribers", error=e)
 
-        return self._submit(act)
+        return self._submit(act_and_log)
 
     # The keeper.
 
     def _open(
-        self, wanted: Open, topics: tuple[bytes, ...], end: int, tail: list[pa.RecordBatch]
-    ) -> tuple[Position, bool]:
-        key, known = subscriber_key(wanted.name), self._all.get(wanted.name)
-        held = known.hold if known is not None else None
+        self, request: Open, topics: tuple[bytes, ...], end: int, open_rows: list[pa.RecordBatch]
+    ) -> Position:
+        key, known = subscriber_key(request.name), self._all.get(request.name)
+        held = None if known is None else known.lock
         if known is not None and held is not None:
-            self._write(known)  # so that its record says all
-        hold = held or self._records.hold(key, _HOLD_SECONDS)
+            self._write(known)  # the record is older than what is known
+        lock = held or self._records.hold(key, _LOCK_SECONDS)
         try:
             record = self._records.read(key)
-            notes = None if record is None else record.subscriber
-            is_new = record is None or notes is None
-            if record is None or notes is None:
-                notes = SubscriberNotes(wanted.name, wanted.session, list(topics), time.time())
+            is_new = record is None or record.subscriber is None
+            if record is None or record.subscriber is None:
+                notes = SubscriberNotes(request.name, request.session, list(topics), time.time())
                 record = ReaderRecord({PARTITION: 0}, self._expiry, subscriber=notes)
+            else:
+                notes = replace(record.subscriber, session=request.session, topics=list(topics))
             position = Position(record, notes, self._clock())
-            position.session = wanted.session
-            position.set_topics(topics)
-            if is_new or wanted.seek:
-                with self._records.placing():  # nothing is deleted between the listing and the record
-                    self._place(position, wanted, end, tail)
+            position.is_new = is_new
+            if is_new or request.seek:
+                # Under this lock no chunk is deleted: the record protects what the listing has found.
+                with self._records.placing():
+                    self._place(position, request, end, open_rows)
                     self._write(position)
             else:
-                self._find_newest(position, tail)
+                self._find_newest(position, open_rows)
                 self._write(position)
         except BaseException:
             if held is None:
-                hold.release()
+                lock.release()
             raise
-        position.hold = hold
+        position.lock = lock
         if known is not None:
-            known.hold = None  # it may be about to leave, and would release it
-        self._all[wanted.name] = position
-        return position, is_new
+            known.lock = None  # otherwise its client, which may be about to leave, would release it
+        self._all[request.name] = position
+        return position
 
-    def _place(self, position: Position, wanted: Open, end: int, tail: list[pa.RecordBatch]) -> None:
-        """Set a position to where a client wants to begin."""
-        index = read_index(self._storage)
-        position.snapshot = 0
-        if wanted.since is not None:
-            position.next = self._since(wanted.since, end, tail)
-        elif wanted.start == EARLIEST:
-            position.next = index.earliest if len(index) else _first_id(tail, end)
-        elif wanted.start == LATEST:
+    def _place(self, position: Position, request: Open, end: int, open_rows: list[pa.RecordBatch]) -> None:
+        """Set a position to the start that an OPEN asks for."""
+        position.note(snapshot=0)
+        if request.since is not None:
+            position.next = self._first_since(request.since, end, open_rows)
+        elif request.start == EARLIEST:
+            index = read_index(self._storage)
+            position.next = index.earliest if len(index) else _first_id(open_rows, end)
+        elif request.start == LATEST:
             position.next = end
-        elif wanted.start == LAST:
-            position.snapshot = end
+        elif request.start == LAST:
+            position.note(snapshot=end)
             position.next = 0
-            self._find_newest(position, tail)
+            self._find_newest(position, open_rows)
             position.next = position.newest[0].as_py() if len(position.newest) else end
         else:
-            position.next = min(int(wanted.start), end)
+            position.next = min(int(request.start), end)
 
-    def _since(self, time_us: int, end: int, tail: list[pa.RecordBatch]) -> int:
+    def _first_since(self, time_us: int, end: int, open_rows: list[pa.RecordBatch]) -> int:
+        """The first id that was received at a time or later; the log's end if there is none."""
         index = read_index(self._storage)
         found = first_since(self._storage, index.covering(index.earliest, index.end), time_us)
         if found is not None:
             return found
-        for batch in tail:
+        for batch in open_rows:
             times = batch.column("timestamp").cast(pa.int64())
             late = pc.index(pc.greater_equal(times, number(time_us)), True).as_py()
             if late >= 0:
                 return int(batch.column("id")[late].as_py())
         return end
 
-    def _find_newest(self, position: Position, tail: list[pa.RecordBatch]) -> None:
-        """List the newest message of each topic below the position's snapshot, as far as it is still needed."""
-        if position.next >= position.snapshot:
+    def _find_newest(self, position: Position, open_rows: list[pa.RecordBatch]) -> None:
+        """Find the newest message of each topic below the position's snapshot, if some are still to be sent."""
+        snapshot = position.notes.snapshot
+        if position.next >= snapshot:
             position.newest = integers_of(())
             return
         newest: dict[bytes | None, int] = {}
         index = read_index(self._storage)
-        sealed = min(index.end, position.snapshot)
-        first = max(index.earliest, position.next)  # what is done with may be deleted at this moment
+        sealed = min(index.end, snapshot)
+        first = max(index.earliest, position.next)  # chunks below the position may be deleted meanwhile
         pieces = slices(index.covering(first, sealed), first, sealed)
-        for batch in [*read_slices(self._storage, pieces), *tail]:
+        for batch in [*read_slices(self._storage, pieces), *open_rows]:
             found = pa.table({"topic": topics_of(batch), "id": batch.column("id")})
-            found = found.filter(pc.less(found.column("id"), number(position.snapshot)))
+            found = found.filter(pc.less(found.column("id"), number(snapshot)))
             for row in found.group_by("topic").aggregate([("id", "max")]).to_pylist():
                 newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
         position.newest = integers_of(sorted(newest.values()))
 
-    def _come_back(self, position: Position, tail: list[pa.RecordBatch]) -> bool:
-        if position.hold is not None:
+    def _lock_again(self, position: Position, open_rows: list[pa.RecordBatch]) -> bool:
+        if position.lock is not None:
             return True
-        hold = self._records.hold(position.key, _HOLD_SECONDS)
+        lock = self._records.hold(position.key, _LOCK_SECONDS)
         record = self._records.read(position.key)
-        if record is None or record.subscriber is None or record.subscriber.session != position.session:
-            hold.release()
+        if record is None or record.subscriber is None or record.subscriber.session != position.notes.session:
+            lock.release()
             if record is None:
-                self._all.pop(position.name, None)
+                self._all.pop(position.notes.name, None)
             return False
-        self._find_newest(position, tail)
-        position.hold = hold
+        self._find_newest(position, open_rows)
+        position.lock = lock
         return True
 
     def _forget(self, position: Position) -> None:
         self._records.remove(position.key)
-        self._all.pop(position.name, None)
-        if position.hold is not None:
-            hold, position.hold = position.hold, None
+        self._all.pop(position.notes.name, None)
+        if position.lock is not None:
+            lock, position.lock = position.lock, None
             self._records.remove_hold(position.key)
-            hold.release()
+            lock.release()
 
     def _release(self, position: Position) -> None:
-        hold, position.hold = position.hold, None
-        if hold is None:
+        lock, position.lock = position.lock, None
+        if lock is None:
             return
         try:
-            with suppress(LogError):  # the record that is there keeps more than is needed
+            with suppress(LogError):  # the older record keeps more than is needed
                 self._write(position)
         finally:
-            hold.release()
+            lock.release()
 
     def _write(self, position: Position) -> None:
-        """Write the record of a name that is held."""
-        next_id, notes = position.next, position.notes()
+        """Write the record of a name whose lock is held."""
+        next_id, notes = position.next, position.notes  # the server's thread may change them meanwhile
+        if next_id >= notes.snapshot:
+            notes = replace(notes, snapshot=0)
         self._records.write(position.key, ReaderRecord({PARTITION: next_id}, self._expiry, subscriber=notes))
-        position.kept, position.lost_kept = next_id, notes.lost_to
+        position.next_on_disk, position.lost_on_disk = next_id, notes.lost_to
         position.written_at = self._clock()
 
     def _write_changed(self) -> None:
-        again = self._clock() - _AGAIN_SECONDS
+        due = self._clock() - _REWRITE_SECONDS
         try:
             for position in self:
-                if position.hold is not None and (not position.is_kept or position.written_at < again):
+                if position.lock is not None and (not position.is_on_disk or position.written_at < due):
                     self._write(position)
         except DiskFaultError as e:
             self.fault = str(e)
             self._refused_until = self._clock() + _REFUSED_SECONDS
-            self._faults.warn("%s; positions of durable subscribers are not confirmed until then", e)
+            self._faults.warn("%s; until it is mended, no position of a durable subscriber is confirmed", e)
         except LogError as e:
             self._failure = e
         else:
             self.fault = None
 
-    def _look(self) -> None:
-        """Write what has changed, and forget the names whose record is gone: the log's writer drops late ones."""
+    def _write_and_list(self) -> None:
+        """Write what has changed, and forget the names whose record is gone: the log's writer deletes expired ones."""
         self._write_changed()
         try:
-            there = set(self._records.names())
+            present = set(self._records.names())
         except LogError as e:
             self._faults.warn("%s", e)
             return
         for position in self:
-            if position.hold is None and position.key not in there:
-                del self._all[position.name]
-            elif position.hold is None:
-                self._warn(position)
+            if position.lock is None and position.key not in present:
+                del self._all[position.notes.name]
+            elif position.lock is None:
+                self._warn_before_expiry(position)
 
-    def _warn(self, position: Position) -> None:
+    def _warn_before_expiry(self, position: Position) -> None:
         away = self._clock() - position.left
-        if away >= self._expiry * _WARNING_AT and position.name not in self._warned:
-            self._warned.add(position.name)
+        if away >= self._expiry * _WARNING_AT and not position.is_warned_of:
+            position.is_warned_of = True
             _log.warning(
                 "durable subscriber %r has been away for %.0f s and is forgotten in %.0f s; messages from id %d on are "
                 "kept for it",
-                position.name,
+                position.notes.name,
                 away,
                 max(0.0, self._expiry - away),
                 position.next,
@@ -440,8 +426,8 @@ def read_positions(storage: LogStorage, end: int) -> list[tuple[ReaderRecord, Su
         end: The id after the log's last one.
 
     Raises:
-        LogFormatError: A record is not what was written.
-        DataLossError: A client has done with more than the log has: its ids would be given again.
+        LogFormatError: A record is damaged.
+        DataLossError: A position is beyond the end: the ids below it would be given to other messages.
     """
     found = []
     for record in ReaderRecords(storage).all().values():
@@ -459,10 +445,10 @@ def read_positions(storage: LogStorage, end: int) -> list[tuple[ReaderRecord, Su
     return found
 
 
-def _first_id(tail: list[pa.RecordBatch], end: int) -> int:
-    return int(tail[0].column("id")[0].as_py()) if tail else end
+def _first_id(batches: list[pa.RecordBatch], end: int) -> int:
+    return int(batches[0].column("id")[0].as_py()) if batches else end
 
 
 def bytes_of_topics(topics: Iterable[bytes]) -> int:
-    """Bytes that a record takes for topics, about."""
+    """Bytes of topics in a record, about."""
     return sum(len(topic) + _TOPIC_BYTES for topic in topics)

@@ -1,7 +1,4 @@
-"""A durable subscriber: what it missed while it was away, in order, then what comes, without a seam.
-
-``subscriber_session`` has the rules of the conversation.
-"""
+"""The client of a proxy's durable endpoint. ``subscriber_session`` has the rules of the conversation."""
 
 from __future__ import annotations
 
@@ -28,9 +25,10 @@ from zmq_datasource.transport.spec import SocketSpec
 __all__ = ["DurableMessage", "DurableSubscriber"]
 
 _PLAIN = "allowInsecurePlain"
-# How often the connection is seen to while messages are there.
+# How often the session gets its turn while the caller takes messages that are in memory.
 _TURN_SECONDS = 0.5
-# How long the end of a block waits for the last acknowledgement: after an error, and without a timeout.
+# How long the end of a block waits until the last acknowledgement is on the proxy's disk: after an error, and if there
+# is no timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
 
 
@@ -39,9 +37,9 @@ class DurableMessage(NamedTuple):
 
     Attributes:
         id: Its position in the proxy's log; greater than that of the message before.
-        topic: The first frame; empty if it came without one.
+        topic: The first frame; empty if the message has only one.
         value: The last frame.
-        frames: All of them.
+        frames: All frames.
     """
 
     id: int
@@ -53,31 +51,34 @@ class DurableMessage(NamedTuple):
 class DurableSubscriber:
     """A named subscription at a proxy; use it in a ``with`` block, in one thread.
 
+    It yields the messages that the subscriber missed while it was away, and then those that the proxy receives, each
+    one once and in order.
+
     >>> with DurableSubscriber("tcp://proxy:5558", "billing", topics=["orders."]) as orders:
     ...     for order in orders:
     ...         ...  # doctest: +SKIP
 
-    The proxy keeps its position. A subscriber that comes again under the same name gets what follows the last
-    acknowledged message. So each message is handled at least once, and exactly once if the subscriber saves the ``id``
-    together with what it did.
+    The proxy keeps the position of the name. The next subscriber of the same name gets the messages behind the last
+    acknowledged one. So each message is processed at least once, and exactly once if you save the ``id`` together with
+    the result.
 
     Args:
         endpoint: The proxy's ``durable`` endpoint.
-        name: Of the subscription, 1 to 200 bytes; two clients at a time cannot share one.
-        topics: Prefixes; all messages if there are none. They may change from one time to the next.
-        start: Where it begins the first time: ``earliest``, ``latest`` (what comes from now on), ``last`` (the newest
-            message of each topic, then what comes), an id, or a time (a ``datetime`` with a time zone): the first
-            message that the proxy received then or later.
+        name: The name of the subscription, 1 to 200 bytes. Only one client at a time can use it.
+        topics: Topic prefixes; all messages if there are none. They may differ from those of the last time.
+        start: Where an unknown name begins: ``earliest``, ``latest`` (the next message that the proxy receives),
+            ``last`` (the newest message of each topic, then all later ones), an id, or a time (a ``datetime`` with a
+            time zone), which means the first message that the proxy received then or later.
         auto_ack: Whether a message is acknowledged when the next one is asked for (and the last one at the
             end of the block, unless an error ends it). If not, call ``ack``.
-        max_bytes: Of one answer of the proxy, about. Up to two answers are in memory here, each with at least one
-            message.
+        max_bytes: Bytes of one answer of the proxy, about. Up to two answers are in memory here, each with at least
+            one message.
         timeout: Seconds to wait for the proxy, at the start and whenever it is away; None waits for ever.
-        options: Those of libzmq, such as ``zmq_curve_serverkey``, and ``allow_insecure_plain``; in snake_case or as
+        options: Options of libzmq, such as ``zmq_curve_serverkey``, and ``allow_insecure_plain``; in snake_case or as
             documented.
 
     Raises:
-        OptionError: An argument that cannot be honoured.
+        OptionError: An argument is wrong.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class DurableSubscriber:
         if isinstance(topics, (str, bytes)):
             raise OptionError(f"topics={topics!r}: it is a list of prefixes, as in [{topics!r}]")
         if max_bytes < 1:
-            raise OptionError(f"max_bytes={max_bytes}: nothing would ever come; set 1 or more")
+            raise OptionError(f"max_bytes={max_bytes}: no message would ever come; set 1 or more")
         if not 0 < len(name.encode()) <= MOST_NAME_BYTES or not name.isprintable():
             raise OptionError(f"name={name!r}: it has 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._name = name
@@ -123,7 +124,7 @@ class DurableSubscriber:
 
     @property
     def lost(self) -> int:
-        """Messages that the proxy's log had no more when they were due (``walMaxBytes``); each time it is logged."""
+        """How many messages the proxy had deleted (``walMaxBytes``) before it could send them here."""
         return self._session.lost
 
     @property
@@ -135,15 +136,15 @@ class DurableSubscriber:
         """Connect, and wait for the proxy.
 
         Raises:
-            EndpointError: It cannot be connected.
+            EndpointError: The endpoint cannot be connected.
             NoPeerError: No proxy has answered within ``timeout``.
-            SubscriptionError: The proxy refuses.
+            SubscriptionError: The proxy has refused.
         """
         self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._link.open()
         self._session.reconnected(time.monotonic())
         try:
-            self._carry_until(
+            self._run_until(
                 lambda: self._session.is_open,
                 self._timeout,
                 lambda: (
@@ -166,19 +167,20 @@ class DurableSubscriber:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Acknowledge what was handled, wait until the proxy has it, and leave. The subscription stays.
+        """Acknowledge the last message, wait until that is on the proxy's disk, and disconnect. The subscription stays.
 
-        What an error has kept from being handled comes again. A forked child that leaves the block does nothing.
+        If an error ends the block, the last message is not acknowledged, and comes again. In a forked child this does
+        nothing.
 
         Raises:
-            NoPeerError: The proxy is away, so the last acknowledgements are not known to be kept.
+            NoPeerError: The proxy is away, so the last acknowledgements may be lost.
         """
         session = self._session
         if not self._link.is_open or self._process.is_left:
             return
         try:
             if session.refusal is not None:
-                return  # somebody else has the name
+                return  # another client has the name
             if kind is None:
                 self._acknowledge_given()
             if session.has_unconfirmed:
@@ -189,7 +191,7 @@ class DurableSubscriber:
                     )
                 except (NoPeerError, SubscriptionError):
                     if kind is None:
-                        raise  # else there is an error already, which says more
+                        raise  # otherwise the error that has ended the block says more
         finally:
             self._link.close(1000)
 
@@ -201,7 +203,7 @@ class DurableSubscriber:
             message = self.receive()
             if message is not None:
                 yield message
-            # What is here is given without a look at the connection, but not for longer than its turn.
+            # Messages in memory need no call of the connection until its next turn.
             while time.monotonic() < self._next_turn:
                 self._process.check()
                 self._acknowledge_given()
@@ -221,21 +223,25 @@ class DurableSubscriber:
 
         Raises:
             NoPeerError: The proxy was away for the subscriber's ``timeout``.
-            SubscriptionError: The proxy has refused: another client has this name, for one.
+            SubscriptionError: The proxy has refused, for example because another client has the name now.
         """
         self._process.check()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
-        if now >= self._next_turn:  # also while messages are there: positions are told, and answers taken
+        if (
+            now >= self._next_turn
+        ):  # also while messages are in memory: to send the position, and ask for more
             self._next_turn = now + _TURN_SECONDS
-            session.listen(now)  # the caller may have been busy for longer than the timeout
-            self._carry(0.0)
+            session.listen(
+                now
+            )  # the caller may have been busy for longer than the timeout, which is no silence
+            self._run(0.0)
         message = session.take()
         if message is None:
             session.listen(now)
             deadline = math.inf if timeout is None else now + timeout
             while message is None:
-                self._carry(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
+                self._run(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
                 message = session.take()
                 if message is None and time.monotonic() >= deadline:
                     return None
@@ -248,14 +254,15 @@ class DurableSubscriber:
         return DurableMessage(number, frames[0], frames[-1], frames)
 
     def ack(self, message: DurableMessage | int, wait: bool = False) -> None:
-        """Everything up to this message is done with: it is not to come again.
+        """Acknowledge all messages up to this one: they do not come again.
 
         Args:
             message: The message, or its id.
-            wait: Whether to wait until the proxy has it on its disk.
+            wait: Whether to wait until the position is on the proxy's disk.
 
         Raises:
-            NoPeerError: With ``wait``: the proxy is away for ``timeout``.
+            OptionError: There was no such message yet.
+            NoPeerError: With ``wait``: the proxy was away for ``timeout``.
         """
         self._process.check()
         session = self._session
@@ -273,27 +280,27 @@ class DurableSubscriber:
             self.ack(given)
 
     def seek(self, to: str | int | datetime) -> None:
-        """Go on somewhere else; returns when the proxy has the position on its disk.
+        """Continue at another place; return when the new position is on the proxy's disk.
 
         Args:
             to: As ``start``.
 
         Raises:
-            OptionError: There is no such place.
+            OptionError: ``to`` is not a place.
             NoPeerError: The proxy does not answer.
         """
         self._process.check()
         self._given = None
         self._session.seek(_start(to), time.monotonic())
         self._link.send_outbox()
-        self._carry_until(
+        self._run_until(
             lambda: self._session.is_open,
             self._timeout,
             lambda: f"moving {self._name!r} at {self._endpoint}: no answer",
         )
 
     def forget(self) -> None:
-        """End the subscription itself: the proxy keeps nothing for it any more.
+        """End the subscription: the proxy keeps no position and no messages for it.
 
         Raises:
             NoPeerError: The proxy does not answer.
@@ -302,7 +309,7 @@ class DurableSubscriber:
         self._given = None
         self._session.forget(time.monotonic())
         self._link.send_outbox()
-        self._carry_until(
+        self._run_until(
             lambda: self._session.forgotten,
             self._timeout,
             lambda: f"forgetting {self._name!r} at {self._endpoint}: no answer",
@@ -310,12 +317,12 @@ class DurableSubscriber:
         self._link.close(0)
 
     def _wait_until_confirmed(self, wanted: int, seconds: float | None) -> None:
-        """Until the proxy has on its disk that everything below this id is done with."""
+        """Wait until the position on the proxy's disk has reached this id."""
         session = self._session
         session.confirm(True, time.monotonic())
         self._link.send_outbox()
         try:
-            self._carry_until(
+            self._run_until(
                 lambda: session.confirmed >= wanted,
                 seconds,
                 lambda: (
@@ -327,18 +334,27 @@ class DurableSubscriber:
             session.confirm(False, time.monotonic())
         failpoints.reach("proxy.ack.after_confirmed")
 
-    def _carry_until(
+    def _run_until(
         self, done: Callable[[], bool], seconds: float | None, complaint: Callable[[], str]
     ) -> None:
-        """Messages that come meanwhile stay in the session's inbox."""
+        """Run the session until ``done()``. Messages that come meanwhile stay in its inbox.
+
+        Args:
+            seconds: How long, at most; None for ever.
+            complaint: The text of the error after that time.
+
+        Raises:
+            NoPeerError: The time is over.
+        """
         began = time.monotonic()
         self._session.listen(began)
         while not done():
             if seconds is not None and time.monotonic() - began >= seconds:
                 raise NoPeerError(complaint())
-            self._carry(TICK_SECONDS)
+            self._run(TICK_SECONDS)
 
-    def _carry(self, wait: float) -> None:
+    def _run(self, wait: float) -> None:
+        """Receive and send for up to ``wait`` seconds, until something has come."""
         if self._session.refusal is None:
             self._link.run_once(wait)
         if self._session.refusal is not None:
@@ -365,13 +381,13 @@ def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
     except ValueError as e:
         raise OptionError(f"endpoint={endpoint!r}: {e}") from e
     if len(connect) != 1:
-        raise OptionError(f"endpoint={endpoint!r}: a subscription is at one proxy")
+        raise OptionError(f"endpoint={endpoint!r}: a subscription has one endpoint")
     plain = given.get(_PLAIN, "false").lower()
     wrong = [name for name in given if not name.startswith("zmq.") and name != _PLAIN]
     if wrong or plain not in ("true", "false"):
         raise OptionError(
-            f"options {wrong or {_PLAIN: plain}}: only libzmq's own, as in zmq_curve_serverkey, and {_PLAIN}, which is "
-            "true or false"
+            f"options {wrong or {_PLAIN: plain}}: only libzmq's options are allowed, such as zmq_curve_serverkey, and "
+            f"{_PLAIN}, which is true or false"
         )
     security = ZmqOptions(
         {name.removeprefix("zmq."): value for name, value in given.items() if name != _PLAIN}

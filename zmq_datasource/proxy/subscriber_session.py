@@ -1,14 +1,14 @@
-"""A durable subscriber's side of the conversation with a proxy, as a session. Specified in docs/proxy.md.
+"""The conversation of a durable subscriber with a proxy, as a state machine. Specified in docs/proxy.md.
 
 The rules:
 
-* One request is open at a time (``transport.session``): it is asked again after ``SILENCE_SECONDS`` without a byte,
-  and after twice as much by a new connection. What answers no open request is ignored.
-* The next FETCH leaves when the answer before has come, not when the caller has taken its messages: up to two answers
-  are in memory.
-* ``done`` says that the caller has done with everything below. It moves past an id when the caller has acknowledged
-  it, and past ids of other topics (and ids that were lost) when all before is acknowledged and the caller asks for
-  more.
+* One request is open at a time (``transport.session``). It is repeated after ``SILENCE_SECONDS`` without a byte, and
+  after twice as many on a new connection. An answer to a request that is not open is ignored.
+* The next FETCH leaves when the answer to the one before has come, not when the caller has taken its messages: up to
+  two answers are in memory.
+* All messages below ``done`` are processed. ``done`` moves past a message when the caller has acknowledged it. It moves
+  past ids of other topics, and past lost ids, when all messages before them are acknowledged and the caller asks for
+  the next message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from zmq_datasource.transport.session import RequestSession
 
 __all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberSession"]
 
-# What becomes of a subscription, by what is said (capital letters: by the proxy). What is not here changes nothing.
+# The next state of a subscription, by its state and what happens (in capital letters: what the proxy says). An event
+# that is not here changes nothing.
 SUBSCRIPTION_STATES: Mapping[tuple[str, str], str] = {
     ("closed", "open"): "opening",
     ("opening", "OPENED"): "open",
@@ -54,18 +55,18 @@ SUBSCRIPTION_STATES: Mapping[tuple[str, str], str] = {
     ("forgetting", "REFUSED"): "refused",
 }
 
-# A position that has moved is told so often, also while nothing else is to be asked.
+# How often the proxy gets a position that has moved, if no other request carries it.
 _DONE_SECONDS = 1.0
-# Answers in memory: one that the caller takes, and the next one.
+# Answers in memory: the one that the caller is taking messages from, and the next one.
 _MOST_ANSWERS = 2
 
 
 class Start(NamedTuple):
-    """Where a new name begins.
+    """Where an unknown name begins.
 
     Attributes:
         start: ``earliest``, ``latest``, ``last`` or an id.
-        since: Or a time, in microseconds since the epoch.
+        since: Instead of ``start``, a time in microseconds since the epoch.
     """
 
     start: str | int = "earliest"
@@ -78,7 +79,7 @@ Received: TypeAlias = tuple[int, tuple[bytes, ...]]
 
 @dataclass(frozen=True)
 class _Passed:
-    """Behind the messages of an answer: below this id there are no more."""
+    """Follows the messages of an answer in the inbox: there are no more messages below the id ``next``."""
 
     next: int
 
@@ -88,20 +89,22 @@ class SubscriberSession(RequestSession):
 
     Args:
         name, start, topics: As in OPEN.
-        max_bytes: Of the rows of one answer, about.
-        timeout: Seconds for which a proxy that was there may be silent while the caller listens; None for ever.
-        proxy: Its name in messages.
-        client: A random number up to ``MOST_CLIENT``, which tells this client's OPENs from those of others; 0 for none.
+        max_bytes: Bytes of the rows of one answer, about.
+        timeout: Seconds that a proxy which has answered before may be silent while the caller waits; None for ever.
+        proxy: The proxy's endpoint, for errors and log lines.
+        client: A random number up to ``MOST_CLIENT``, which is in the session of each OPEN; 0 for none.
 
     Attributes:
-        state: What has become of the subscription (``SUBSCRIPTION_STATES``).
+        state: The state of the subscription (``SUBSCRIPTION_STATES``).
         new: Whether the proxy did not know the name.
-        lost: Messages that the proxy's log had no more when they were due.
-        handed: The last id that was taken.
-        done: The caller has done with everything below.
-        confirmed: The same, on the proxy's disk.
-        refusal: Why the conversation is over.
+        lost: How many messages the proxy's log no longer had when they were to be sent.
+        handed: The id of the last message that the caller has taken.
+        done: The caller has processed all messages below this id.
+        confirmed: The value of ``done`` that is on the proxy's disk.
+        refusal: The error with which the proxy has ended the conversation.
     """
+
+    states = SUBSCRIPTION_STATES
 
     def __init__(
         self,
@@ -127,18 +130,15 @@ class SubscriberSession(RequestSession):
         self._was_open = self.new = False
         self.lost = 0
         self.handed: int | None = None
-        self.done = self.confirmed = self._told = 0
+        self.done = self.confirmed = self._sent_done = 0
         self.refusal: SubscriptionError | None = None
         self._inbox: deque[Received | _Passed] = deque()
-        self._answers = 0  # of them, in the inbox
+        self._answers = 0  # in the inbox
         self._next = 0  # the first id that has not come
-        self._passed: int | None = None  # to be done with once the caller asks for more
+        self._passed: int | None = None  # becomes ``done`` once the caller asks for the next message
         self._lost_to = 0
-        self._question: Open | Fetch | Forget | None = None
-        self._told_at = self._listening = 0.0
-
-    def _step(self, event: str) -> None:
-        self.state = SUBSCRIPTION_STATES.get((self.state, event), self.state)
+        self._request: Open | Fetch | Forget | None = None
+        self._sent_done_at = self._listening = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -153,13 +153,13 @@ class SubscriberSession(RequestSession):
     # The caller.
 
     def listen(self, now: float) -> None:
-        """The caller waits from now on: only then is silence counted."""
+        """Count the proxy's silence from now on. Called when the caller begins to wait."""
         self._listening = now
 
     def take(self) -> Received | None:
-        """The next message, if one has come."""
+        """Hand over the next message; None if none has come."""
         if self._passed is not None:
-            self._step_over()
+            self._pass_if_done()
         while self._inbox:
             received = self._inbox.popleft()
             if not isinstance(received, _Passed):
@@ -169,34 +169,34 @@ class SubscriberSession(RequestSession):
             self._passed = received.next
         return None
 
-    def _step_over(self) -> None:
-        """Be done with what has no message for the caller, if all before it is."""
+    def _pass_if_done(self) -> None:
+        """Move ``done`` past ids without a message for the caller, if all messages before them are acknowledged."""
         if self._passed is not None and (self.handed is None or self.done > self.handed):
             self.done = max(self.done, self._passed)
             self._passed = None
 
     def ack(self, last: int) -> None:
-        """The caller is done with everything up to this id, which was taken."""
+        """Acknowledge all messages up to this id, which the caller has taken."""
         self.done = max(self.done, last + 1)
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether the proxy has not said that the position is on its disk."""
+        """Whether ``done`` is not known to be on the proxy's disk."""
         return self.is_open and self.confirmed < self.done
 
     def confirm(self, confirming: bool, now: float) -> None:
-        """Whether the caller waits until the position is on the proxy's disk."""
+        """Ask the proxy to confirm ``done`` in each answer, or not. Called before and after the caller waits for it."""
         self._confirming = confirming
         if confirming and self.is_open:
             self._fetch(now)
 
     def forget(self, now: float) -> None:
-        """End the subscription itself."""
+        """End the subscription."""
         self._step("forget")
         self._ask(Forget(name=self._name, session=self._session), now)
 
     def seek(self, start: Start, now: float) -> None:
-        """Go on somewhere else; what was received and not taken is forgotten."""
+        """Continue at another place. Messages that have come and were not taken are dropped."""
         self._start, self._seeking = start, True
         self._session += 1
         self._inbox.clear()
@@ -204,7 +204,7 @@ class SubscriberSession(RequestSession):
         self._step("seek")
         self._open(now)
 
-    # Questions.
+    # Requests.
 
     def _open(self, now: float) -> None:
         self._step("open")
@@ -220,7 +220,7 @@ class SubscriberSession(RequestSession):
         )
 
     def _fetch(self, now: float) -> None:
-        """Ask for what follows, and say what is done."""
+        """Ask for the next messages, and send ``done``."""
         has_room = self._answers < _MOST_ANSWERS
         self._ask(
             Fetch(
@@ -235,40 +235,40 @@ class SubscriberSession(RequestSession):
             now,
         )
 
-    def _ask(self, question: Open | Fetch | Forget, now: float) -> None:
-        self._question = question
+    def _ask(self, request: Open | Fetch | Forget, now: float) -> None:
+        self._request = request
         self._mark_asked(now)
-        self.outbox.append(encode(question, self._topics if isinstance(question, Open) else ()))
-        if isinstance(question, Fetch):
-            assert question.done is not None
-            self._told, self._told_at = question.done, now
+        self.outbox.append(encode(request, self._topics if isinstance(request, Open) else ()))
+        if isinstance(request, Fetch):
+            assert request.done is not None
+            self._sent_done, self._sent_done_at = request.done, now
 
     def _repeat(self, now: float) -> None:
-        if isinstance(self._question, Fetch):
+        if isinstance(self._request, Fetch):
             self._fetch(now)  # with what is done by now
-        elif self._question is not None:
-            self._ask(self._question, now)
+        elif self._request is not None:
+            self._ask(self._request, now)
         elif self.state == "closed":
             self._open(now)
 
     def _go_on(self, now: float) -> None:
-        """Ask the next question, if there is one."""
+        """Send the next FETCH, if no request is open and there is a reason for it."""
         if self.waiting or not self.is_open:
             return
-        tells = self.done > self._told and now - self._told_at >= _DONE_SECONDS
-        confirms = self._confirming and self.confirmed < self.done
-        if self._answers < _MOST_ANSWERS or tells or confirms:
+        has_moved = self.done > self._sent_done and now - self._sent_done_at >= _DONE_SECONDS
+        must_confirm = self._confirming and self.confirmed < self.done
+        if self._answers < _MOST_ANSWERS or has_moved or must_confirm:
             self._fetch(now)
 
     # The connection.
 
     def blocked(self) -> None:
-        """Nothing leaves: the connection is to be made anew."""
+        """Let ``wake`` make a new connection. Called when the connection takes no more messages."""
         self.outbox.clear()
         self._heard = -math.inf
 
     def wake(self, now: float) -> None:
-        """Do what is due at this time: ask, ask again, or give the connection up.
+        """Do what is due at this time: send a request, repeat one, or make a new connection.
 
         Raises:
             NoPeerError: The proxy has been silent for the timeout.
@@ -277,23 +277,23 @@ class SubscriberSession(RequestSession):
         if self.waiting and self._was_open and self._timeout is not None and silent > self._timeout:
             raise NoPeerError(
                 f"receiving as {self._name!r} from {self._proxy}: the proxy has been silent for "
-                f"{silent:.0f} s; come again, and it goes on after the last acknowledged message"
+                f"{silent:.0f} s; subscribe again to continue after the last acknowledged message"
             )
         super().wake(now)
         self._go_on(now)
 
     def receive(self, frames: list[bytes], now: float) -> None:
-        """Take in what the proxy has sent.
+        """Process a message from the proxy.
 
         Raises:
-            ProtocolError: No message of this protocol.
+            ProtocolError: It is not a message of this protocol.
         """
         self._mark_heard(now)
         message, buffers = decode(frames)
         if isinstance(message, Refused):
             self._refused(message)
         elif getattr(message, "session", None) != self._session:
-            return  # an answer to a session before
+            return  # an answer to an earlier session
         match message:
             case Opened():
                 self._opened(message)
@@ -301,22 +301,22 @@ class SubscriberSession(RequestSession):
                 self._answered(message, buffers)
             case Forgotten():
                 self._step("FORGOTTEN")
-                self._close_question()
+                self._close_request()
         self._go_on(now)
 
-    def _close_question(self) -> None:
-        self._question = None
+    def _close_request(self) -> None:
+        self._request = None
         self._mark_answered()
 
     def _opened(self, message: Opened) -> None:
-        if not isinstance(self._question, Open):
+        if not isinstance(self._request, Open):
             return
-        self._close_question()
+        self._close_request()
         self._openings.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, message.next)
         self._step("OPENED")
         self._was_open = True
         self.new = self.new or message.new
-        self._next = self.done = self.confirmed = self._told = message.next
+        self._next = self.done = self.confirmed = self._sent_done = message.next
         self._lost_to = 0
 
     def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:
@@ -324,14 +324,14 @@ class SubscriberSession(RequestSession):
             return
         self.confirmed = max(self.confirmed, message.done or 0)
         if message.first != self._next:
-            return  # asked twice, and it has come already
-        if isinstance(self._question, Fetch):
-            self._close_question()
+            return  # a second answer, to a request that was repeated
+        if isinstance(self._request, Fetch):
+            self._close_request()
         if isinstance(message, Lost):
             self.lost += message.next - max(message.first, self._lost_to)
             self._lost_to = message.next
             self._losses.warn(
-                "%r: the ids %d to %d were deleted before they came here",
+                "%r: the proxy deleted the ids %d to %d before they came here",
                 self._name,
                 message.first,
                 message.next - 1,
@@ -347,8 +347,8 @@ class SubscriberSession(RequestSession):
         if message.session not in (None, self._session):
             return
         if message.code == "gone" and self.state == "forgetting":
-            self._step("FORGOTTEN")  # and its answer was lost
-            self._close_question()
+            self._step("FORGOTTEN")  # by an earlier request, whose answer was lost
+            self._close_request()
             return
         self._step("REFUSED")
         self.refusal = SubscriptionError(f"subscribing as {self._name!r} at {self._proxy}: {message.reason}")

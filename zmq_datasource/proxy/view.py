@@ -1,4 +1,4 @@
-"""The log as another process sees it that reads while it grows: sealed chunks, and the open one."""
+"""The log as the server process reads it while the live process writes it: sealed chunks, and the open one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import (
@@ -21,29 +22,36 @@ from zmq_datasource.log import (
     read_slices,
     slices,
 )
+from zmq_datasource.messages.framing import raw_messages
 
-__all__ = ["Cursor", "LogView", "Progress"]
+__all__ = ["Cursor", "LogView", "Progress", "matching", "topics_of"]
 
 
 class Progress(NamedTuple):
-    """How far the writer of a log is: its first id, the one after its last sealed one, its open chunk."""
+    """How far a log is. The live process sends it to the server process.
+
+    Attributes:
+        earliest: The first id of the log.
+        sealed: The id after the last one of the sealed chunks.
+        grown: How far the open chunk is written; None if there is none.
+    """
 
     earliest: int
     sealed: int
     grown: Grown | None
 
     @classmethod
-    def of(cls, line: Sequence[Any]) -> Progress:
-        """Read the progress from what the writer sent as JSON."""
-        earliest, sealed, grown = line
+    def of(cls, value: Sequence[Any]) -> Progress:
+        """The progress that JSON has made a list of."""
+        earliest, sealed, grown = value
         return cls(earliest, sealed, None if grown is None else Grown(*grown))
 
 
 class LogView:
-    """What of a log partition can be read now. The open chunk is read once somebody asks for its rows.
+    """The rows of a log that can be read now. The open chunk is read only when its rows are asked for.
 
     Args:
-        storage: The log; written by another process on this machine.
+        storage: The log, which another process on this machine writes.
     """
 
     def __init__(self, storage: LogStorage) -> None:
@@ -58,7 +66,11 @@ class LogView:
         self._index = read_index(self._storage)
 
     def follow(self, progress: Progress) -> None:
-        """Take over how far the writer says that the log has come."""
+        """Make the rows readable that the log has by now, and forget those that are deleted.
+
+        Raises:
+            DiskFaultError: A file cannot be opened now. Call again.
+        """
         earliest, sealed, grown = progress
         if sealed > self._index.end:
             self._append_sealed(sealed)
@@ -71,14 +83,14 @@ class LogView:
             if tail is None:
                 try:
                     tail = GrowingTail(self._storage, grown.first)
-                except FileNotFoundError:  # it is sealed meanwhile
+                except FileNotFoundError:  # the writer has sealed it meanwhile
                     self.refresh()
                     return
                 self._tail = tail
             self._grown = grown
 
     def _append_sealed(self, end: int) -> None:
-        """One chunk more, most of the time: a directory of many need not be listed for that."""
+        # Usually one chunk more, for which a directory of many need not be listed.
         if len(self._index):
             found = self._storage.find_chunk(self._index.end)
             if found is not None and self._ends_at(found.first, end):
@@ -109,24 +121,24 @@ class LogView:
             self._tail.close()
             self._tail = None
 
-    def open_batches(self) -> list[pa.RecordBatch]:
-        """The rows of the open chunk, as far as the writer says that it has come."""
+    def open_rows(self) -> list[pa.RecordBatch]:
+        """The rows of the open chunk, as far as it is written."""
         if self._tail is None:
             return []
         self._tail.read_to(self._grown.bytes)
         return list(self._tail.batches)
 
     def batches(self, start: int) -> Iterator[pa.RecordBatch]:
-        """Some rows from ``start`` on, if there are any; those of sealed chunks as far as they go.
+        """The rows of the sealed chunks from ``start`` on; or, if ``start`` is in the open chunk, some of its rows.
 
         Raises:
             DataLossError: A chunk was deleted meanwhile.
-            LogFormatError: The open chunk is not what a writer writes.
+            LogFormatError: The open chunk is damaged.
         """
         tail = self._tail
         if tail is not None and start >= tail.first:
             tail.read_to(self._grown.bytes)
-            # One at a time: whoever takes nothing for long would keep all that the chunk had.
+            # One batch at a time: a client that reads nothing for long must not keep the whole chunk in memory.
             at = bisect_right(tail.batches, start, key=_first_id) - 1
             if at >= 0 and (rest := tail.batches[at].slice(start - _first_id(tail.batches[at]))).num_rows:
                 yield rest
@@ -136,10 +148,10 @@ class LogView:
 
 
 class Cursor:
-    """A place in the log, going forward.
+    """Reads the log forward from an id.
 
     Args:
-        position: The id that is read next.
+        position: The next id to read.
     """
 
     def __init__(self, view: LogView, position: int) -> None:
@@ -149,19 +161,22 @@ class Cursor:
         self._rest: pa.RecordBatch | None = None
 
     def read(self, rows: int, most_bytes: int) -> pa.RecordBatch | None:
-        """Up to so many rows and bytes, one at least, and step past them; None if there are none now.
+        """The next rows, and move past them; None if there are none now.
+
+        Args:
+            rows, most_bytes: How many rows, of how many bytes, at most; but one row at least.
 
         Raises:
-            LogError: The log's bytes are not what was written.
+            LogError: A file is damaged.
         """
         if self._rest is None:
             try:
                 self._rest = next(self._batches, None)
-                # Below the log's beginning there is a gap, and what follows it has other ids.
+                # Below the log's first id there is nothing; the rows behind such a gap have other ids.
                 if self._rest is None and self._view.earliest <= self.position < self._view.end:
                     self._batches = self._view.batches(self.position)
                     self._rest = next(self._batches, None)
-            except DataLossError:  # deleted under our hands
+            except DataLossError:  # deleted since the listing
                 self._batches = iter(())
                 self._view.refresh()
             if self._rest is None:
@@ -178,8 +193,27 @@ def _first_id(batch: pa.RecordBatch) -> int:
 
 
 def _fitting(batch: pa.RecordBatch, most_bytes: int) -> int:
-    """A number of rows that have no more than so many bytes, frames and all; one at least."""
+    """How many rows of a batch have no more than so many bytes, about; one at least."""
     rows = int(batch.num_rows)
     while rows > 1 and batch.slice(0, rows).nbytes > most_bytes:
         rows //= 2
     return rows
+
+
+def topics_of(batch: pa.RecordBatch) -> pa.Array:
+    """The topic of each row, in bytes: the first of its frames, or empty if it has only one frame."""
+    frames = batch.column("frames")
+    if frames.null_count < len(frames):  # some rows keep their frames, because their topic is no text
+        return pc.fill_null(raw_messages(batch).first, b"")
+    return pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
+
+
+def matching(batch: pa.RecordBatch, prefixes: tuple[bytes, ...]) -> pa.RecordBatch:
+    """The rows whose topic begins with one of the prefixes; all rows if there are no prefixes."""
+    if not prefixes or b"" in prefixes:
+        return batch
+    topics, mask = topics_of(batch), None
+    for prefix in prefixes:
+        found = pc.starts_with(topics, prefix)
+        mask = found if mask is None else pc.or_(mask, found)
+    return batch.filter(mask)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
+from zmq_datasource.counters import counted, state
 from zmq_datasource.sequences.gaps import Gap, Key
 
 __all__ = ["Ahead", "Counter", "Sample", "SequenceFindings", "Totals"]
@@ -15,25 +16,54 @@ __all__ = ["Ahead", "Counter", "Sample", "SequenceFindings", "Totals"]
 
 @dataclass
 class Totals:
-    """The sums since the log began, in messages if not said otherwise.
+    """What was tracked since the log began."""
 
-    Attributes:
-        lost: Missing: all gaps less what filled them. Forgotten gaps stay in this sum.
-        late: Arrived by themselves after a higher number.
-        healed: Filled a gap, by themselves or by a replay.
-        duplicates: Had a number that was received before.
-        overlapping: Were brought by a replay shortly before, and left out.
-        restarts: Restarts of publishers.
-        forgotten: Counters that were forgotten because there were too many, and whose publishers had not ended.
-    """
-
-    lost: int = 0
-    late: int = 0
-    healed: int = 0
-    duplicates: int = 0
-    overlapping: int = 0
-    restarts: int = 0
-    forgotten: int = 0
+    lost: int = state(
+        "messagesLost",
+        "messages",
+        "The number of numbered messages that are missing now. A message that comes late or by a replay is not missing "
+        "any more. Of one of several partitions it may be negative: that one has healed gaps that another partition "
+        "had noticed.",
+        numbered=True,
+    )
+    late: int = counted(
+        "messagesLate",
+        "messages",
+        "The number of messages that came after a message with a higher sequence, and were kept.",
+        "log",
+        numbered=True,
+    )
+    healed: int = counted(
+        "messagesHealed",
+        "messages",
+        "The number of messages that filled a gap, by themselves or by a replay.",
+        "log",
+        numbered=True,
+    )
+    duplicates: int = counted(
+        "messagesDuplicate",
+        "messages",
+        "The number of messages whose sequence had come before.",
+        "log",
+        numbered=True,
+    )
+    overlapping: int = counted(
+        "messagesOverlapping",
+        "messages",
+        "The number of messages that were left out because a replay had brought them a moment before.",
+        "log",
+        numbered=True,
+    )
+    restarts: int = counted(
+        "publisherRestarts", "times", "How often a publisher has started again.", "log", numbered=True
+    )
+    forgotten: int = counted(
+        "publishersForgotten",
+        "publishers",
+        "The number of counters that were forgotten because there were more than `maxPublishers`.",
+        "log",
+        numbered=True,
+    )
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)

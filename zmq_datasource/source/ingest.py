@@ -78,7 +78,11 @@ class Ingest:
         if options.socket_type == "ROUTER":
             transactions = CommittedTransactions(self.counters, options.max_publishers)
             self.log = self._new_log(transactions, chunk_bytes)
-            terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes)
+            terms = AcceptorTerms(
+                options.transaction_timeout,
+                options.wal_max_bytes,
+                retry_seconds=options.wal_retry_timeout,
+            )
             spec = SocketSpec.of_source(self._share)
             files = self.storage.staged_files()
             self._filler: Filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)

@@ -1,6 +1,7 @@
-"""Spark's interfaces: options in, readers and writers out; and what sources and sinks tell, shown in a user's session.
+"""Spark's interfaces: readers and writers for ``format("zmq")``, and the metrics in a user's session.
 
-The only room that imports pyspark, which is not installed with the package: a platform brings its own.
+Only this room and ``functions`` import pyspark. It is not installed with the package, because a platform brings its
+own.
 """
 
 from importlib.util import find_spec
@@ -8,7 +9,7 @@ from importlib.util import find_spec
 if find_spec("pyspark") is None:
     raise ImportError(
         "this needs PySpark 4.2 or newer, which is not installed: pip install 'zmq_datasource[spark]' (or "
-        "pyspark-client, for Spark Connect alone)",
+        "pyspark-client, for Spark Connect only)",
         name="pyspark",
     )
 
@@ -16,7 +17,7 @@ from pyspark import __version__
 
 if tuple(int(part) for part in __version__.split(".")[:2]) < (4, 2):
     raise ImportError(
-        f"this needs PySpark 4.2 or newer, and {__version__} is installed: the Python data sources of older "
-        "releases lack what it is made of. Install a newer one: pip install --upgrade 'pyspark>=4.2'",
+        f"this needs PySpark 4.2 or newer, and {__version__} is installed: older releases lack a part of the interface "
+        "for Python data sources. Install a newer one: pip install --upgrade 'pyspark>=4.2'",
         name="pyspark",
     )

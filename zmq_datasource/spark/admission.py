@@ -1,4 +1,4 @@
-"""How much of what is durable goes into the next micro-batch. Pure."""
+"""The size of the next micro-batch. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """The trigger limits of one query, applied together (Spark knows no composite limit).
+    """The trigger limits of one query, applied together, because Spark has no combined limit.
 
     Args:
         options: ``maxMessagesPerTrigger``, ``maxBytesPerTrigger``, ``minMessagesPerTrigger``
@@ -24,11 +24,12 @@ class Admission:
         self._clock = clock
         self._last_batch = clock()
         self._turn = 0
-        self._next: int | None = None  # the partition whose next message was larger than its share
-        self._last = -1  # the one that such a message was taken from last
+        # Partitions whose next message is larger than their share: the one that is due, and the last one that was.
+        self._next: int | None = None
+        self._last = -1
 
     def holds_back(self, available: int) -> bool:
-        """Whether so many messages are too few for a batch, and it is too soon to make one of them."""
+        """Whether there are fewer messages than ``minMessagesPerTrigger``, and ``maxTriggerDelay`` has not passed."""
         return (
             available < (self._options.min_messages_per_trigger or 0)
             and self._clock() - self._last_batch < self._options.max_trigger_delay
@@ -43,14 +44,14 @@ class Admission:
         *,
         wait: bool = True,
     ) -> dict[int, int]:
-        """The end of the next batch in each log partition. What it may have they share by what each of them has.
+        """The end of the next batch in each log partition. Partitions share the limits in proportion to their messages.
 
         Args:
-            begins: Its first ids.
+            begins: The first ids of the batch.
             available: The ids after the last durable ones.
-            size_of: ``(partition, begin, end)`` to about so many bytes.
-            end_within: ``(partition, begin, end, bytes)`` to the largest end with at most that many
-                bytes, and how many these are.
+            size_of: Takes ``(partition, begin, end)``. Returns about how many bytes these messages have.
+            end_within: Takes ``(partition, begin, end, bytes)``. Returns the largest end with at most this many bytes,
+                and the bytes up to it.
             wait: Whether ``minMessagesPerTrigger`` may hold the batch back.
         """
         options, now = self._options, self._clock()
@@ -75,17 +76,17 @@ class Admission:
         size_of: Callable[[int, int, int], int],
         end_within: Callable[[int, int, int, int], tuple[int, int]],
     ) -> dict[int, int]:
-        """Cut a batch off at so many bytes; a batch with something has one message at least.
+        """Limit a batch to ``most`` bytes, but to one message at least.
 
-        Partitions whose next message is larger than their share take in turn what the others leave. One that gets
-        nothing comes first in the next batch, with its next message alone.
+        The bytes that are left over go in turn to the partitions whose next message is larger than their share. If one
+        of these still gets none, its next message comes first in the next batch, however large it is.
         """
         cut, others = (
             dict(begins),
             [partition for partition, begin in begins.items() if ends[partition] > begin],
         )
         if self._next in others:
-            most -= self._let_in(self._next, cut, end_within)
+            most -= self._add_one(self._next, cut, end_within)
             others.remove(self._next)
         sizes = {
             partition: max(1, size_of(partition, begins[partition], ends[partition])) for partition in others
@@ -102,32 +103,32 @@ class Admission:
                 self._last = partition
                 waiting.remove(partition)
         if cut == begins and waiting:
-            self._let_in(waiting.pop(0), cut, end_within)
+            self._add_one(waiting.pop(0), cut, end_within)
         self._next = waiting[0] if waiting else None
         return cut
 
-    def _let_in(
+    def _add_one(
         self, partition: int, cut: dict[int, int], end_within: Callable[[int, int, int, int], tuple[int, int]]
     ) -> int:
-        """Put one message of a partition into the batch, however large; returns its bytes."""
+        """Add one message of a partition to the batch, however large. Returns its bytes."""
         self._last = partition
         cut[partition], size = end_within(partition, cut[partition], cut[partition] + 1, 2**63 - 1)
         return size
 
 
 def _shares(wanted: Mapping[int, int], most: int, turn: int = 0, whole: bool = False) -> dict[int, int]:
-    """Share ``most`` out in proportion to what is wanted; what is left over goes first to those who got nothing.
+    """Divide ``most`` in proportion to what each partition wants. The rest goes first to those that would get nothing.
 
     Args:
-        turn: Another one each time: where there is not one for each, who gets something takes turns.
-        whole: Whether to share out all of it, though less is wanted: what is wanted is a guess.
+        turn: A number that grows with each call, so that partitions take turns if there is not one for each.
+        whole: Whether to divide all of ``most`` even if less is wanted, because the wanted sizes are estimates.
     """
     total = sum(wanted.values())
     if total <= most and not whole:
         return dict(wanted)
     shares = {partition: want * most // total for partition, want in wanted.items()}
     left = most - sum(shares.values())
-    # Those that got nothing come first, then those of which most was cut off.
+    # First the partitions that get nothing, then those that lose most by rounding.
     order = sorted(wanted, key=lambda p: (shares[p] > 0, -(wanted[p] * most % total)))
     empty = [partition for partition in order if wanted[partition] and not shares[partition]]
     at = turn % max(1, len(empty))

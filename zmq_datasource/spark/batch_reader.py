@@ -1,4 +1,4 @@
-"""``spark.read``: a bounded read of a live socket, or of an existing log."""
+"""``spark.read``: a bounded read of a live socket, or of a log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ZmqLiveReader(DataSourceReader):
-    """Receives for a bounded time, in one task. Each action on the DataFrame receives anew."""
+    """Receives for a bounded time, in one task. Each action on the DataFrame receives again."""
 
     def __init__(self, options: BatchReadOptions, rows: Rows | None = None) -> None:
         self._options = options
@@ -38,7 +38,7 @@ class ZmqLiveReader(DataSourceReader):
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield what comes until ``maxMessages``, ``timeout`` or ``idleTimeout``; ids count from 0."""
+        """Receive until ``maxMessages``, ``timeout`` or ``idleTimeout``. Ids count from 0."""
         return self._rows.of(self._messages())
 
     def _messages(self) -> Iterator[pa.RecordBatch]:
@@ -48,7 +48,7 @@ class ZmqLiveReader(DataSourceReader):
         counters = SourceCounters()
         next_id = 0
         with Receiver(options, counters) as receiver:
-            now = time.monotonic()  # opening it takes time in which nothing can come
+            now = time.monotonic()  # opening takes time, in which nothing can arrive
             deadline, idle_from = now + options.timeout, now
             while next_id < most and now < deadline:
                 taken = receiver.receive(min(most - next_id - receiver.pending, ROUND_MESSAGES))
@@ -76,10 +76,10 @@ class ZmqLiveReader(DataSourceReader):
 
 
 class ZmqLogReader(DataSourceReader):
-    """Reads a log in parallel, opening no socket. The log may be written at the same time.
+    """Reads a log in parallel, without a socket. The log may be written at the same time.
 
-    It takes no filters (``pushFilters``): Spark 4.3 keeps what a reader has planned with filters for the next action on
-    the same DataFrame that has none, which would miss rows.
+    It takes no filters (``pushFilters``), because Spark 4.3 would keep the plan for the next action on the same
+    DataFrame, even if that action has no filters. That action would miss rows.
     """
 
     def __init__(self, options: BatchReadOptions, rows: Rows | None = None) -> None:
@@ -149,7 +149,7 @@ class ZmqLogReader(DataSourceReader):
             held = "is empty" if index.earliest == index.end else f"ends before id {index.end}"
             begins = f"begins at id {index.earliest} and {held}"
             option = "endingOffsets" if is_end else "startingOffsets"
-            problem = f"{option} says {wanted}, and log {root}, partition {partition}, {begins}"
+            problem = f"{option} is {wanted}, and log {root}, partition {partition}, {begins}"
         writer, ours = offset.writers.get(partition), index.incarnations.of(wanted - 1)
         if problem is None and None not in (writer, ours) and writer != ours:
             problem = (
@@ -159,9 +159,9 @@ class ZmqLogReader(DataSourceReader):
         if problem is None:
             return wanted
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"reading: {problem}; to read what there is, set failOnDataLoss=false")
+            raise DataLossError(f"reading: {problem}; to read what the log has, set failOnDataLoss=false")
         set_up_worker()
-        _log.warning("data loss: %s; reading what there is because failOnDataLoss=false", problem)
+        _log.warning("data loss: %s; reading what the log has because failOnDataLoss=false", problem)
         return min(max(wanted, index.earliest), index.end)
 
     def _some_have_since(self, time: Timestamp) -> bool:

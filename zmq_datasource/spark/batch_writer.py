@@ -1,4 +1,4 @@
-"""``df.write``: a DataFrame's partitions to sockets."""
+"""``df.write``: sends the partitions of a DataFrame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ZmqBatchWriter"]
 
 
 class ZmqBatchWriter(DataSourceArrowWriter):
-    """``write`` runs on executors; ``commit`` and ``abort`` on the driver."""
+    """The writer of one batch write. ``write`` runs on executors, ``commit`` and ``abort`` on the driver."""
 
     def __init__(
         self, options: WriteOptions, columns: SinkColumns, accumulator: SinkAccumulator | None
@@ -24,11 +24,11 @@ class ZmqBatchWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = columns
         self._accumulator = accumulator
-        # Made on the driver, so that it is the same for all tasks.
+        # Chosen on the driver, so that it is the same for all tasks.
         self._name = f"write-{options.transaction_id or uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from zmq_datasource.spark.write_task import run_task  # noqa: PLC0415 - executors alone send
+        from zmq_datasource.spark.write_task import run_task  # noqa: PLC0415 - only executors send
 
         return run_task(self._options, self._columns, self._name, iterator)
 

@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame make a message, and whether its rows are messages; or that many rows make one."""
+"""From the columns of a DataFrame to messages: one for each row, or with ``valueFormat=arrow`` one for many rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _FRAMES_TYPES = (ArrayType(BinaryType()), ArrayType(BinaryType(), containsNull=F
 
 @dataclass(frozen=True)
 class SinkColumns:
-    """Which columns make the message: ``frames``, or ``value`` with or without ``topic``.
+    """The columns that make a message: ``frames``, or ``value`` with or without ``topic``.
 
     Attributes:
-        same_topic: The topic of all rows, whatever the column says.
-        tables: The most rows and bytes of a message whose value is a table of them; None if each row is a message.
+        frames: Whether the column is ``frames``.
+        topic: Whether messages have a topic.
+        same_topic: The topic of all messages, in place of the column (option ``topic``).
+        tables: The most rows and bytes of a message if its value is a table of rows; None if each row is a message.
     """
 
     frames: bool
@@ -34,10 +36,10 @@ class SinkColumns:
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
-        """Check the schema of what is written.
+        """Check the schema of a DataFrame.
 
         Raises:
-            OptionError: A column that is no part of a message, a wrong type, or none at all.
+            OptionError: A column is no part of a message or has a wrong type, or a needed column is missing.
         """
         same_topic = None if options.topic is None else options.topic.encode()
         if options.value_format == "arrow":
@@ -60,17 +62,17 @@ class SinkColumns:
                 "into value, as in select(to_json(struct('*')).alias('value')), or send tables with valueFormat=arrow"
             )
         if "frames" in names and "value" in names:
-            raise OptionError("writing both 'value' and 'frames': drop the one that is not meant")
+            raise OptionError("writing both 'value' and 'frames': drop one of them")
         if "frames" not in names and "value" not in names:
             raise OptionError(f"writing columns {sorted(names)}: there is neither 'value' nor 'frames'")
         if "frames" in names and options.framing != "plain":
             raise OptionError(
-                f"writing 'frames' with framing={options.framing}: it makes the frames itself; write 'value' and "
+                f"writing 'frames' with framing={options.framing}, which makes the frames itself: write 'value' and "
                 "'topic'"
             )
         if "frames" in names and options.topic is not None:
             raise OptionError(
-                f"option topic={options.topic!r} is for rows with 'value'; 'frames' has the topic itself"
+                f"option topic={options.topic!r} is for rows with 'value'; 'frames' contains the topic"
             )
         allowed = {"value": (StringType(), BinaryType()), "topic": (StringType(), BinaryType())}
         for name, types in {**allowed, "frames": _FRAMES_TYPES}.items():

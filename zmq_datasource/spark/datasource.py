@@ -1,8 +1,8 @@
-"""``format("zmq")``: options in, the right reader or writer out.
+"""``format("zmq")``: checks the options and makes the reader or writer.
 
-Spark makes this object in short-lived processes and pickles it, so it holds text only; what
-is wrong with the options is said here, when the DataFrame is made or the query starts. A query has half a
-dozen such processes, and each waits for what it imports: so a reader or writer is imported where it is made.
+Spark makes the object in short processes and pickles it, so it has only text. Wrong options are refused here, when the
+DataFrame is made or the query starts. A query has half a dozen such processes, and each waits for its imports. So a
+reader or writer is imported only where it is made.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["ZmqDataSource", "check_options"]
 
 
 class ZmqDataSource(DataSource):
-    """ZeroMQ as a source and sink of Spark, streaming and batch.
+    """ZeroMQ as a source and a sink of Spark, for streams and batches.
 
     Attributes:
-        accumulator: Where sinks tell the driver what they did; None where Spark has found the class by itself.
+        accumulator: Brings the accounts of sinks to the driver; None if Spark has found the class by itself.
     """
 
     accumulator: ClassVar[SinkAccumulator | None] = None
@@ -47,7 +47,7 @@ class ZmqDataSource(DataSource):
         return "zmq"
 
     def schema(self) -> str:
-        """The columns of a read; the first thing Spark asks when a DataFrame is made."""
+        """The columns of a read. Spark's first call when a DataFrame is made."""
         _refuse_create_table(self.options)
         options = parse(ReadOptions, self.options)
         _refuse_what_no_read_takes(self.options)
@@ -122,7 +122,7 @@ _NO_TABLES = (
 
 
 def _refuse_create_table(options: Mapping[str, str]) -> None:
-    # What Spark adds of its own when it makes a table.
+    # Spark adds these two when it makes a table.
     if {"provider", "owner"} <= {name.lower() for name in options}:
         raise OptionError(f"CREATE TABLE ... USING zmq: {_NO_TABLES}")
 
@@ -136,7 +136,7 @@ def _refuse_nothing(options: Mapping[str, str]) -> None:
 
 
 def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
-    """Refuse what neither a streaming nor a batch read would take; which of them this is, Spark does not say."""
+    """Refuse options that neither a stream nor a batch takes. At this call Spark does not tell which of them it is."""
     refusals = []
     for kind in (StreamReadOptions, BatchReadOptions):
         try:
@@ -152,10 +152,10 @@ def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
 
 
 def check_options(options: ReadOptions | WriteOptions) -> None:
-    """What can be known to be wrong before a socket is opened.
+    """Check options without opening a socket.
 
     Raises:
-        OptionError: A socket option, or a location.
+        OptionError: A socket option or a location is wrong.
     """
     from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
@@ -164,7 +164,7 @@ def check_options(options: ReadOptions | WriteOptions) -> None:
     else:
         check_socket_options(SocketSpec.of_sink(options))
     check_location("deadLetterLocation", options.dead_letter_location)
-    # That a file system is away for a while must not stop the data.
+    # These file systems may be away for a while without stopping the query.
     if isinstance(options, ReadOptions):
         check_location("walStore", options.wal_store, reach=False)
     check_location("metricsLocation", options.metrics_location, reach=False)

@@ -1,4 +1,4 @@
-"""``view=gaps``: what was missing in publishers' sequences, as a DataFrame."""
+"""``view=gaps``: the gaps in publishers' sequences, as a DataFrame."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _PATIENCE_SECONDS = 1.0
 
 
 def why_workers_lack_package(command: str) -> str | None:
-    """What is wrong with the interpreter that Spark starts its workers with; None if nothing is, or nobody can tell.
+    """Why the interpreter of Spark's workers cannot import this package; None if it can, or if that is not known.
 
     Args:
         command: Its name or path: ``PYSPARK_PYTHON``, else ``python3``.

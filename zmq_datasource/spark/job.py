@@ -1,4 +1,4 @@
-"""Which write a task belongs to, and what it reports to the driver."""
+"""The write that a task belongs to, and the task's report to the driver."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Job:
     """One write: a batch of a streaming query, or a batch write with a name of its own.
 
     Attributes:
-        counted: The query and batch that the account belongs to: those of ``foreachBatch`` for a batch
-            write in it.
-        execution: Spark's name for what the batch runs in: the same for all writes of a batch, another one
-            when it is repeated.
-        query_name: What the user calls the query.
+        query, batch: The id of the query and the number of the batch; or the name of a batch write, and 0.
+        streaming: Whether it is a batch of a streaming query.
+        counted: The query and batch in whose account it is. For a batch write in ``foreachBatch`` these are its own.
+        execution: Spark's id of the execution: the same for all writes of a batch, and another one when it is repeated.
+        query_name: The name that the user has given the query.
     """
 
     query: str
@@ -34,11 +34,14 @@ class Job:
 
     @classmethod
     def of(cls, name: str | None, context: TaskContext | None) -> Job:
-        """The job of a task. A batch write has its own name, also in foreachBatch, where there may be two.
+        """The job of a task.
+
+        Args:
+            name: The name of a batch write; None for a streaming query.
 
         Raises:
-            ZmqDataSourceError: Spark does not say which batch of which query this is. A batch under another name
-                or number would be taken for one that is done.
+            ZmqDataSourceError: Spark does not tell the query or the batch. Under a wrong name or number the batch would
+                be taken for one that is committed.
         """
         if context is None:
             return cls._named(name, None, None)
@@ -59,7 +62,7 @@ class Job:
 
     @classmethod
     def _named(cls, name: str | None, query: str | None, batch: str | None, execution: str = "") -> Job:
-        """A batch write of its own: it has a name, which no batch of a query has."""
+        """A batch write outside of a query, which has a name."""
         if name is None:
             raise ZmqDataSourceError(
                 f"writing a batch of a query: Spark's task has sql.streaming.queryId={query} and "
@@ -74,19 +77,20 @@ class Job:
         return self.streaming or self.counted[0] != self.query
 
     def publisher(self, partition: int) -> str:
-        """Who numbers the rows of a task: the same for each attempt at it, and for a batch that is repeated."""
+        """The publisher name of a task's rows: the same for each attempt at the task, and when the batch is
+        repeated."""
         return f"{self.query}/{self.batch}/{partition}" if self.streaming else f"{self.query}/{partition}"
 
 
 @dataclass
 class TaskReport(WriterCommitMessage):
-    """A task's account on its way to the driver.
+    """The report of a task, which Spark passes to ``commit`` on the driver.
 
     Attributes:
-        job: The write that the task belongs to: a query and batch.
-        dead_letters: The task's staged dead letters, if it has any.
-        attempt: Its staged rows at the receiver of a transaction, if it has any.
-        digest: Of its rows, if they are part of a transaction.
+        job: The write that the task belongs to.
+        dead_letters: The file with the task's dead letters, if there are any.
+        attempt: The attempt under which the rows are staged at the receiver, if they are.
+        digest: Of the rows, if they are part of a transaction.
     """
 
     job: Job

@@ -1,4 +1,4 @@
-"""The same metrics for every query of a session, as they come: to a callback, and to Prometheus."""
+"""Passes the metrics of every query of a session to a callback and to Prometheus."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.spark.progress import complete, fill_in_sinks, fill_in_sources, has_run
+from zmq_datasource.spark.query_events import QueryEvents
 
 __all__ = ["ZmqMetricsListener"]
 
-# Spark's own thread calls listeners one after another.
+# Short, because one thread of Spark calls all listeners.
 _PATIENCE_SECONDS = 2.0
 
 
 class ZmqMetricsListener(StreamingQueryListener):
-    """Hands on each progress event of each query with the metrics of its ZeroMQ sources and sinks.
+    """Passes on each progress event of each query, with the metrics of its ZeroMQ sources and sinks.
 
     >>> spark.streams.addListener(ZmqMetricsListener(prometheusPort=9400))  # doctest: +SKIP
 
-    Whatever fails here is logged and counted (``failures``, ``zmq_metrics_outlet_failures_total``), and
-    no query notices.
+    A failure here is logged and counted (``failures``, ``zmq_metrics_outlet_failures_total``), and does not affect the
+    query.
 
     Args:
-        callback: Called with each event as ``metrics(query).last`` would be then, in a thread of Spark's.
+        callback: Called with each event in the form of ``metrics(query).last``, in a thread of Spark.
         location: The sinks' ``metricsLocation``; as in ``metrics``.
-        spark: The session of the queries, which is asked about idle ones; by default the active one. Queries of
-            other sessions are heard while they have data.
-        prometheusPort: Serve the metrics on this port of the driver; 0 takes a free one (``port``). Needs
-            the extra ``prometheus``.
-        prometheusAddress: Where to listen.
-        prometheusGateway: Push them to this Pushgateway, ``host:port`` or a URL.
+        spark: The session of the queries; by default the active one. For queries of other sessions there are no events
+            while they are idle.
+        prometheusPort: Serve the metrics on this port of the driver; 0 takes a free one (``port``). Needs the extra
+            ``prometheus``.
+        prometheusAddress: The address to listen on.
+        prometheusGateway: Push the metrics to this Pushgateway, ``host:port`` or a URL.
         prometheusInterval: Seconds between two pushes.
-        prometheusJob: The group that a push replaces there: name one for each application.
+        prometheusJob: The group of the Pushgateway that a push replaces: use another one for each application.
 
     Raises:
         OptionError: The Prometheus client is not installed.
@@ -68,54 +69,60 @@ class ZmqMetricsListener(StreamingQueryListener):
     ) -> None:
         self._callback = callback
         self._location = location
-        # Here, because Spark calls listeners in threads in which no session is active.
+        # Taken here, because no session is active in the threads that call listeners.
         self._spark = spark or SparkSession.getActiveSession()
         self._faults = LimitedLog(__name__, "failures")
+        self._events = QueryEvents()
         self._outlet: PrometheusOutlet | None = None
+        self._port, self._address = prometheusPort, prometheusAddress
         self._failures = 0
-        self._hanging: threading.Event | None = None  # set once the last reading has ended
-        self._sinks: dict[str, dict[str, Any]] = {}  # of each query's last event of which they were known
+        self._hanging: threading.Event | None = None  # set when the last read of ``location`` has ended
+        self._sinks: dict[str, dict[str, Any]] = {}  # by query: the sinks' last figures that could be read
         if prometheusPort is not None or prometheusGateway is not None:
-            self._outlet = PrometheusOutlet(
-                prometheusPort, prometheusAddress, prometheusGateway, prometheusInterval, prometheusJob
-            )
+            self._outlet = PrometheusOutlet(self._events.shown)
+            self._serve()
+            if prometheusGateway is not None:
+                self._outlet.push(prometheusGateway, prometheusInterval, prometheusJob)
+
+    def _serve(self) -> None:
+        if self._outlet is not None and self._port is not None:
+            self._outlet.serve_if_possible(self._port, self._address)
 
     @property
     def port(self) -> int | None:
-        """Where Prometheus is served now; None if it is not."""
+        """The port on which metrics are served for Prometheus; None if they are not."""
         return None if self._outlet is None else self._outlet.port
 
     @property
     def failures(self) -> int:
-        """How often an outlet has failed."""
+        """How many times an outlet has failed."""
         return self._failures if self._outlet is None else self._outlet.failures
 
     def close(self) -> None:
-        """Stop serving; push a last time. After ``spark.streams.removeListener``."""
+        """Stop serving, and push a last time. Call it after ``spark.streams.removeListener``."""
         if self._outlet is not None:
             self._outlet.close()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing: there is no progress yet."""
+        """Do nothing, because there is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self._hand_on(json.loads(event.progress.json))
+        self._pass_on(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has no progress, but its connections come and go; Spark has asked its sources anew."""
+        """An idle query has no progress, but its connections come and go; Spark has asked its sources again."""
         query = None if self._spark is None else self._spark.streams.get(str(event.id))
         last = None if query is None else query.lastProgress
         if last is not None:
             progress = json.loads(last.json)
-            if not has_run(progress):  # a batch meanwhile has an event of its own
-                self._hand_on(progress)
+            if not has_run(progress):  # a batch has its own event
+                self._pass_on(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._sinks.pop(str(event.id), None)
-        if self._outlet is not None:
-            self._outlet.ended(str(event.id))
+        self._events.ended(str(event.id))
 
-    def _hand_on(self, progress: dict[str, Any]) -> None:
+    def _pass_on(self, progress: dict[str, Any]) -> None:
         query, known = progress["id"], True
         try:
             self._fill_in(progress)
@@ -123,15 +130,14 @@ class ZmqMetricsListener(StreamingQueryListener):
         except MetricsError as e:
             known = False
             self._failed("metricsLocation", str(e))
-        if self._outlet is not None:
-            # A counter that fell and rose again would count as news.
-            self._outlet.observe(
-                progress if known else progress | {"sink": self._sinks.get(query, progress["sink"])}
-            )
+        # Prometheus would take a counter that falls and rises again for a restart.
+        sink = progress["sink"] if known else self._sinks.get(query, progress["sink"])
+        self._events.observe(progress | {"sink": sink})
+        self._serve()
         if self._callback is not None:
             try:
                 self._callback(complete(copy.deepcopy(progress)))
-            # It is the user's; what it raises would only be swallowed by Spark's listener bus.
+            # Spark's listener bus would swallow the error of a user's callback.
             except Exception as e:
                 self._failed(
                     "callback", f"the callback of ZmqMetricsListener: {e!r}\n{traceback.format_exc()}"

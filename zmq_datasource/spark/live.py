@@ -1,4 +1,4 @@
-"""A query's metrics as a table that keeps itself up to date, in a notebook or a terminal."""
+"""A query's metrics as a table that is kept up to date, in a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def live_view(
     """Show rates, drops, backlog and high-water marks of a query until it ends.
 
     Args:
-        seconds: End after this long; None goes on until the query ends or Ctrl-C (in a notebook: interrupt).
-        interval: Seconds between two looks.
+        seconds: How long to show them; None until the query ends or Ctrl-C (in a notebook: interrupt).
+        interval: Seconds between two updates.
         location: As in ``metrics``.
 
     Raises:
@@ -42,7 +42,7 @@ def live_view(
 
 
 def records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts of an event that are ours, as ``store`` has them."""
+    """The records of an event's ZeroMQ sources and sinks, as in the files at ``metricsLocation``."""
     common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
     for source in event["sources"]:
         shown = source["metrics"]

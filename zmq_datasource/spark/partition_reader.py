@@ -1,4 +1,4 @@
-"""The executors' side of reading a log: a range of ids to record batches. Stateless."""
+"""The executors' side of reading a log: from a range of ids to record batches. Stateless."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE_SECONDS", "LogInputPartition", "read_log_partition"]
 
 
-# A task outlives that no file can be opened, or that object storage is away, for so long; Spark repeats one that has
-# failed, but not everywhere.
+# How long a task waits while no file can be opened or object storage is away. (In local mode Spark does not repeat a
+# task that has failed.)
 PATIENCE_SECONDS = 60.0
 
 
 class LogInputPartition(InputPartition):
-    """Where to find a share of a batch: pieces of chunks of one log partition.
+    """A share of a batch: slices of chunks of one log partition.
 
     Args:
         store: Where the log is.
-        rows: What Spark gets of the messages.
-        log_id: Of the log.
-        fails: ``failOnDataLoss``.
-        access: How the driver serves them to who does not see them; None if it does not.
-        reader: Name of a streaming query; None of a batch read.
+        partition: The log partition.
+        pieces: The slices, in the order of their ids.
+        rows: Makes rows of messages.
+        log_id: The log's id.
+        fails: The option ``failOnDataLoss``.
+        access: How to fetch the chunks from the driver, on an executor that does not see the log; None if the driver
+            does not serve them.
+        reader: The name of a streaming query; None for a batch read.
     """
 
     def __init__(
@@ -67,9 +70,9 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
     Raises:
         DamagedChunkError: A chunk is not what was written.
-        DataLossError: A chunk is gone. Not if the log's writer deleted it, and ``failOnDataLoss`` is false: then the
-            rows go on after it.
-        DiskFaultError: It could not be read for ``PATIENCE_SECONDS``.
+        DataLossError: A chunk is gone. If the log's writer has deleted it and ``failOnDataLoss`` is false, the rows
+            continue after it instead.
+        DiskFaultError: A chunk could not be read for ``PATIENCE_SECONDS``.
         LogFetchError: This machine does not see the log, and the driver does not answer.
         MalformedMessageError: A value does not fit the schema.
     """
@@ -83,7 +86,7 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     if share.access is None or not share.pieces:
         yield from read_slices(storage, share.pieces, deletions=deletions)
         return
-    # Who sees the log does without what it takes to be served.
+    # Imported only here, because it is not needed where the executors see the log.
     from zmq_datasource.source.remote_chunks import RemoteChunks, RemoteDeletions, chunks_for  # noqa: PLC0415
 
     with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:

@@ -1,4 +1,4 @@
-"""What a streaming query's offsets mean in its log, and what is lost where they mean nothing any more."""
+"""Translates between the offsets of a streaming query and the ids of its log, and finds out what the log has lost."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["Positions", "not_there", "nothing_since"]
 
 _log = logging.getLogger(__name__)
 
-_GO_ON = "To go on with what there is, set failOnDataLoss=false"
+_CONTINUE = "To continue with what the log has, set failOnDataLoss=false"
 
 
 def nothing_since(storage: LogStorage, time: Timestamp, strategy: str, end: int) -> int:
-    """Where a read begins whose ``startingTimestamp`` is later than each message of a log.
+    """The id where a read begins if ``startingTimestamp`` is later than all messages of the log: its end.
 
     Raises:
-        OptionError: It is not to begin then.
+        OptionError: ``startingOffsetsByTimestampStrategy`` is ``error``.
     """
     if strategy == "latest":
         return end
     raise OptionError(
         f"startingTimestamp={time}: no message in log {storage.root} was received at that time or later. To begin with "
-        "what comes from now on, set startingOffsetsByTimestampStrategy=latest"
+        "the messages from now on, set startingOffsetsByTimestampStrategy=latest"
     )
 
 
 class Positions:
-    """Between the JSON that Spark keeps and the ids in each partition of one log.
+    """Translates between Spark's offsets, which are JSON, and the ids in each partition of one log.
 
     Args:
-        feeds: Open.
+        feeds: The partitions of the log; open.
         options: ``startingOffsets`` and ``failOnDataLoss``.
     """
 
@@ -51,30 +51,30 @@ class Positions:
         self._options = options
         self._initial: dict[int, int] | None = None
         self._parts: dict[int, _PartitionLog] = {}
-        self.take_up()
+        self.add_new()
 
-    def take_up(self) -> None:
-        """Know the partitions that have come, too."""
+    def add_new(self) -> None:
+        """Add the partitions that have appeared."""
         self._parts = {
             partition: self._parts.get(partition) or _PartitionLog(feed, self._options)
             for partition, feed in sorted(self._feeds.parts.items())
         }
 
     def offset(self, nexts: Mapping[int, int]) -> dict[str, Any]:
-        """The offset for an id in each partition."""
+        """The offset for these next ids."""
         return Offset(self._feeds.log_id, nexts, writers=self._writers(nexts)).to_json()
 
     def _writers(self, nexts: Mapping[int, int]) -> dict[int, str]:
-        """The writer of the message before each of these ids, where it is known."""
+        """The writer of the message before each of these ids, if it is known."""
         found = {p: self._parts[p].log.incarnations.of(next_id - 1) for p, next_id in nexts.items()}
         return {p: writer for p, writer in found.items() if writer is not None}
 
     def initial(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Chosen once; a named reader finds the choice of its last run.
+        """The offset where a query without a checkpoint begins. It is chosen once; a named reader keeps the last run's.
 
         Raises:
-            OptionError: ``startingOffsets`` or ``startingTimestamp`` mean no id of this log.
-            DataLossError: The same for the offset of a log, and ``failOnDataLoss`` is true.
+            OptionError: The log has no id for ``startingOffsets`` or ``startingTimestamp``.
+            DataLossError: The log no longer has what ``startingOffsets`` names, and ``failOnDataLoss`` is true.
         """
         if self._initial is None:
             found = self._feeds.reader.found
@@ -109,10 +109,11 @@ class Positions:
         return {p: ends[p] if first is None else first for p, first in found.items()}
 
     def ids_of(self, start: dict[str, Any]) -> dict[int, int]:
-        """The id in each partition that an offset of the query's checkpoint means.
+        """The next id in each partition for an offset of the query's checkpoint.
 
         Raises:
-            DataLossError: It means none somewhere, and ``failOnDataLoss`` is true; or it is beyond the log's end.
+            DataLossError: The log no longer has what the offset names, and ``failOnDataLoss`` is true; or the offset is
+                beyond the log's end.
         """
         return self._resolve(Offset.from_json(start))
 
@@ -121,16 +122,20 @@ class Positions:
         return {partition: part.id_of(offset) for partition, part in self._parts.items()}
 
     def done(self, start: dict[str, Any], begins: Mapping[int, int]) -> None:
-        """Spark asks for what follows ``start``, which means ``begins``: the query needs nothing below any more."""
+        """Note that the query needs nothing below ``begins``, because Spark asks for what follows ``start``."""
         if not Offset.from_json(start).at_the_beginning:
             self._feeds.commit(begins)
 
     def after(
         self, start: dict[str, Any], begins: Mapping[int, int], ends: Mapping[int, int]
     ) -> dict[str, Any]:
-        """The offset of ``ends``; ``start`` itself, which means ``begins``, if nothing has come since.
+        """The offset for ``ends``; ``start`` itself if there are no messages since.
 
-        Spark compares their text. So a partition that is new is named once it has something.
+        Spark compares offsets as text, and takes another text for new data. So a new partition is named only when it
+        has messages.
+
+        Args:
+            begins: The ids for ``start``.
         """
         offset = Offset.from_json(start)
         nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]}
@@ -138,7 +143,7 @@ class Positions:
         is_ours = offset.log == self._feeds.log_id
         if is_ours and nexts == offset.next == began:
             return start
-        # Where nothing has come the text stays. An id may be the same and mean another message: see ``_lose_line``.
+        # A partition without new messages keeps its text. The same id may be another message: see ``_check_writer``.
         same = {p for p in nexts if is_ours and nexts[p] == offset.next.get(p) == begins[p]}
         writers = self._writers({p: next_id for p, next_id in nexts.items() if p not in same})
         writers |= {p: writer for p, writer in offset.writers.items() if p in same}
@@ -147,18 +152,18 @@ class Positions:
         ).to_json()
 
     def begin_of(self, start: dict[str, Any], end: dict[str, Any]) -> Offset:
-        """The offset at which a batch begins."""
+        """The offset where a batch begins."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.at_the_beginning and last.began is not None:
-            # A repeated first batch: see ``options.offsets``. ``first`` was chosen again, and names other messages.
+            # The first batch is repeated (see ``options.offsets``). ``first`` was chosen again, and may be another id.
             return Offset(last.log, last.began)
         return first
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[int, tuple[int, int]]:
-        """The ids in each partition that a batch was planned for; none if it was planned on another log.
+        """The first and the end id of a batch in each partition; none if the batch was planned on another log.
 
         Raises:
-            DataLossError: As ``ids_of``.
+            DataLossError: As in ``ids_of``.
         """
         first, last = self.begin_of(start, end), Offset.from_json(end)
         self._check_partitions(last)
@@ -169,22 +174,22 @@ class Positions:
         }
 
     def committed(self, end: dict[str, Any]) -> dict[int, int]:
-        """The ids that a committed offset says; none if it is of another log."""
+        """The next ids of a committed offset; none if it is of another log."""
         offset = Offset.from_json(end)
         return dict(offset.next) if offset.log == self._feeds.log_id else {}
 
     def _check_partitions(self, offset: Offset) -> None:
-        """Refuse an offset that names partitions that are not there.
+        """Check that the log has all partitions that an offset names. Only warn if ``failOnDataLoss`` is false.
 
         Raises:
-            OptionError: It does, and is of no log, but a user's own.
-            DataLossError: It does, and ``failOnDataLoss`` is true.
+            OptionError: It has not, and the offset is a user's.
+            DataLossError: It has not, and the offset is from the checkpoint.
         """
         missing = sorted(set(offset.next) - self._parts.keys())
         if not missing or offset.log not in (
             None,
             self._feeds.log_id,
-        ):  # of another log, it means nothing here
+        ):  # ``id_of`` refuses the offset of another log
             return
         if offset.log is None:
             raise not_there("startingOffsets", missing, sorted(self._parts))
@@ -193,119 +198,122 @@ class Positions:
             f"there are {sorted(self._parts)}"
         )
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"{what}. Restore what is missing. {_GO_ON}")
+            raise DataLossError(f"{what}. Restore what is missing. {_CONTINUE}")
         self._feeds.parts[PARTITION].counters.data_losses += 1
-        _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+        _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
 
 class _PartitionLog:
-    """What offsets mean in one log partition.
+    """Finds the ids of offsets in one log partition.
 
     Args:
-        source: Open.
-        options: ``failOnDataLoss``, and what errors name.
+        feed: The log partition; open.
+        options: ``failOnDataLoss``, and names for errors.
     """
 
-    def __init__(self, source: Feed, options: StreamReadOptions) -> None:
-        self._source = source
-        self._partition = source.storage.partition
+    def __init__(self, feed: Feed, options: StreamReadOptions) -> None:
+        self._feed = feed
+        self._partition = feed.storage.partition
         self._options = options
-        # What was reported as lost already: Spark asks for the same range several times.
+        # The losses that are reported already, because Spark asks for the same range several times.
         self._lost_to = 0
         self._lost_logs: set[str] = set()
 
     @property
     def log(self) -> LogWriter | LogFollower:
-        return self._source.log
+        return self._feed.log
 
     def first_named(self, offset: Offset) -> int:
-        """The id at which a query begins whose ``startingOffsets`` are an offset; the earliest if it names none here.
+        """The id where a query begins if ``startingOffsets`` is an offset. If it names no id here, the earliest one.
 
         Raises:
-            OptionError: The user has typed an id beyond the log's end.
-            DataLossError: As ``id_of``.
+            OptionError: It is a user's offset beyond the log's end.
+            DataLossError: As in ``id_of``.
         """
         if self._partition not in offset.next:
             return self.log.earliest
         next_id, end = offset.next[self._partition], self.log.durable_end
         if offset.log is None and next_id > end:
             raise OptionError(
-                f"option startingOffsets: it says {next_id}, and partition {self._partition} of the log ends before "
+                f"option startingOffsets: it is {next_id}, and partition {self._partition} of the log ends before "
                 f"id {end}; name an id up to that, or latest"
             )
         return self.id_of(offset)
 
     def first_since(self, time: Timestamp) -> int | None:
-        """The first message here that was received at that time or later."""
+        """The id of the first message that was received at this time or later; None if there is none."""
         chunks = self.log.covering(self.log.earliest, self.log.durable_end)
-        storage = LogStorage(self._source.storage.store, self._partition, self._options.wal_retry_timeout)
+        storage = LogStorage(self._feed.storage.store, self._partition, self._options.wal_retry_timeout)
         return first_since(storage, chunks, time)
 
     def id_of(self, offset: Offset) -> int:
-        """The id that an offset means. A partition that the offset does not name is new to the query, as a whole.
+        """The next id for an offset. A partition that the offset does not name is new to the query, and read from 0.
 
         Raises:
-            DataLossError: It means none, and ``failOnDataLoss`` is true; or it is beyond the log's end.
+            DataLossError: The log no longer has what the offset names, and ``failOnDataLoss`` is true; or the offset is
+                beyond the log's end.
         """
         log = self.log
         if offset.log is not None and offset.log != log.log_id:
-            self._lose_log(offset, "the offset is of log")
+            self._report_other_log(offset, "the offset is of log")
             return log.earliest
         next_id = offset.next.get(self._partition, 0)
         if next_id < log.earliest:
-            self._lose_ids(next_id, log.earliest)
+            self._report_deleted(next_id, log.earliest)
             return log.earliest
         if next_id > log.durable_end:
-            # Going on would give these ids to other messages.
+            # If the query continued, other messages would get these ids.
             raise DataLossError(
-                f"reading from {self._source.storage}: the offset says {next_id}, the log ends at "
-                f"{log.durable_end}; its newest chunks are gone. Restore them, or give the query a new walLocation and "
+                f"reading from {self._feed.storage}: the offset is {next_id}, and the log ends at "
+                f"{log.durable_end}: its newest chunks are gone. Restore them, or give the query a new walLocation and "
                 "a new checkpoint"
             )
-        writer, ours = offset.writers.get(self._partition), log.incarnations.of(next_id - 1)
-        if writer is not None and ours is not None and writer != ours:
-            begin = max(log.incarnations.first_of(next_id - 1), log.earliest)
-            self._lose_line(begin, next_id, writer, ours)
-            return begin
-        return next_id
+        return self._check_writer(offset, next_id)
 
     def ends_here(self, offset: Offset) -> bool:
-        """Whether a batch that ends there was planned on this log.
+        """Whether a batch with this end was planned on this log.
 
         Raises:
             DataLossError: It was not, and ``failOnDataLoss`` is true.
         """
         if offset.log == self.log.log_id:
             return True
-        self._lose_log(offset, "the batch ends in log")
+        self._report_other_log(offset, "the batch ends in log")
         return False
 
-    def _lose_ids(self, first: int, end: int) -> None:
-        what = f"ids {first} to {end - 1} are no longer in {self._source.storage}"
+    def _report_deleted(self, first: int, end: int) -> None:
+        what = f"ids {first} to {end - 1} are no longer in {self._feed.storage}"
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"reading: {what}: {self._why_lost()}. {_GO_ON}")
+            raise DataLossError(f"reading: {what}: {self._why_lost()}. {_CONTINUE}")
         new = end - max(first, self._lost_to)
         if new > 0:
             self._lost_to = end
-            self._source.counters.data_losses += 1
-            self._source.counters.expired += new
-            _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+            self._feed.counters.data_losses += 1
+            self._feed.counters.expired += new
+            _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
-    def _lose_line(self, begin: int, next_id: int, writer: str, ours: str) -> None:
+    def _check_writer(self, offset: Offset, next_id: int) -> int:
+        """The id where to continue: where another writer has begun to give out the ids that the query has read."""
+        log = self.log
+        writer, ours = offset.writers.get(self._partition), log.incarnations.of(next_id - 1)
+        if writer is None or ours is None or writer == ours:
+            return next_id
+        begin = max(log.incarnations.first_of(next_id - 1), log.earliest)
         what = (
-            f"the ids {begin} to {next_id - 1} in {self._source.storage} are not those that this query has read: "
-            f"they were written by {ours}, and the offset names {writer}. An older copy of the log was restored and "
+            f"the ids {begin} to {next_id - 1} in {self._feed.storage} are not those that this query has read: they "
+            f"were written by {ours}, and the offset names {writer}. An older copy of the log was restored and "
             "received into"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 f"reading: {what}. Restore the log that the query has read, or give the query a new checkpoint. "
-                f"{_GO_ON}"
+                f"{_CONTINUE}"
             )
         if writer not in self._lost_logs:
             self._lost_logs.add(writer)
-            self._source.counters.data_losses += 1
-            _log.warning("data loss: %s; going on with id %d because failOnDataLoss=false", what, begin)
+            self._feed.counters.data_losses += 1
+            _log.warning("data loss: %s; continuing with id %d because failOnDataLoss=false", what, begin)
+        return begin
 
     def _why_lost(self) -> str:
         if self._options.reader is None:
@@ -318,29 +326,27 @@ class _PartitionLog:
             "was full (whenFull=discard)"
         )
 
-    def _lose_log(self, offset: Offset, what: str) -> None:
-        what = f"{what} {offset.log}, and {self._source.storage.root} holds log {self.log.log_id}"
+    def _report_other_log(self, offset: Offset, what: str) -> None:
+        what = f"{what} {offset.log}, and {self._feed.storage.root} holds log {self.log.log_id}"
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"reading: {what}. {self._why_another_log()} {_GO_ON}")
+            raise DataLossError(f"reading: {what}. {self._why_another_log()} {_CONTINUE}")
         if str(offset.log) not in self._lost_logs:
             self._lost_logs.add(str(offset.log))
-            self._source.counters.data_losses += 1
-            _log.warning("data loss: %s; going on because failOnDataLoss=false", what)
+            self._feed.counters.data_losses += 1
+            _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
     def _why_another_log(self) -> str:
         options = self._options
         if options.has_log:
             named = "walLocation" if options.wal_store is None else "walStore"
-            return (
-                f"{named} or the checkpoint was changed, or the log was removed: set back what was changed."
-            )
+            return f"{named} or the checkpoint was changed, or the log was removed: undo that."
         return (
-            "Without walLocation, socketType, connect, bind and topics say where the log is, and a log that is "
-            "removed with the temporary directory begins anew. If you changed one of these options, set it back, or "
-            "set walLocation to the log that the checkpoint belongs to."
+            "Without walLocation, the place of the log depends on socketType, connect, bind and topics, and a new log "
+            "begins when the temporary directory is removed. If you changed one of these options, set it back, or set "
+            "walLocation to the log of the checkpoint."
         )
 
 
 def not_there(option: str, missing: Sequence[int], there: Sequence[int]) -> OptionError:
-    """Of an option that names log partitions that the log does not have."""
+    """The error for an option that names log partitions that the log does not have."""
     return OptionError(f"option {option}: the log has no partition {missing}, only {list(there)}; correct it")

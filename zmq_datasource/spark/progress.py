@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmq_datasource.counters import SourceCounters
-from zmq_datasource.monitoring.batches import SinkTotals
-from zmq_datasource.monitoring.catalogue import SOURCE
-from zmq_datasource.monitoring.figures import added_metrics, receiver_metrics, sink_metrics
-from zmq_datasource.monitoring.store import MetricsStore, total_metrics
+from zmq_datasource.counters import added, unknown
+from zmq_datasource.monitoring.accounts import SINK, TOTAL, SinkTotals
+from zmq_datasource.monitoring.source import SOURCE
+from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
 from zmq_datasource.spark.registration import active_history
 
@@ -83,20 +82,12 @@ def complete(event: dict[str, Any]) -> dict[str, Any]:
     """The same event with every documented figure, so that reading one never raises; None is what is not known."""
     for source in event["sources"]:
         if _PYTHON_SOURCE in source["description"]:
-            source["metrics"] = {**_unknown_source(), **source.get("metrics", {})}
+            source["metrics"] = {**unknown(SOURCE), **source.get("metrics", {})}
         source.setdefault("metrics", {})
     if "total" not in event["sink"].get("metrics", {}):
-        event["sink"]["metrics"] = event["sink"].get("metrics", {}) | {**_unknown(_shown({})), "bySink": {}}
+        figures = {**unknown(SINK), "total": unknown(TOTAL), "bySink": {}}
+        event["sink"]["metrics"] = event["sink"].get("metrics", {}) | figures
     return event
-
-
-def _unknown_source() -> dict[str, Any]:
-    return {metric.name: None for metric in SOURCE} | _unknown(receiver_metrics(SourceCounters()))
-
-
-def _unknown(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The same names without a value."""
-    return {name: _unknown(value) if isinstance(value, dict) else None for name, value in figures.items()}
 
 
 def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]:
@@ -117,7 +108,9 @@ def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]
 
         if "partitions" in shown:
             parts = {name: newest(part) for name, part in shown["partitions"].items()}
-            shown = shown | added_metrics(list(parts.values())) | {"partitions": parts}
+            shown = (
+                shown | added(SOURCE, list(parts.values())) | {"source": shown["source"], "partitions": parts}
+            )
         elif log is not None:
             shown = newest(shown)
         sources.append(source | {"metrics": shown})
@@ -135,7 +128,7 @@ def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
 
 
 def fill_in_sinks(events: Sequence[dict[str, Any]], location: str | None) -> None:
-    """Fill the sinks' figures into events of one query, in place; none where nobody knows them.
+    """Fill the sinks' figures into events of one query, in place; none where they are not known.
 
     Raises:
         MetricsError: ``location`` cannot be read.
@@ -186,4 +179,4 @@ def _shown(sinks: Mapping[str, SinkTotals]) -> dict[str, Any]:
 
 
 def _totals_of(totals: SinkTotals) -> dict[str, Any]:
-    return {**sink_metrics(totals.batch), "total": total_metrics(totals)}
+    return {**totals.batch, "total": dict(totals.total)}

@@ -1,14 +1,14 @@
-"""Receivers on executors: Spark jobs whose tasks receive a feed, each into a log partition of its own.
+"""Receivers on executors: Spark jobs whose tasks receive a feed, each into its own log partition.
 
 The rules:
 
-* A task is what ``zmq-datasource receive --partition K/N`` is: it takes the lock of its partition, or waits for it.
-* Each receiver is a job of its own with one task, so that one that cannot go on takes no other along: of a job that
-  fails, Spark kills all tasks.
-* An executor that dies takes its tasks along, and their locks. Spark starts the tasks elsewhere, and these go on in the
-  same partitions. When a job itself fails, it is started again.
-* The tasks end because a file in the log's directory says so. Spark could only kill them, and the socket of a PULL has
-  messages that are nowhere else.
+* A task does the same as ``zmq-datasource receive --partition K/N``: it takes the lock of its partition, or waits for
+  it.
+* Each receiver is a job with one task, because Spark kills all tasks of a job when one fails.
+* When an executor dies, its tasks lose their locks. Spark starts the tasks elsewhere, and they continue the same
+  partitions. When a job fails, it is started again.
+* A file in the log's directory ends the tasks. Spark could only kill them, and the messages in the socket of a PULL
+  would be lost.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ __all__ = ["Receivers", "start_receivers"]
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-# Whoever has received for so long has begun well.
+# A job that has run for so long before it fails is started again after the first pause.
 _SETTLED_SECONDS = 60.0
 
 
 def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receivers:
     """Receive a feed on the executors, into a log that queries read with ``walLocation`` or ``walStore`` alone.
 
-    Each of the ``receivers`` is a task that runs until ``stop``, and so needs a core for itself. Set
-    ``spark.task.maxFailures`` to more than 1: it says how often a task may fail before its job is started again.
+    Each of the ``receivers`` is a task that runs until ``stop``, and needs its own core. Set ``spark.task.maxFailures``
+    to more than 1: so many times a task may fail before its job is started again.
 
     Args:
-        spark: Also a session of Spark Connect.
-        options: Those of ``spark.readStream``, ``receivers`` among them. ``walLocation`` must be a directory that all
-            executors and the driver share, unless the log is kept in ``walStore``. What is bound, is bound on
-            whichever executor has the task.
+        spark: The session; also one of Spark Connect.
+        options: The options of ``spark.readStream``, with ``receivers``. ``walLocation`` must be a directory that all
+            executors and the driver share, unless the log is in ``walStore``. A task binds on the executor where it
+            runs.
 
     Raises:
-        OptionError: Something in the options is wrong.
+        OptionError: An option is wrong.
     """
     given = {name: str(value) for name, value in options.items()}
     parsed = parse(StreamReadOptions, given)
     if not (parsed.connect or parsed.bind):
-        raise OptionError("neither connect nor bind is set; name the feed that is to be received")
+        raise OptionError("neither connect nor bind is set; name the feed to receive")
     if not parsed.has_log:
         raise OptionError(
             "neither walLocation nor walStore is set: receivers on executors fill a log that queries read elsewhere; "
@@ -73,18 +73,18 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
 
 
 class Receivers:
-    """Running receivers; ends them at the end of a ``with`` block.
+    """Running receivers. The end of a ``with`` block stops them.
 
     Attributes:
-        restarts: How often a job of them has failed and was started again.
-        failure: Why one failed last.
+        restarts: How many times a job has failed and was started again.
+        failure: The error of the last job that has failed.
     """
 
     def __init__(self, spark: SparkSession, given: Mapping[str, str], parsed: StreamReadOptions) -> None:
         self._spark = spark
         self._given = dict(given)
         self._storage = log_storage(parsed)
-        self._storage.open_log()  # so that queries find one
+        self._storage.open_log()  # a query may start before the first task
         self._token = uuid.uuid4().hex
         self._ending = threading.Event()
         self.restarts = 0
@@ -99,18 +99,18 @@ class Receivers:
 
     @property
     def is_active(self) -> bool:
-        """Whether they have not ended; while Spark has no room for the tasks, or starts them again, they have not."""
+        """Whether a receiver has not ended. It may still wait for a free core, or for its next start."""
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self, timeout: float = 60.0) -> None:
-        """Have all of them drain their sockets, seal and end.
+        """Stop all receivers: each drains its socket and seals its chunk.
 
         Args:
-            timeout: Seconds; whoever has not ended by then is killed.
+            timeout: Seconds after which Spark kills the receivers that have not ended.
 
         Raises:
-            SocketError: Some were killed, or have failed at their end; what they had received and not sealed is lost.
-            Exception: Spark's, if one has ended in another way.
+            SocketError: A receiver was killed or has failed at its end. What it had received and not sealed is lost.
+            Exception: Spark's own error, if a job has ended in another way.
         """
         self._ending.set()
         if not self.is_active:
@@ -122,8 +122,8 @@ class Receivers:
                 self._spark.interruptTag(self._tag)
                 self._join(timeout)
                 raise SocketError(
-                    f"ending the receivers of {self._storage}: after {timeout:.0f} s some had not ended, and Spark has "
-                    "killed them; what they had received and not sealed is lost"
+                    f"stopping the receivers of {self._storage}: some had not ended after {timeout:.0f} s, and Spark "
+                    "has killed them; what they had received and not sealed is lost"
                 )
         finally:
             self._storage.remove_end(self._token)
@@ -166,7 +166,7 @@ class Receivers:
                 if time.monotonic() - began >= _SETTLED_SECONDS:
                     pause = _FIRST_PAUSE_SECONDS
                 _log.warning(
-                    "receiving into %s: Spark's job failed, and is started again: %s",
+                    "receiving into %s: the Spark job has failed and is started again: %s",
                     self._storage.of(number),
                     e,
                 )
@@ -199,9 +199,9 @@ def _task(
 
 
 def _receive(given: Mapping[str, str], token: str, partition: int) -> str | None:
-    """One task: until it is asked to end; what went wrong then.
+    """Receive until the end is asked for. Returns an error that has happened after that.
 
-    It is told and not raised, because Spark would repeat the task, which would find that it has nothing to do.
+    Such an error is not raised, because Spark would repeat the task, and the repeated task would succeed.
     """
     set_up_worker()
     options = parse(StreamReadOptions, given)
@@ -216,5 +216,5 @@ def _receive(given: Mapping[str, str], token: str, partition: int) -> str | None
     except Exception as e:
         if not storage.is_asked_to_end(token):
             raise
-        return f"ending the receiver of {storage.of(partition)}: {e}"
+        return f"stopping the receiver of {storage.of(partition)}: {e}"
     return None

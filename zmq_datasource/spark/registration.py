@@ -1,4 +1,4 @@
-"""Makes ``format("zmq")`` known to a Spark session, with a way for its sinks to tell the driver what they did."""
+"""Registers ``format("zmq")`` with a Spark session, and brings the accounts of its sinks to the driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from zmq_datasource.monitoring.batches import BatchHistory
+from zmq_datasource.monitoring.accounts import BatchHistory
 from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
 from zmq_datasource.spark.datasource import ZmqDataSource
 from zmq_datasource.spark.interpreter import why_workers_lack_package
@@ -23,19 +23,19 @@ _accumulators: WeakKeyDictionary[SparkContext, SinkAccumulator] = WeakKeyDiction
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("zmq")`` known to a Spark session, classic or Connect.
+    """Register ``format("zmq")`` with a Spark session, classic or Connect.
 
-    In a classic session its sinks then tell this process what they did, for ``metrics`` and
-    ``ZmqMetricsListener``. With Spark Connect, and where Spark finds the source by itself, nothing can
-    tell; set ``metricsLocation`` there.
+    In a classic session the sinks then report their accounts to this process, for ``metrics`` and
+    ``ZmqMetricsListener``. With Spark Connect, and where Spark finds the source by itself, they cannot: set
+    ``metricsLocation`` there.
 
-    Logs a warning if the Python that Spark starts its workers with does not have this package.
+    Logs a warning if the Python of Spark's workers does not have this package.
     """
     context = _active_context()
     if context is None or type(spark).__module__.startswith("pyspark.sql.connect"):
         spark.dataSource.register(ZmqDataSource)
         return
-    # What was handed to Spark with --py-files is found by the workers in another way.
+    # With --py-files the workers find the package elsewhere.
     lacking = None if context._python_includes else why_workers_lack_package(context.pythonExec)
     if lacking is not None:
         _log.warning("%s", lacking)
@@ -43,7 +43,7 @@ def register(spark: SparkSession) -> None:
         _accumulators[context] = new_accumulator(context)
     shared = _accumulators[context]
 
-    # A class of this function's own is pickled by value, and the accumulator with it.
+    # A class that is defined in a function is pickled by value, and its accumulator with it.
     class RegisteredZmqDataSource(ZmqDataSource):
         accumulator = shared
 
@@ -51,7 +51,7 @@ def register(spark: SparkSession) -> None:
 
 
 def active_history() -> BatchHistory | None:
-    """What the sinks of the running Spark have counted; None without a Spark context, or if nothing is registered."""
+    """The accounts of the sinks in this Spark context; None without a context, or if ``register`` was not called."""
     context = _active_context()
     accumulator = None if context is None else _accumulators.get(context)
     return None if accumulator is None else accumulator.value

@@ -1,4 +1,4 @@
-"""What a read gives Spark: a row for each message, or the rows of the tables in their values."""
+"""The rows of a read: one for each message, or with ``valueFormat=arrow`` the rows in the values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["MessageRows", "Rows", "TableRows", "rows_for"]
 
 _log = logging.getLogger(__name__)
 
-# A task says of so many values what is wrong with them, and of the others how many there are.
+# A task logs what is wrong with this many values, and only the number of all.
 _MOST_LINES = 10
 
 
 class Rows:
-    """From messages of a log to rows for Spark; goes to the executors."""
+    """Makes rows for Spark of messages. Spark sends it to the executors."""
 
     def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of a task, in the order of the messages."""
@@ -48,7 +48,7 @@ class MessageRows(Rows):
 
 @dataclass(frozen=True)
 class TableRows(Rows):
-    """The rows of the values, which are tables."""
+    """The rows of the values, each of which is a table."""
 
     values: ArrowValues
     mode: str
@@ -57,7 +57,7 @@ class TableRows(Rows):
         """The rows of a task, in the order of the messages.
 
         Raises:
-            MalformedMessageError: A value does not fit (``FAILFAST``).
+            MalformedMessageError: A value does not fit the schema (``FAILFAST``).
         """
         unfit = _Unfit(self.mode)
         for batch in batches:
@@ -66,7 +66,7 @@ class TableRows(Rows):
 
 
 class _Unfit:
-    """Says what is wrong with values: that the query fails, or in the log."""
+    """Logs what is wrong with values, or fails the query (``FAILFAST``)."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
@@ -93,15 +93,15 @@ class _Unfit:
 
 
 def rows_for(schema: StructType, options: ReadOptions) -> Rows:
-    """What a read with these options and this schema gives.
+    """The rows of a read with these options and this schema.
 
     Raises:
-        OptionError: The schema is not what the read has, or is none that values can have.
+        OptionError: The read has other columns, or a type of the schema has no counterpart in Arrow.
     """
     if options.value_format == "arrow":
         try:
             values = ArrowValues(to_arrow_schema(schema, timezone="UTC"), options.mode == "PERMISSIVE")
-        except (ValueError, TypeError, PySparkException) as e:  # to Spark some types are none of Arrow's
+        except (ValueError, TypeError, PySparkException) as e:  # a type without a counterpart in Arrow
             raise OptionError(f"the schema of valueFormat=arrow: {e}") from e
         return TableRows(values, str(options.mode))
     names = row_schema(options.include_frames).names

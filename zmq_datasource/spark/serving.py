@@ -1,4 +1,4 @@
-"""Serving the log to executors that do not see it: decided when a query plans its first batch."""
+"""Serves the log to executors that do not see its directory. Decided when a query plans its first batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GENERATIONS = 3
 
 
 class Serving:
-    """What serves one query's log, if anything does.
+    """The server of one query's log, if there is one.
 
     Args:
         wanted: The option ``serveLog``.
@@ -42,10 +42,10 @@ class Serving:
         self._warnings = LimitedLog(__name__, "attempts to serve the log")
 
     def access(self, storage: LogStorage, log_id: str) -> Access | None:
-        """How executors reach the server of this log; None if there is none.
+        """How executors reach the server of this log; None if there is none. Starts the server on the first call.
 
         Raises:
-            EndpointError: It cannot listen where it was told to.
+            EndpointError: It cannot listen at the endpoint of ``serveLog``.
         """
         if self._is_wanted is None:
             self._is_wanted = self._wanted != "never" and not (self._wanted == "auto" and in_local_mode())
@@ -58,7 +58,7 @@ class Serving:
         return None if self._server is None else self._server.access
 
     def _start(self, storage: LogStorage, log_id: str) -> ChunkServer | None:
-        import zmq  # noqa: PLC0415 - only the source runner comes here
+        import zmq  # noqa: PLC0415 - only the source runner needs it
 
         from zmq_datasource.source.chunk_server import ChunkServer  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ class Serving:
                         e.strerror,
                     )
                     return None
-                # The run before this one may be ending just now.
+                # The query's last run may still be ending.
                 if e.errno != zmq.EADDRINUSE or time.monotonic() >= deadline:
                     raise EndpointError(
                         f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine "
@@ -83,7 +83,7 @@ class Serving:
             time.sleep(_BINDING_SECONDS)
 
     def stop(self) -> None:
-        """Serve no more."""
+        """Stop the server."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()
@@ -92,8 +92,8 @@ class Serving:
 def in_local_mode() -> bool:
     """Whether the JVM above this process was started with a local master.
 
-    A session tells its JVM so on the command line. Where it cannot be seen, as with a master from
-    ``spark-defaults.conf``, and on other systems than Linux, the answer is False.
+    The master is on the command line of the JVM. If it is not there, as with a master from ``spark-defaults.conf``, and
+    on other systems than Linux, the answer is False.
     """
     process = os.getppid()
     with suppress(OSError, ValueError):
@@ -101,6 +101,6 @@ def in_local_mode() -> bool:
             directory = Path("/proc", str(process))
             if _LOCAL.search((directory / "cmdline").read_text(errors="replace")):
                 return True
-            # Behind the name, which may hold anything, come the state and the parent.
+            # After the name, which may contain any character, come the state and the parent.
             process = int((directory / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return False

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Skipped:
-    """Of one query. For one thread."""
+    """The skipped ids of one query; for one thread."""
 
     def __init__(self) -> None:
         # By partition:
@@ -33,14 +33,14 @@ class Skipped:
         self._counted: dict[int, int] = {}  # the id after the last one that was counted
 
     def plan(self, feeds: Feeds, start: Mapping[int, int], begins: Mapping[int, int]) -> None:
-        """A batch is planned.
+        """Note the begin of a planned batch.
 
-        On the first call, drops the records of an earlier run of this batch: what is gone by now, the planning has left
-        out and counted.
+        The first call deletes the records of an earlier run of this batch: the planning has left out and counted the
+        ids that are deleted by now.
 
         Args:
-            start: Where the batch begins, as Spark says.
-            begins: Where it begins after that. All ids from there on are in the log.
+            start: The first ids of the batch in Spark's offset.
+            begins: The first ids of the batch that the log still has.
         """
         for partition, begin in begins.items():
             if partition not in self._planned:
@@ -50,7 +50,7 @@ class Skipped:
             self._planned.setdefault(partition, begin)
 
     def count(self, feeds: Feeds, begins: Mapping[int, int]) -> None:
-        """The batches below ``begins`` are done: count what their tasks have skipped."""
+        """Count the ids that the tasks of the batches below ``begins`` have skipped. These batches are done."""
         for partition, begin in begins.items():
             feed = feeds.parts[partition]
             planned = self._planned.get(partition)
@@ -76,7 +76,7 @@ class Skipped:
         feed.counters.data_losses += 1
         feed.counters.expired += ids.stop - first
         _log.warning(
-            "data loss: the ids %d to %d were deleted from %s before a task had read them; going on because "
+            "data loss: the ids %d to %d were deleted from %s before a task had read them; continuing because "
             "failOnDataLoss=false",
             first,
             ids.stop - 1,
@@ -87,7 +87,7 @@ class Skipped:
         try:
             return ReaderRecords(feed.storage).skipped(feeds.reader.name)
         except LogError as e:
-            _log.warning("looking for ids that tasks have skipped: %s", e)
+            _log.warning("reading the ids that tasks have skipped: %s", e)
             return []
 
     def _forget(self, feeds: Feeds, feed: Feed, records: list[range]) -> None:

@@ -1,9 +1,8 @@
-"""``spark.readStream``: offsets and ranges of a log that a receiver fills.
+"""``spark.readStream``: plans batches of a log that a receiver fills.
 
-One process per running query, the *source runner*, makes every call except ``read`` on the
-object that ``ZmqDataSource.streamReader`` returned. Another process makes the same object
-only to pickle it for the executors. So the constructor opens nothing, and the first call of
-the source runner starts the receiver.
+Each running query has one process, the *source runner*, which makes all calls except ``read``. Another process makes
+the same object only to pickle it for the executors. So the constructor opens nothing, and the first call of the source
+runner starts the receiver.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _log = logging.getLogger(__name__)
 
 
 class Idle(NamedTuple):
-    """How the polls of an idle query are answered.
+    """How long a poll waits for messages while the query is idle.
 
-    While there is nothing new, Spark polls every 10 ms (spark.sql.streaming.pollingDelay). Another source of the query
-    waits as long as this one.
+    Without new messages Spark polls every 10 ms (spark.sql.streaming.pollingDelay). The other sources of the query wait
+    as long as this one.
 
     Attributes:
-        poll_seconds: If Spark polls again within this time, wait for new messages.
-        wait_seconds: How long to wait for them.
+        poll_seconds: If Spark polls again within this time, the poll waits.
+        wait_seconds: How long it waits.
     """
 
     poll_seconds: float = 0.05
@@ -65,7 +64,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query.
 
     Attributes:
-        idle: How polls are answered while there is nothing new.
+        idle: How long polls wait while there are no new messages.
     """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
@@ -82,24 +81,24 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets: dict[int, int] | None = None
         self._skipped = Skipped()
         self._asked: tuple[dict[str, Any], dict[int, int]] | None = None  # the newest start, and its ids
-        self._idle_at = 0.0  # when Spark last heard that there is nothing new
+        self._idle_at = 0.0  # when a poll last found no new messages
 
     @property
     def feeds(self) -> Feeds | None:
-        """What the query reads; None before Spark's first call, after ``stop``, and in the process that pickles it."""
+        """The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it."""
         return self._feeds
 
     def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feeds, Positions]:
-        """What the query reads, and what offsets mean in it; opened on the first call.
+        """The log partitions and the translation of offsets; opened on the first call.
 
-        Nothing is received before a position was compared with the log's end, or new messages could get the ids of
-        those that an older position is about.
+        Nothing is received before an offset of the checkpoint was compared with the log's end. Otherwise new messages
+        could get ids that the checkpoint has for other messages.
 
         Args:
-            position: The newest that Spark has said in this call; None if the query has no checkpoint.
+            position: The newest offset in Spark's call; None if the query has no checkpoint.
         """
         if self._feeds is None:
-            # The source runner alone receives; the processes that plan and read do without all of this.
+            # Imported here, because only the source runner receives.
             from zmq_datasource.source.feeds import Feeds  # noqa: PLC0415
 
             set_up_worker()
@@ -119,7 +118,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._feeds, self._positions
 
     def _receive(self, feeds: Feeds) -> SourceMonitors:
-        """Begin to receive, on the first call."""
+        """Start receiving, on the first call."""
         if self._monitors is not None:
             return self._monitors
         try:
@@ -135,33 +134,33 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @defers_signals
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint starts.
+        """The offset where a query without a checkpoint begins.
 
-        Spark calls this twice for the first batch, before ``latestOffset`` and again before ``partitions``, and once
-        more when it repeats that batch after a crash. Nothing is received yet: the end of such a batch must be compared
-        with the log's end before.
+        Spark calls this twice for the first batch, before ``latestOffset`` and before ``partitions``, and once more
+        when it repeats that batch after a crash. Receiving does not start here, because the end of a repeated batch
+        must be compared with the log's end first.
         """
         _, positions = self._opened()
         return positions.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Our limits are applied together in latestOffset. Any limit but ReadAllAvailable will
-        # do: that one then only comes from Trigger.Once, which takes all there is.
+        # latestOffset applies the options' limits. This may be any limit but ReadAllAvailable, so that a call with
+        # ReadAllAvailable comes only from Trigger.Once.
         return ReadMaxRows(2**63 - 1)
 
     @defers_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch: everything received so far, made durable, within the limits."""
+        """The end of the next batch: all messages received so far, made durable, within the limits."""
         feeds, positions = self._opened(start)
         begins = positions.ids_of(start)
         monitors = self._receive(feeds)
         if feeds.open_new_partitions():
-            positions.take_up()
-            monitors.take_up(feeds.parts)
+            positions.add_new()
+            monitors.add(feeds.parts)
             begins = positions.ids_of(start)
         monitors.read_to(begins)
-        # Spark calls commit only once there is data for the next batch, which a full log keeps out. But it asks for the
-        # next batch only after the last one is in its own commit log.
+        # Spark calls commit only when there is data for the next batch, for which a full log has no room. But Spark
+        # asks for the next batch only after the last one is in its own commit log.
         positions.done(start, begins)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
             feeds.wait_for_more(begins, self.idle.wait_seconds)
@@ -182,12 +181,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wait = self._targets is None and not feeds.is_full
         received = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
         if wait and self._admission.holds_back(received):
-            return begins  # and no chunk is cut for what will wait
+            return begins  # without cutting a chunk
         available = feeds.seal() if self._targets is None else self._targets
 
         def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
-            # What is deleted by now, the planning leaves out and counts.
+            # Ids that are deleted by now are left out and counted by ``partitions``.
             storage = LogStorage(feed.storage.store, partition, self._options.wal_retry_timeout)
             deletions = Deletions(storage, feeds.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, feed.log.covering(low, high), low, high, size, deletions)
@@ -198,10 +197,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admission.ends(begins, _not_before(begins, available), size_of, end_within, wait=wait)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is durable after ``timeout``, or ``idleTimeout``, is the target.
-
-        That begins when Spark says where the query is: nothing is received before.
-        """
+        """Read what is durable after ``timeout`` or ``idleTimeout``, and end. Receiving starts with
+        ``latestOffset``."""
         self._available_now = True
 
     def _gather(self, feeds: Feeds) -> dict[int, int]:
@@ -209,21 +206,21 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Shown as ``sources[].latestOffset`` in the query's progress: the log's end and the metrics."""
+        """The log's end and the metrics, which Spark shows as ``sources[].latestOffset`` in the query's progress."""
         if self._feeds is None or self._positions is None or self._monitors is None:
-            return None  # nothing is received yet
+            return None  # receiving has not started
         ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
         return self._positions.offset(ends) | self._monitors.metrics()
 
     @defers_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Share the ids from ``start`` to ``end`` out among tasks."""
+        """Divide the ids from ``start`` to ``end`` among tasks."""
         feeds, positions = self._opened(end)
         ranges, chunks = self._ranges(feeds, positions, start, end)
         if not ranges:
             return []
         monitors = self._receive(feeds)
-        # After a restart this is the first that is heard of it.
+        # After a restart this is the first call with an offset.
         monitors.read_to({partition: low for partition, (low, _) in ranges.items()})
         for partition, (low, high) in ranges.items():
             if low > high:
@@ -231,7 +228,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"planning a batch from id {low} to id {high} of {feeds.parts[partition].storage}: it ends before "
                     "it begins; give the query a new checkpoint"
                 )
-        # Executors read object storage themselves.
+        # Executors read object storage directly.
         access = None if self._options.wal_store else self._serving.access(feeds.storage, feeds.log_id)
         messages = sum(high - low for low, high in ranges.values())
         shares: list[InputPartition] = []
@@ -264,11 +261,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ranges(
         self, feeds: Feeds, positions: Positions, start: dict[str, Any], end: dict[str, Any]
     ) -> tuple[dict[int, tuple[int, int]], dict[int, Sequence[Chunk]]]:
-        """The ids in each partition that a batch was planned for, as far as they are there, and their chunks.
+        """The first and the end id of a batch in each partition, without ids that are deleted, and the chunks.
 
         Raises:
-            DataLossError: As ``Positions.ranges``; or some were deleted since ``latestOffset``, and ``failOnDataLoss``
-                is true.
+            DataLossError: As in ``Positions.ranges``; or ids were deleted since ``latestOffset``, and
+                ``failOnDataLoss`` is true.
         """
         while True:
             if self._options.fail_on_data_loss and self._asked is not None and self._asked[0] == start:
@@ -281,26 +278,28 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 partition: feeds.parts[partition].log.covering(low, high)
                 for partition, (low, high) in ranges.items()
             }
-            # Another thread may delete what was there a moment ago. Then the positions say, and count, what is left.
+            # Another thread may have deleted chunks meanwhile. Then translate again, which counts the deleted ids.
             if all(feeds.parts[partition].log.earliest <= low for partition, (low, _) in ranges.items()):
                 return ranges, chunks
 
     @defers_signals
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark is done with everything below ``end``."""
-        self._idle_at = 0.0  # there was a batch, if only for another source: the next is not to wait for us
+        """Note that Spark has committed everything below ``end``."""
+        self._idle_at = (
+            0.0  # there was a batch, perhaps only for another source, so the next poll does not wait
+        )
         feeds, positions = self._opened(end)
         feeds.commit(positions.committed(end))
 
     def stop(self) -> None:
-        """Drain the socket, seal, release the log. Called by Spark, by SIGTERM and at exit."""
+        """Drain the socket, seal the chunk and release the log. Called by Spark, on SIGTERM and at exit."""
         if self._feeds is None:
             return
         ignore_signals()  # before anything else is done
         feeds, self._feeds = self._feeds, None
         monitors, self._monitors = self._monitors, None
         try:
-            self._serving.stop()  # first: the next run may have been told the same address
+            self._serving.stop()  # first, because the next run may use the same endpoint
         finally:
             try:
                 feeds.stop()
@@ -309,20 +308,20 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     monitors.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one share; runs on an executor."""
+        """The rows of one share. Runs on an executor."""
         assert isinstance(partition, LogInputPartition), partition
         return read_log_partition(partition)
 
 
 def _not_before(begins: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
-    """Where a batch ends in each partition; nowhere before its begin, and there in one that was not asked for."""
+    """The end of a batch in each partition: at its begin if ``ends`` is before that or does not have the partition."""
     return {partition: max(begin, ends.get(partition, begin)) for partition, begin in begins.items()}
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Says why a query cannot start.
+    """Raises the error of wrong options in each call.
 
-    If ``streamReader`` itself raised, Spark's own process would end with an ``UnboundLocalError`` and show that.
+    If ``streamReader`` raised it, Spark would show an ``UnboundLocalError`` of its own process instead.
     """
 
     def __init__(self, why: str) -> None:

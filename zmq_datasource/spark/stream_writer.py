@@ -1,4 +1,4 @@
-"""``writeStream``: each micro-batch's partitions to sockets."""
+"""``writeStream``: sends the partitions of each micro-batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ZmqStreamWriter"]
 
 
 class ZmqStreamWriter(DataSourceStreamArrowWriter):
-    """``write`` runs on executors; ``commit`` and ``abort`` in a short-lived process on the driver."""
+    """The writer of a query. ``write`` runs on executors, ``commit`` and ``abort`` in short processes on the driver."""
 
     def __init__(
         self, options: WriteOptions, columns: SinkColumns, accumulator: SinkAccumulator | None
@@ -25,7 +25,7 @@ class ZmqStreamWriter(DataSourceStreamArrowWriter):
         self._accumulator = accumulator
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from zmq_datasource.spark.write_task import run_task  # noqa: PLC0415 - executors alone send
+        from zmq_datasource.spark.write_task import run_task  # noqa: PLC0415 - only executors send
 
         return run_task(self._options, self._columns, None, iterator)
 

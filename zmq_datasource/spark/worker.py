@@ -1,8 +1,8 @@
-"""What every Python process of Spark needs before our code runs in it: a logger that is heard.
+"""Logging in the Python processes of Spark.
 
-Spark starts these processes (source runner, commit runner, executors' workers) without any
-logging set up. A log configuration can be given to all of them by the environment variable
-``ZMQ_DATASOURCE_LOGGING``: the path of a JSON file for ``logging.config.dictConfig``.
+Spark starts these processes (source runner, commit runner, executors' workers) without a logging configuration. The
+environment variable ``ZMQ_DATASOURCE_LOGGING`` gives one to all of them: the path of a JSON file for
+``logging.config.dictConfig``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _done = False
 
 
 def set_up_worker() -> None:
-    """Configure logging once a process, unless the process has done so itself."""
+    """Configure logging, once in each process, unless that is done already."""
     global _done
     if _done:
         return

@@ -1,18 +1,19 @@
-"""What is done on the driver once all tasks of a sink's batch are: commit, or abort."""
+"""Commits or aborts a sink's batch, on the driver, after its tasks."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from zmq_datasource.acknowledged.uplink import Uplink
-from zmq_datasource.counters import SinkCounters
+from zmq_datasource.counters import SinkCounters, figures, iso
 from zmq_datasource.errors import SocketError
 from zmq_datasource.host import failpoints
-from zmq_datasource.monitoring.batches import BatchWrite
+from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.dead_letters import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.accounting import SinkAccumulator, record
@@ -29,11 +30,14 @@ def commit_batch(
     messages: Sequence[WriterCommitMessage | None],
     accumulator: SinkAccumulator | None = None,
 ) -> SinkCounters:
-    """The tasks are done: publish what they have staged, add their accounts up, let out what it came to.
+    """Commit a batch whose tasks have succeeded: its dead letters, its transaction and its account.
+
+    Returns:
+        The account of the batch.
 
     Raises:
-        DeadLetterError: The dead letters could not be published.
-        SocketError: The transaction could not be committed; the batch is to be repeated.
+        DeadLetterError: The dead letters could not be committed.
+        SocketError: The transaction could not be committed. Spark repeats the batch.
     """
     set_up_worker()
     reports = [m for m in messages if isinstance(m, TaskReport)]
@@ -46,17 +50,25 @@ def commit_batch(
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
     if options.socket_type == "DEALER" and job is not None and total.rows:
-        # All rows, also of tasks that heard that the transaction is committed: if it is not, or is
-        # another one, the receiver refuses, and the batch is repeated.
+        # Rows and digest are also those of tasks that have sent nothing because the transaction was committed already.
+        # If it has other rows, the receiver refuses it.
         digest = sum(r.digest for r in reports)
         with Uplink(options, job.query, job.batch) as uplink:
             again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""
     if job is not None:
         query, batch = job.counted
-        entry = BatchWrite(
-            query, job.execution, batch, _describe(options), total, job.query_name, in_query=job.of_query
+        account = Account(
+            query=query,
+            name=job.query_name,
+            execution=job.execution,
+            batch=batch,
+            sink=f"{options.socket_type} {options.endpoints}",
+            writes=(job.query,),
+            figures=figures(total),
+            timestamp=iso(time.time()),
+            in_query=job.of_query,
         )
-        total = record(options, entry, accumulator)
+        record(options, account, accumulator)
     failpoints.reach("spark.commit.after_commit")
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
@@ -65,13 +77,8 @@ def commit_batch(
     return total
 
 
-def _describe(options: WriteOptions) -> str:
-    """A sink's name among a query's sinks: socket type and endpoints."""
-    return f"{options.socket_type} {options.endpoints}"
-
-
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """A task has failed for good: its batch may be repeated. Remove the dead letters of the others."""
+    """Delete what the tasks of a failed batch have staged. Spark may repeat the batch."""
     set_up_worker()
     reports = [m for m in messages if isinstance(m, TaskReport)]
     _log.warning("sink aborted: %d of %d tasks had sent their rows", len(reports), len(messages))
@@ -79,6 +86,6 @@ def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | 
         abort_dead_letters(options.dead_letter_location, reports[0].job.query, reports[0].job.batch)
     attempts = [r.attempt for r in reports if r.attempt is not None]
     if attempts:
-        # What is not aborted now, the receiver discards after its transactionTimeout.
+        # If this fails, the receiver discards the attempts after its transactionTimeout.
         with suppress(SocketError), Uplink(options, reports[0].job.query, reports[0].job.batch) as uplink:
             uplink.abort(attempts)

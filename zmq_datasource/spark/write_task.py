@@ -1,4 +1,4 @@
-"""What one task of a sink does with its rows; for streams and batches."""
+"""Sends the rows of one task of a sink, for streams and batches."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ def run_task(
     """Send every row of one Spark partition.
 
     Args:
-        name: Of a batch write; None for a streaming query's batch.
+        columns: The columns that make a message.
+        name: The name of a batch write; None for a streaming query.
+
+    Returns:
+        The report for ``commit``.
 
     Raises:
-        SocketError: Nobody there, too slow, or not flushed (without ``noblock``).
+        SocketError: There is no peer, or it is too slow, or rows were not flushed (without ``noblock``).
         DeadLetterError: A row could neither be sent nor kept as a dead letter.
-        RowError: A row that is no message.
+        RowError: A row cannot be a message.
     """
     set_up_worker()
     context = TaskContext.get()
@@ -78,7 +82,7 @@ def _stage(
     partition: int,
     batches: Iterator[pa.RecordBatch],
 ) -> None:
-    """Send a partition's rows to be staged; only count them if their transaction is committed already."""
+    """Stage rows at the receiver. If their transaction is committed already, only count them."""
     counters = report.counters
     with Uplink(options, report.job.query, report.job.batch, partition) as uplink:
         committed = uplink.greet()

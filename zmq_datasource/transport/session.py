@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 __all__ = ["RequestSession", "Session"]
 
@@ -59,7 +59,12 @@ class RequestSession(Session):
 
     Attributes:
         waiting: Whether a request is open.
+        states: The next state, by the present state and an event. An event that is not in the table changes nothing.
+        state: The present state.
     """
+
+    states: ClassVar[Mapping[tuple[str, str], str]] = {}
+    state = ""
 
     def __init__(self, repeat_after: float, redial_after: float = math.inf) -> None:
         super().__init__()
@@ -67,6 +72,10 @@ class RequestSession(Session):
         self.waiting = False
         self._asked = self._heard = 0.0
         self._last_word = 0.0  # like _heard, but a new connection does not change it
+
+    def _step(self, event: str) -> None:
+        """Go to the next state."""
+        self.state = self.states.get((self.state, event), self.state)
 
     def _mark_asked(self, now: float) -> None:
         """A request is sent, for the first time or again."""

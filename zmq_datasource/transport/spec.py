@@ -10,7 +10,7 @@ import zmq
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
-from zmq_datasource.options import ReadOptions, WriteOptions
+from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.socket import SERVER_FLAGS, Access, check_security, is_on
 from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
 from zmq_datasource.transport.keys import value_of
@@ -52,6 +52,9 @@ _ENCRYPTION_BYTES = 64
 # A sink receives subscriptions, or the answers to a DEALER. A PUSH reads nothing, and libzmq keeps what its peers send
 # up to the high-water mark.
 _TO_SINK_BYTES = 1 << 20
+
+
+_NONE = Endpoints()
 
 
 class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,21 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             connect=options.connect,
             sndhwm=options.sndhwm,
             max_message_bytes=_TO_SINK_BYTES,
+            linger=options.linger,
+            zmq=options.zmq,
+            access=options.access,
+        )
+
+    @classmethod
+    def of_proxy(
+        cls, options: ProxyOptions, kind: str, bind: Endpoints, connect: Endpoints = _NONE
+    ) -> SocketSpec:
+        return cls(
+            kind=kind,
+            bind=bind,
+            connect=connect,
+            rcvhwm=options.rcvhwm,
+            sndhwm=options.send_hwm,
             linger=options.linger,
             zmq=options.zmq,
             access=options.access,

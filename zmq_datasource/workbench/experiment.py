@@ -1,13 +1,12 @@
-"""One sender and one slow consumer in processes of their own, and what became of every message.
+"""A sender and a slow consumer, each in a process of its own, and the account of every message.
 
-The identities, checked after each run::
+After each run these equations hold::
 
     messages = sent + dropped          (the sender's account)
     sent     = received + lost         (lost: dropped in silence, or given up when linger ran out)
 
-The rules of sending are those of the package's sink: a message counts as dropped only after the
-socket's events were refreshed and a second try was refused too; ``send`` waits only where the queue
-is full, and how long is measured.
+The sender sends as the package's sink does. It refreshes the socket's events before it counts a message as dropped, and
+it measures how long it waits for a full queue.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from zmq_datasource.errors import WorkbenchError
 __all__ = ["HEADER_BYTES", "Experiment", "ExperimentResult", "Mode", "Pattern", "run", "wait_until"]
 
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
-# silent: a PUB as it is by default, which drops without a word. fill: until nothing more is taken.
+# silent: a PUB with libzmq's defaults, which drops without a word. fill: send until the chain is full.
 Mode = Literal["noblock", "block", "silent", "fill"]
 
 _SPAWN = multiprocessing.get_context("spawn")
 # A message begins with its number and when it was sent.
 HEADER_BYTES = 16
 _START_SECONDS = 30.0
-# Once the sender has ended, what has not come for so long is lost; ...
+# After the sender has ended, a message that does not come for so long is lost.
 _QUIET_MS = 300
-# ... and whether it has is looked for as often.
+# How often the consumer looks whether the sender has ended.
 _LOOK_MS = 20
-# Shorter waits are spun: sleep() is coarser.
+# Shorter waits are busy ones, because sleep() is not as exact.
 _SPIN_SECONDS = 0.0005
-# A chain that has taken nothing for so long is full.
+# A chain that takes no message for so long is full.
 _FULL_MS = 300
 _HEADER = struct.Struct(">Qd")
 
@@ -55,12 +54,12 @@ class Experiment(NamedTuple):
         pattern: The socket types.
         mode: What the sender does at a full queue.
         sndhwm, rcvhwm: Messages.
-        messages: How many are sent.
-        size: Bytes of each, at least 16.
-        rate: Messages a second; 0 is as fast as it goes.
-        consume: Seconds that the consumer takes for each.
-        stall: Seconds for which the consumer takes nothing at first.
-        linger: Milliseconds that the sender waits at its end; -1 is for ever.
+        messages: How many are offered to the sender's socket.
+        size: Bytes of each message, at least 16.
+        rate: Messages a second; 0 is as fast as possible.
+        consume: Seconds that the consumer needs for each message.
+        stall: Seconds before the consumer takes its first message.
+        linger: Milliseconds that the sender waits when it closes; -1 is for ever.
         buffers: SNDBUF and RCVBUF in bytes; 0 leaves them to the system.
         timeout: Seconds after which a blocked sender gives up.
     """
@@ -83,14 +82,14 @@ class ExperimentResult(NamedTuple):
     """What was measured in one experiment.
 
     Attributes:
-        sent: Messages that the socket accepted.
-        dropped: That it refused.
+        sent: Messages that the sender's socket accepted.
+        dropped: Messages that it refused.
         blocked: Seconds that the sender waited for room.
-        received: Messages that the consumer took.
-        lost: Sent and never received.
-        p50, p99: Seconds from the sending of a message to its taking, median and 99th percentile.
-        sender_bytes, consumer_bytes: The most memory that either process had, above what it began with.
-        seconds: From the first message to the last one taken.
+        received: Messages that the consumer received.
+        lost: Messages that were sent and never received.
+        p50, p99: Seconds between sending and receiving a message, median and 99th percentile.
+        sender_bytes, consumer_bytes: By how much the memory of each process grew, at most.
+        seconds: From the start of the consumer to its last message.
     """
 
     experiment: Experiment
@@ -107,18 +106,18 @@ class ExperimentResult(NamedTuple):
 
     @property
     def drop_rate(self) -> float:
-        """Which share of the messages was not received."""
+        """The share of the messages that was not received, 0 to 1."""
         return 1 - self.received / self.experiment.messages
 
 
 def run(experiment: Experiment) -> ExperimentResult:
-    """Try it out, with real sockets over tcp on this machine.
+    """Run an experiment with real sockets over tcp on this machine.
 
     Raises:
-        WorkbenchError: A process did not start, or the account does not add up.
+        WorkbenchError: A process does not start or answer, or the account does not add up.
     """
     with ExitStack() as stack:
-        # Both at once: most of a short experiment is two interpreters that start.
+        # Both start at once: in a short experiment, starting two interpreters takes most of the time.
         consumer = stack.enter_context(_process(_consume, experiment))
         sender = stack.enter_context(_process(_send, experiment))
         sender.send(_answer(consumer, _START_SECONDS, "the consumer to bind"))
@@ -175,7 +174,7 @@ def _answer(pipe: Connection, seconds: float, what: str) -> Any:
 
 
 def _consume(pipe: Connection, experiment: Experiment) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started this ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, too, and ends this process
     kind = zmq.PULL if experiment.pattern == "PUSH/PULL" else zmq.SUB
     with zmq.Context() as context, context.socket(kind) as socket:
         socket.setsockopt(zmq.LINGER, 0)
@@ -185,12 +184,12 @@ def _consume(pipe: Connection, experiment: Experiment) -> None:
         if kind == zmq.SUB:
             socket.setsockopt(zmq.SUBSCRIBE, b"")
         pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
-        while not pipe.poll():  # a bound SUB subscribes only while its thread touches it
+        while not pipe.poll():  # a bound SUB subscribes only while its thread uses it
             socket.poll(10)
         pipe.recv()
         began_with = _peak()
         pipe.send(_take(pipe, socket, experiment) | {"consumer_bytes": _peak() - began_with})
-        pipe.poll(_START_SECONDS)  # until it is killed
+        pipe.poll(_START_SECONDS)  # the parent kills this process
 
 
 def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -
 
 
 def wait_until(when: float) -> None:
-    """Sleep until this time of the monotonic clock, more exactly than sleep() does."""
+    """Wait until this time of the monotonic clock, more exactly than ``sleep`` does."""
     while (left := when - time.monotonic()) > 0:
         if left > _SPIN_SECONDS:
             time.sleep(left - _SPIN_SECONDS)
@@ -294,7 +293,7 @@ def _offer(socket: zmq.Socket[bytes], message: bytes) -> bool:
     try:
         socket.send(message, zmq.NOBLOCK)
     except zmq.Again:
-        socket.getsockopt(zmq.EVENTS)  # the refusal may be an old view of the queue
+        socket.getsockopt(zmq.EVENTS)  # the refusal may be out of date
         try:
             socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
@@ -303,5 +302,5 @@ def _offer(socket: zmq.Socket[bytes], message: bytes) -> bool:
 
 
 def _peak() -> int:
-    """The most memory that this process has had, in bytes."""
+    """The largest memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -148,8 +148,10 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
     ages.set_ylabel("age when received, ms\n(p50; dashed: p99)")
     ages.set_xlabel("send high-water mark, messages")
     ages.set_yscale("log")
+    ages.yaxis.set_major_formatter("{x:,g}")
     for axes in (shares, ages):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     shares.legend(frameon=False, fontsize=9)

@@ -1,0 +1,36 @@
+"""What is counted at the source and the sink, and how a figure is declared. Pure data that adds up.
+
+A figure is declared once, at the field that counts it, with its name, its unit and its meaning (``counted``,
+``state``). The dictionaries of a query's progress, the columns of the metrics DataFrame, the series for Prometheus and
+the tables in ``docs/metrics.md`` are made from these declarations (``declared``, ``figures``, ``added``). Publishers'
+numbers are counted in ``sequences.Totals``. A figure that exists only while a process runs is declared where it is put
+together: ``monitoring.source``, ``proxy.flow``, ``proxy.backend``, ``proxy.names``.
+"""
+
+from zmq_datasource.counters.metric import (
+    MAP,
+    Metric,
+    added,
+    counted,
+    declared,
+    figures,
+    iso,
+    state,
+    unknown,
+)
+from zmq_datasource.counters.sink import SinkCounters
+from zmq_datasource.counters.source import SourceCounters
+
+__all__ = [
+    "MAP",
+    "Metric",
+    "SinkCounters",
+    "SourceCounters",
+    "added",
+    "counted",
+    "declared",
+    "figures",
+    "iso",
+    "state",
+    "unknown",
+]

@@ -1,0 +1,97 @@
+"""Small files on any file system that pyarrow knows: they appear whole, and old ones are removed."""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from zmq_datasource.host import failpoints
+
+__all__ = ["find", "load", "load_all", "remove", "remove_expired", "write"]
+
+# At once, because an object store takes its time for each file.
+_READING_THREADS = 16
+# No writer takes so long for a file.
+_LONGEST_WRITE_SECONDS = 3600.0
+
+
+def find(system: Any, directory: str, prefix: str = "", *, recursive: bool = False) -> list[str]:
+    """The files of a directory whose names begin with ``prefix``, in the order of names; none if it does not exist."""
+    infos = _infos(system, directory, recursive=recursive)
+    return sorted(info.path for info in infos if _is_whole(info) and info.base_name.startswith(prefix))
+
+
+def load(system: Any, path: str) -> bytes | None:
+    """What is in a file; None if it is gone."""
+    try:
+        with system.open_input_stream(path) as file:
+            return bytes(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def load_all(system: Any, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
+    """The files in the same order, each with what is in it."""
+    act = functools.partial(load, system)
+    # A share for each thread: on a local file system a file costs less than to hand it to a thread.
+    share = max(_READING_THREADS, -(-len(paths) // _READING_THREADS))
+    with ThreadPoolExecutor(_READING_THREADS) as pool:
+        shares = [paths[at : at + share] for at in range(0, len(paths), share)]
+        for names, contents in zip(
+            shares, pool.map(lambda names: list(map(act, names)), shares), strict=True
+        ):
+            yield from zip(names, contents, strict=True)
+
+
+def write(system: Any, path: str, content: bytes, given_up: threading.Event | None = None) -> None:
+    """Make a file appear whole, or take the place of one; nothing appears if ``given_up`` is set meanwhile."""
+    directory, name = posixpath.split(path)
+    system.create_dir(directory, recursive=True)
+    hidden = f"{directory}/.{uuid.uuid4().hex}-{name}"
+    try:
+        failpoints.reach("monitoring.metrics.before_write")
+        with system.open_output_stream(hidden) as file:
+            file.write(content)
+        if given_up is not None and given_up.is_set():
+            remove(system, hidden)
+        else:
+            failpoints.reach("monitoring.metrics.before_move")
+            system.move(hidden, path)
+            failpoints.reach("monitoring.metrics.after_move")
+    except BaseException:
+        remove(system, hidden)
+        raise
+
+
+def remove_expired(system: Any, directory: str, paths: Sequence[str], expired: float, now: float) -> None:
+    """Remove those of the files that were written before ``expired``, and what a killed writer has left."""
+    removable = set(paths)
+    for info in _infos(system, directory):
+        is_unfinished = not _is_whole(info)
+        limit = min(expired, now - _LONGEST_WRITE_SECONDS) if is_unfinished else expired
+        if (is_unfinished or info.path in removable) and info.mtime and info.mtime.timestamp() < limit:
+            remove(system, info.path)
+
+
+def remove(system: Any, path: str) -> None:
+    """Remove a file, if that is possible: it may not be there, or the file system is what failed."""
+    with suppress(OSError):
+        system.delete_file(path)
+
+
+def _infos(system: Any, directory: str, *, recursive: bool = False) -> list[Any]:
+    from pyarrow import fs  # noqa: PLC0415 - see locations
+
+    selector = fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
+    infos = system.get_file_info(selector)
+    return [info for info in infos if info.type == fs.FileType.File and info.base_name.endswith(".json")]
+
+
+def _is_whole(info: Any) -> bool:
+    return not info.base_name.startswith(".")
