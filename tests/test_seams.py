@@ -19,10 +19,6 @@ TESTS = Path(__file__).parent
 # 34: the doctor (workbench).
 REACHES: dict[str, int] = {
     "log/test_readers.py": 2,
-    "monitoring/test_batches.py": 3,
-    "monitoring/test_prometheus.py": 1,
-    "monitoring/test_store.py": 2,
-    "proxy/test_durable.py": 1,
 }
 
 
