@@ -31,7 +31,7 @@ API = {
         "ZmqMetricsListener",
         "start_receivers",
     ],
-    "Values": ["functions.from_msgpack", "functions.to_msgpack"],
+    "Values": ["functions.from_msgpack", "functions.from_cbor", "functions.to_msgpack"],
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")

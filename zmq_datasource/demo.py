@@ -1,8 +1,8 @@
 """The demo: a live feed through Spark and out again, with an account of every message.
 
-Three streaming queries read one feed, each with its own socket and its own log: an aggregation, a sink whose consumer
-keeps up, and a sink whose consumer does not. The publisher and the consumers are threads of this process. Spark
-receives and sends in processes of its own.
+Three streaming queries read one feed, each with its own socket and its own log: an aggregation, a sink with a fast
+consumer, and a sink with a consumer that is too slow. The publisher and the consumers are threads of this process.
+Spark receives and sends in processes of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -163,7 +164,7 @@ class _Run:
         """Run the queries until they have read all that was published, or a minute longer; returns their accounts."""
         with self._live, ExitStack() as ending:  # what is entered last ends first
             self._begin("Starting Spark ...")
-            slowly = lambda peer: _consume(peer, 1 / _SLOW_PER_SECOND)  # noqa: E731
+            slowly = partial(_consume, pause=1 / _SLOW_PER_SECOND)
             self._consumers = {
                 _FAST: _Peer(zmq.PULL, _consume),
                 _SLOW: _Peer(zmq.PULL, slowly, **_SLOW_CONSUMER),

@@ -1,6 +1,6 @@
-"""Functions for values: from MessagePack to columns and back.
+"""Functions for values: from MessagePack or CBOR to columns, and back to MessagePack.
 
-They are like Spark's ``from_json`` and ``to_json``, for a format that many ZeroMQ programs send::
+They are like Spark's ``from_json`` and ``to_json``, for formats that many ZeroMQ programs send::
 
     from zmq_datasource.functions import from_msgpack
 
@@ -9,10 +9,11 @@ They are like Spark's ``from_json`` and ``to_json``, for a format that many Zero
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -23,9 +24,12 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from zmq_datasource.errors import OptionError, RowError
 
-__all__ = ["from_msgpack", "to_msgpack"]
+__all__ = ["from_cbor", "from_msgpack", "to_msgpack"]
 
 _Fit = Callable[[Any], Any]
+# What a tag contains, cbor2 gives as a tuple.
+_ARRAY = (list, tuple)
+_Mode = Literal["permissive", "failfast"]
 _INTEGERS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
 
 
@@ -33,10 +37,30 @@ class _UnfitError(ValueError):
     """A value does not fit the schema."""
 
 
+class _NoValueError(Exception):
+    """The formats have no value for a type of the schema."""
+
+
+class _Format(NamedTuple):
+    """A binary format that has maps, arrays and scalars.
+
+    Attributes:
+        name: As in "no MessagePack".
+        function: That reads it.
+        decode: From bytes to Python objects.
+        errors: Raised by ``decode`` for bytes that are none of the format.
+    """
+
+    name: str
+    function: str
+    decode: Callable[[bytes], Any]
+    errors: tuple[type[Exception], ...]
+
+
 def from_msgpack(
     column: Column | str,
     schema: t.DataType | str,
-    mode: Literal["permissive", "failfast"] = "permissive",
+    mode: _Mode = "permissive",
 ) -> Column:
     """Read MessagePack as a column of a schema.
 
@@ -54,22 +78,68 @@ def from_msgpack(
     Raises:
         OptionError: MessagePack has no value for a type of the schema, or the mode is unknown.
     """
+    errors = (msgspec.DecodeError, UnicodeDecodeError)
+    return _read(_Format("MessagePack", "from_msgpack", msgspec.msgpack.decode, errors), column, schema, mode)
+
+
+def from_cbor(column: Column | str, schema: t.DataType | str, mode: _Mode = "permissive") -> Column:
+    """Read CBOR (RFC 8949) as a column of a schema; needs ``pip install "zmq_datasource[cbor]"``.
+
+    As ``from_msgpack``. A date and time (tags 0 and 1) becomes a TIMESTAMP, a bignum an integer. Of a tag that cbor2
+    does not know, the content is read: a typed array (RFC 8746) becomes BINARY.
+
+    Args:
+        column: BINARY, as the column ``value`` of a source.
+        schema: The schema of the result, as in Spark.
+        mode: As in ``from_msgpack``.
+
+    Raises:
+        OptionError: CBOR has no value for a type of the schema, or the mode is unknown.
+        ImportError: cbor2 is not installed.
+    """
+    try:
+        import cbor2  # noqa: PLC0415 - an extra
+    except ImportError as e:
+        raise ImportError(
+            'from_cbor needs cbor2, also where Spark\'s workers run: pip install "zmq_datasource[cbor]"',
+            name="cbor2",
+        ) from e
+    return _read(_Format("CBOR", "from_cbor", _decode_cbor, (cbor2.CBORDecodeError,)), column, schema, mode)
+
+
+def _decode_cbor(value: bytes) -> Any:
+    import cbor2  # noqa: PLC0415 - an extra
+
+    content = io.BytesIO(value)
+    decoded = cbor2.CBORDecoder(content, tag_hook=lambda tag, _immutable: tag.value).decode()
+    if content.tell() != len(value):
+        raise _UnfitError(f"{len(value) - content.tell()} bytes follow the CBOR item")
+    return decoded
+
+
+def _read(form: _Format, column: Column | str, schema: t.DataType | str, mode: _Mode) -> Column:
     if mode not in ("permissive", "failfast"):
-        raise OptionError(f"from_msgpack(mode={mode!r}): it must be 'permissive' or 'failfast'")
+        raise OptionError(f"{form.function}(mode={mode!r}): it must be 'permissive' or 'failfast'")
     kind = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
-    fit = _fit_of(kind, "schema", mode == "permissive")
+    try:
+        fit = _fit_of(kind, "schema", mode == "permissive")
+    except _NoValueError as e:
+        raise OptionError(
+            f"{form.function}: {e}, for which {form.name} has no value; read it as a number or text, and cast it"
+        ) from None
     arrow = to_arrow_type(kind, timezone="UTC")
+    unreadable: tuple[type[Exception], ...] = (*form.errors, _UnfitError, RecursionError)
 
     def read(value: bytes | None) -> Any:
         if value is None:
             return None
         try:
-            return fit(msgspec.msgpack.decode(value))
-        except (msgspec.DecodeError, _UnfitError, RecursionError, UnicodeDecodeError) as e:
+            return fit(form.decode(value))
+        except unreadable as e:
             if mode == "failfast":
                 raise RowError(
-                    f"from_msgpack: {e}, in a value of {len(value)} bytes that begins with {value[:32]!r}; correct the "
-                    "schema, or use mode='permissive' to read such values as null"
+                    f"{form.function}: {e}, in a value of {len(value)} bytes that begins with {value[:32]!r}; correct "
+                    "the schema, or use mode='permissive' to read such values as null"
                 ) from e
             return None
 
@@ -126,11 +196,11 @@ def _fit_not_null(kind: t.DataType, where: str, lenient: bool) -> _Fit:
         return _struct(kind, where, lenient)
     if isinstance(kind, t.ArrayType):
         element = _fit_of(kind.elementType, f"{where}[]", lenient, kind.containsNull)
-        return lambda value: [element(one) for one in _instance(value, list, where)]
+        return lambda value: [element(one) for one in _instance(value, _ARRAY, where)]
     if isinstance(kind, t.MapType):
         key = _fit_of(kind.keyType, f"{where} key", lenient, nullable=False)
         item = _fit_of(kind.valueType, f"{where}{{}}", lenient, kind.valueContainsNull)
-        return lambda value: [(key(k), item(v)) for k, v in _instance(value, dict, where).items()]
+        return lambda value: [(key(k), item(v)) for k, v in _instance(value, Mapping, where).items()]
     if type(kind) in _INTEGERS:
         half = 1 << (_INTEGERS[type(kind)] - 1)
         return _integer(-half, half - 1, where)
@@ -143,10 +213,7 @@ def _fit_not_null(kind: t.DataType, where: str, lenient: bool) -> _Fit:
     simple = {t.BooleanType: bool, t.StringType: str, t.BinaryType: bytes, t.TimestampType: datetime}
     python = simple.get(type(kind))
     if python is None:
-        raise OptionError(
-            f"from_msgpack: {where} is {kind.simpleString()}, for which MessagePack has no value; read it as a number "
-            "or text, and cast it"
-        )
+        raise _NoValueError(f"{where} is {kind.simpleString()}")
     return lambda value: _instance(value, python, where)
 
 
@@ -174,9 +241,9 @@ def _struct(kind: t.StructType, where: str, lenient: bool) -> _Fit:
     ]
 
     def fit(value: Any) -> dict[str, Any]:
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {name: of(value.get(name)) for name, of in fields}
-        given = _instance(value, list, where)
+        given = _instance(value, _ARRAY, where)
         return {name: of(given[at]) if at < len(given) else None for at, (name, of) in enumerate(fields)}
 
     return fit

@@ -1,4 +1,4 @@
-"""Transactions over real sockets into real logs: whole or not at all, whoever dies, whatever is repeated."""
+"""Transactions over real sockets into real logs are there whole and once, after any kill or repetition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.source.ingest import Ingest
 
-pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
+pytestmark = pytest.mark.spark  # no Spark, but slow processes and kills
 Context = zmq.Context[Socket]
 
 
@@ -62,7 +62,7 @@ def accept_with(
     senders: SenderBounds,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Have receivers that begin now hold to these bounds, and to this clock."""
+    """Give the receivers that are started from now on these bounds and this clock."""
     monkeypatch.setattr(ingest_module, "AcceptorTerms", partial(AcceptorTerms, senders=senders))
 
     class Clocked(Acceptor):
@@ -84,7 +84,7 @@ def rows(*values: str) -> pa.RecordBatch:
 
 
 def stage(endpoint: str, *values: str, **which: Any) -> str:
-    """Send and stage rows; the attempt."""
+    """Send and stage rows. Returns the attempt."""
     with uplink(endpoint, **which) as link:
         assert not link.greet()
         link.send(rows(*values))
@@ -104,7 +104,7 @@ def values(location: Path) -> list[str]:
         return []
 
 
-def test_a_transaction_appears_when_it_is_committed_and_not_before(tmp_path: Path) -> None:
+def test_a_transaction_appears_when_it_is_committed(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         second = stage(endpoint, "c", "d", partition=1)
@@ -151,15 +151,15 @@ def test_a_commit_that_is_repeated_has_no_effect(tmp_path: Path) -> None:
     with receiving(tmp_path, endpoint):
         assert commit(endpoint, [attempt], 1)
         with uplink(endpoint) as link:
-            assert link.greet()  # a batch that is executed again sends nothing
+            assert link.greet()  # a repeated batch sends nothing
             link.count(pa.record_batch({"value": pa.array([b"abc", b"d"])}))
-            assert link.session.bytes == 4 + 3 * 4  # what they were the first time: with their offsets
+            assert link.session.bytes == 4 + 3 * 4  # as the first time: with their offsets
         with uplink(endpoint, number=1) as link:
             assert not link.greet()
     assert values(tmp_path) == ["a"]
 
 
-def test_what_is_staged_survives_the_receiver(tmp_path: Path) -> None:
+def test_staged_attempts_survive_a_restart_of_the_receiver(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a", "b")
@@ -168,7 +168,7 @@ def test_what_is_staged_survives_the_receiver(tmp_path: Path) -> None:
     assert values(tmp_path) == ["a", "b"]
 
 
-def test_only_the_attempts_that_won_are_published(tmp_path: Path) -> None:
+def test_only_the_attempts_that_a_commit_names_are_committed(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         stage(endpoint, "failed later")
@@ -197,7 +197,7 @@ def test_an_aborted_attempt_is_gone(tmp_path: Path) -> None:
         ({}, 2, "committing 2 rows, 1 are staged"),
     ],
 )
-def test_a_commit_of_something_else_is_refused(
+def test_a_commit_of_attempts_that_are_not_staged_is_refused(
     which: dict[str, Any], count: int, says: str, tmp_path: Path
 ) -> None:
     endpoint = free_endpoint()
@@ -208,7 +208,7 @@ def test_a_commit_of_something_else_is_refused(
         assert not commit(endpoint, [attempt], 1)
 
 
-def test_what_nobody_commits_is_discarded_in_time(tmp_path: Path) -> None:
+def test_attempts_without_a_commit_are_discarded_after_the_timeout(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint, transactionTimeout="200ms"):
         stage(endpoint, "a")
@@ -217,7 +217,7 @@ def test_what_nobody_commits_is_discarded_in_time(tmp_path: Path) -> None:
         )
 
 
-def test_a_silent_sender_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_silent_sender_does_not_hold_up_others(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), uplink(endpoint, producer="silent") as silent:
         silent.greet()
@@ -227,7 +227,7 @@ def test_a_silent_sender_holds_nobody_up(tmp_path: Path) -> None:
     assert values(tmp_path) == ["a"] * 5
 
 
-def test_transactions_committed_in_one_moment_share_a_chunk(tmp_path: Path) -> None:
+def test_transactions_that_are_committed_together_share_a_chunk(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         attempts = [stage(endpoint, str(n), producer=f"p{n}") for n in range(20)]
@@ -248,7 +248,7 @@ def test_transactions_committed_in_one_moment_share_a_chunk(tmp_path: Path) -> N
     assert sorted(values(tmp_path), key=int) == [str(n) for n in range(20)]
 
 
-def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
+def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
@@ -272,7 +272,7 @@ def test_a_slow_disk_at_the_end_of_one_attempt_holds_nobody_else_up(
     assert values(tmp_path) == ["a"]
 
 
-def test_a_sender_has_never_more_than_two_data_messages_on_the_way(
+def test_a_sender_has_at_most_two_data_messages_on_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
@@ -302,7 +302,7 @@ def test_a_sender_has_never_more_than_two_data_messages_on_the_way(
     assert log_rows(tmp_path).num_rows == 100
 
 
-def test_a_sender_that_finds_no_place_waits_for_one_and_sends_its_rows_once(
+def test_a_sender_without_a_place_waits_and_sends_its_rows_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     accept_with(monkeypatch, SenderBounds(places=1))
@@ -329,7 +329,7 @@ def test_a_sender_that_finds_no_place_waits_for_one_and_sends_its_rows_once(
     assert log_rows(tmp_path).num_rows == 100
 
 
-def test_a_full_log_delays_a_commit_and_refuses_nothing(tmp_path: Path) -> None:
+def test_a_full_log_delays_a_commit(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest:
         big = ["x" * 60_000]
@@ -368,7 +368,7 @@ def test_a_row_too_large_is_refused_here(tmp_path: Path, monkeypatch: pytest.Mon
             link.send(rows("x" * 2000))
 
 
-def test_nobody_there_is_an_error_that_says_so() -> None:
+def test_a_missing_receiver_is_an_error_that_names_the_endpoint() -> None:
     with (
         pytest.raises(NoPeerError, match="Start the receiver"),
         uplink(free_endpoint(), connectTimeout="200ms"),
@@ -376,7 +376,7 @@ def test_nobody_there_is_an_error_that_says_so() -> None:
         pass
 
 
-def test_a_receiver_that_is_gone_is_an_error_after_a_while(tmp_path: Path) -> None:
+def test_a_receiver_that_has_gone_is_an_error_after_the_timeout(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with (
         uplink_of_a_lost_receiver(tmp_path, endpoint) as link,
@@ -406,7 +406,7 @@ def uplink_after_start(tmp_path: Path, endpoint: str, **options: Any) -> Iterato
         link.__exit__(None, None, None)
 
 
-def test_a_receiver_that_restarted_fails_the_attempt_and_the_next_one_does(tmp_path: Path) -> None:
+def test_after_a_restart_of_the_receiver_the_next_attempt_succeeds(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with uplink_after_start(tmp_path, endpoint) as link, receiving(tmp_path, endpoint):
         with pytest.raises(TransactionError):
@@ -415,7 +415,7 @@ def test_a_receiver_that_restarted_fails_the_attempt_and_the_next_one_does(tmp_p
     assert values(tmp_path) == ["a"]
 
 
-def test_noise_is_refused_and_harms_nobody(context: Context, tmp_path: Path) -> None:
+def test_noise_is_refused_and_does_not_disturb_others(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         noisy = context.socket(zmq.DEALER)
@@ -433,7 +433,7 @@ def test_noise_is_refused_and_harms_nobody(context: Context, tmp_path: Path) -> 
 
 
 class Cable:
-    """A tcp connection that can be cut: forwards to a receiver until told to hang up."""
+    """A tcp connection to a receiver that can be cut."""
 
     def __init__(self, endpoint: str) -> None:
         host, port = endpoint.removeprefix("tcp://").split(":")
@@ -501,7 +501,7 @@ class Cable:
             sock.close()
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_was(tmp_path: Path) -> None:
+def test_an_attempt_continues_after_its_connection_breaks(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     batch = pa.record_batch({"value": [b"%07d" % n + b"x" * 993 for n in range(2000)]})
     with receiving(tmp_path, endpoint), Cable(endpoint) as cable, uplink(cable.endpoint) as link:
@@ -521,7 +521,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(tmp_path: Path) -> No
 
 
 def photographed(monkeypatch: pytest.MonkeyPatch, log: Path, album: Path) -> list[Path]:
-    """Copies of the log after each step that touches the disk, as a crash of the receiver would leave it."""
+    """Copies of the log after each step on the disk, as after a crash of the receiver."""
     photos: list[Path] = []
 
     def then_photographed(step: Callable[..., None]) -> Callable[..., None]:
@@ -538,7 +538,7 @@ def photographed(monkeypatch: pytest.MonkeyPatch, log: Path, album: Path) -> lis
     return photos
 
 
-def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
+def test_a_crash_at_any_step_leaves_all_of_a_transaction_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
@@ -556,7 +556,7 @@ def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
         got = values(photo)
         assert got == whole[: len(got)]
         assert len(got) % 4 == 0
-        # The sender repeats what it was at, which may be the last that is there, as often as it takes.
+        # The sender repeats its transaction until it is committed.
         endpoint = free_endpoint()
         with receiving(photo, endpoint, walSync=False):
             for number in range(max(len(got) // 4 - 1, 0), 3):
@@ -575,7 +575,7 @@ def test_at_every_step_of_a_commit_a_crash_leaves_all_of_it_or_none(
         assert values(photo) == whole, photo
 
 
-def test_a_commit_is_not_believed_before_it_is_on_disk(
+def test_a_commit_is_not_answered_before_it_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
@@ -601,7 +601,7 @@ def test_a_commit_is_not_believed_before_it_is_on_disk(
             assert link.greet()
 
 
-def test_a_part_that_is_damaged_is_refused_and_nothing_of_the_transaction_appears(tmp_path: Path) -> None:
+def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         first, second = stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)
@@ -616,7 +616,7 @@ def test_a_part_that_is_damaged_is_refused_and_nothing_of_the_transaction_appear
     assert values(tmp_path) == ["a", "b"]
 
 
-def test_a_staged_file_that_cannot_be_read_does_not_keep_the_receiver_from_starting(tmp_path: Path) -> None:
+def test_the_receiver_starts_in_spite_of_an_unreadable_staged_file(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a")
@@ -629,7 +629,7 @@ def test_a_staged_file_that_cannot_be_read_does_not_keep_the_receiver_from_start
 
 
 @pytest.mark.parametrize(("attempts", "count"), [([], 0), ([], 5), (["twice"], 2)])
-def test_a_commit_of_nothing_or_of_something_twice_is_refused(
+def test_a_commit_of_no_attempt_or_of_one_twice_is_refused(
     attempts: list[str], count: int, tmp_path: Path
 ) -> None:
     endpoint = free_endpoint()
@@ -643,7 +643,7 @@ def test_a_commit_of_nothing_or_of_something_twice_is_refused(
 
 
 def test_a_commit_with_fewer_rows_than_the_batch_had_is_refused(tmp_path: Path) -> None:
-    """One task was told that the batch is committed, and the log was made anew before the other began."""
+    """The log was replaced between two tasks, the first of which has sent nothing because the batch was committed."""
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a", partition=1)
@@ -652,7 +652,7 @@ def test_a_commit_with_fewer_rows_than_the_batch_had_is_refused(tmp_path: Path) 
     assert values(tmp_path) == []
 
 
-def test_a_healthy_receiver_is_sent_everything_once(tmp_path: Path) -> None:
+def test_without_faults_every_message_is_sent_once(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     batch = pa.record_batch({"value": [b"x" * 1000] * 10_000})
     with receiving(tmp_path, endpoint), Cable(endpoint) as cable, uplink(cable.endpoint) as link:
@@ -664,7 +664,7 @@ def test_a_healthy_receiver_is_sent_everything_once(tmp_path: Path) -> None:
         assert cable.forwarded < 1.2 * link.session.bytes
 
 
-def test_who_is_refused_for_want_of_room_leaves_it_to_the_others(tmp_path: Path) -> None:
+def test_an_attempt_that_is_refused_for_lack_of_room_frees_its_own(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     big = pa.record_batch({"value": [b"x" * 10_000] * 50})
     with receiving(tmp_path, endpoint, walMaxBytes="1m"):
@@ -673,13 +673,13 @@ def test_who_is_refused_for_want_of_room_leaves_it_to_the_others(tmp_path: Path)
             for _ in range(10):
                 link.send(big)
             link.finish()
-        for _ in range(5):  # a task that is repeated leaves its former attempts
+        for _ in range(5):  # a repeated task leaves its earlier attempts
             attempt = stage(endpoint, *["y" * 1000] * 300)
         assert not commit(endpoint, [attempt], 300)
         wait_for(lambda: not any((tmp_path / "0" / "staging").iterdir()), "nothing left behind")
 
 
-def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_task_that_gives_up_leaves_no_staged_rows(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         with pytest.raises(KeyError), uplink(endpoint) as link:
@@ -693,8 +693,8 @@ def test_a_task_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
         assert not any((tmp_path / "0" / "staging").iterdir())
 
 
-def test_large_types_of_arrow_are_sent_right(tmp_path: Path) -> None:
-    """As Spark gives them with spark.sql.execution.arrow.useLargeVarTypes."""
+def test_columns_with_64_bit_offsets_are_sent(tmp_path: Path) -> None:
+    """Spark makes them with spark.sql.execution.arrow.useLargeVarTypes."""
     endpoint = free_endpoint()
     frames = pa.record_batch({"frames": pa.array([[b"abc"], [b"t", b"v"]], pa.list_(pa.large_binary()))})
     texts = pa.record_batch({"value": pa.array(["d"], pa.large_string())})
@@ -718,7 +718,7 @@ def test_large_rows_among_small_ones_are_sent(tmp_path: Path) -> None:
     assert log_rows(tmp_path).num_rows == batch.num_rows
 
 
-def test_a_stop_answers_the_commits_that_are_under_way(
+def test_a_stop_answers_the_commits_that_are_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()

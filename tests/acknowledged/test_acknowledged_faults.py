@@ -1,4 +1,4 @@
-"""What a sender must not be told, what it must not take from others, and what must not end the receiver."""
+"""Repetition with other rows, senders that compete for places, and messages that must not end the receiver."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def sessions_of(ingest: Ingest) -> Sessions:
     return acceptor_of(ingest).reception.sessions
 
 
-# "Done already" is answered only for the same thing.
+# "Committed again" is answered only for the same rows.
 
 
-def test_an_older_number_is_refused_and_not_called_done(context: Context, tmp_path: Path) -> None:
+def test_an_older_number_is_refused(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
         for number in range(3):
@@ -76,7 +76,7 @@ def test_an_older_number_is_refused_and_not_called_done(context: Context, tmp_pa
     assert values(tmp_path) == ["a"] * 3
 
 
-def test_data_of_an_older_number_is_refused_before_it_costs_a_file(context: Context, tmp_path: Path) -> None:
+def test_data_of_an_older_number_is_refused_without_a_file(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
         sender.commit("q", 5, [sender.stage("q", 5, b"a")], 1)
@@ -87,7 +87,7 @@ def test_data_of_an_older_number_is_refused_before_it_costs_a_file(context: Cont
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_last_number_is_done_only_with_the_same_rows(
+def test_the_last_number_is_committed_again_only_with_the_same_rows(
     restarted: bool, context: Context, tmp_path: Path
 ) -> None:
     endpoint, digest = free_endpoint(), as_text(digest_of(rows("a", "b")))
@@ -116,13 +116,13 @@ def check_what_is_repeated(sender: RawSender, digest: str) -> None:
         assert (refused["kind"], refused.get("code")) == ("X", "conflict")
         assert "computed again" in refused["reason"]
     assert sender.commit("q", 7, [], 2, digest=digest)["again"]
-    assert sender.commit("q", 7, [], 2)["again"]  # a sender that says no digest
+    assert sender.commit("q", 7, [], 2)["again"]  # without a digest
 
 
 def test_other_rows_under_a_number_that_is_being_committed_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two drivers of one query at the same moment."""
+    """Two drivers of one query commit at the same moment."""
     endpoint = free_endpoint()
     write, writing, go_on = LogStorage.put_chunk, threading.Event(), threading.Event()
 
@@ -150,7 +150,7 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
 
 
 def peers_that_commit(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
-    """Those whose commits are taken in from now on."""
+    """The peers whose commits are received from now on."""
     peers: set[bytes] = set()
     receive = Reception.receive
 
@@ -169,7 +169,7 @@ def commit_with_digest(endpoint: str, attempt: str, value: str, number: int) -> 
         return link.commit([attempt], 1, digest_of(rows(value)))
 
 
-def test_a_sender_from_an_older_state_is_told_before_it_sends_anything(tmp_path: Path) -> None:
+def test_a_sender_with_an_older_number_is_refused_before_it_sends_rows(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         for number in range(2):
@@ -183,7 +183,7 @@ def test_a_sender_from_an_older_state_is_told_before_it_sends_anything(tmp_path:
             assert link.greet()  # the last one may be repeated
 
 
-def test_a_copy_of_a_producer_is_refused_and_takes_nothing_away(tmp_path: Path) -> None:
+def test_a_copy_of_a_producer_is_refused_and_its_rows_are_kept(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with (
         receiving(tmp_path, endpoint),
@@ -205,7 +205,7 @@ frames = st.lists(st.binary(max_size=6), min_size=1, max_size=3)
 
 
 @given(st.lists(frames, max_size=20), st.randoms(use_true_random=False), st.integers(0, 20))
-def test_a_digest_depends_on_the_rows_and_not_on_their_order_or_where_they_are(
+def test_a_digest_depends_on_the_rows_but_not_on_their_order_or_batches(
     messages: list[list[bytes]], chance: Any, at: int
 ) -> None:
     kind = pa.list_(pa.binary())
@@ -220,7 +220,7 @@ def test_a_digest_depends_on_the_rows_and_not_on_their_order_or_where_they_are(
     assert total(messages, [[b"a", b"b"]]) != total(messages, [[b"ab"]])
 
 
-def test_a_digest_depends_on_what_is_sent_and_not_on_the_type_of_its_column() -> None:
+def test_a_digest_depends_on_the_bytes_but_not_on_the_column_type() -> None:
     texts, same = ["a", "é", ""], set()
     for kind in (pa.string(), pa.large_string()):
         for target in (kind, pa.binary() if kind == pa.string() else pa.large_binary()):
@@ -236,7 +236,7 @@ def test_a_digest_depends_on_what_is_sent_and_not_on_the_type_of_its_column() ->
     assert as_text(digest_of(pa.record_batch({"topic": ["t"], "value": ["v"]}))) == "8f33520e4922b7a9"
 
 
-def test_transactions_go_on_from_a_state() -> None:
+def test_transactions_are_restored_from_the_state_of_the_log() -> None:
     transactions = CommittedTransactions(SourceCounters(), 10)
     transactions.commit("q", Transaction(7, "attempt", 2, as_text(5)))
     transactions.commit("r", Transaction(1, "x", 4))
@@ -246,7 +246,7 @@ def test_transactions_go_on_from_a_state() -> None:
     last = again.last("q")
     assert last == Transaction(8, "newer", 5)
     assert again.last("r") == Transaction(1, "x", 4)
-    last.check_is("q", 8, 5, as_text(1))  # nothing was said of its digest
+    last.check_is("q", 8, 5, as_text(1))  # the transaction has no digest
     with pytest.raises(TransactionError, match="already has transaction 8"):
         last.check_is("q", 7, 5, None)
 
@@ -256,7 +256,7 @@ def test_transactions_go_on_from_a_state() -> None:
     [{}, {"sql.streaming.queryId": "q"}, {"streaming.sql.batchId": "7"}],
     ids=["neither", "no batch", "no query"],
 )
-def test_a_batch_of_a_query_that_spark_does_not_name_raises(properties: dict[str, str]) -> None:
+def test_a_batch_without_a_query_id_or_number_is_refused(properties: dict[str, str]) -> None:
     class Task:
         def getLocalProperty(self, key: str) -> str | None:
             return properties.get(key)
@@ -269,7 +269,7 @@ def test_a_batch_of_a_query_that_spark_does_not_name_raises(properties: dict[str
     assert Job.of("write-x", task).publisher(3) == "write-x/3"
 
 
-# Each sender comes to its turn.
+# Senders share the places.
 
 
 def test_a_sender_that_only_asks_takes_no_place(context: Context, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def begin(sender: RawSender, attempt: str) -> None:
     assert sender.data(attempt, 0, b"x", attempt=attempt)["kind"] == "T"
 
 
-def test_the_longest_silent_makes_place_when_there_are_too_many(
+def test_the_session_that_is_silent_for_longest_is_replaced(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, now = free_endpoint(), [0.0]
@@ -307,9 +307,7 @@ def test_the_longest_silent_makes_place_when_there_are_too_many(
         assert sender.data("0" * 32, 0, b"x", attempt="0" * 32, index=1)["code"] == "unknown"
 
 
-def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 2_000_000)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
@@ -329,7 +327,7 @@ def test_an_attempt_that_is_begun_anew_gives_the_old_one_back(
 def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While another thread closes its file."""
+    """The data comes while another thread forces the file to the disk."""
     endpoint, attempt = free_endpoint(), uuid.uuid4().hex
     finish, forcing, go_on = StagedFiles.finish, threading.Event(), threading.Event()
 
@@ -354,12 +352,12 @@ def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
     assert values(tmp_path) == ["a"]
 
 
-def test_an_attempt_cannot_change_what_it_is_an_attempt_at(context: Context, tmp_path: Path) -> None:
+def test_an_attempt_cannot_change_its_transaction(context: Context, tmp_path: Path) -> None:
     endpoint, attempt = free_endpoint(), uuid.uuid4().hex
     with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
         sender.ask("H", "W", attempt=attempt, producer="q")
         assert sender.data("q", 0, b"a", attempt=attempt)["kind"] == "T"
-        assert sender.data("somebody", 0, b"b", attempt=attempt, index=1)["code"] == "protocol"
+        assert sender.data("other", 0, b"b", attempt=attempt, index=1)["code"] == "protocol"
         assert sender.data("q", 1, b"b", attempt=attempt, index=1)["code"] == "protocol"
         part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
         assert sender.ask("E", "S", **part, messages=1, rows=1)["rows"] == 1
@@ -368,7 +366,7 @@ def test_an_attempt_cannot_change_what_it_is_an_attempt_at(context: Context, tmp
 @pytest.mark.parametrize(
     "where", ["rows_of", "decode", "StagedFile.append", "StagedFile.finish", "Staging.add"]
 )
-def test_an_unexpected_error_refuses_one_message_and_is_told(
+def test_an_unexpected_error_refuses_one_message_and_is_logged(
     where: str,
     context: Context,
     tmp_path: Path,
@@ -378,7 +376,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_told(
     endpoint, attempt = free_endpoint(), uuid.uuid4().hex
 
     def broken(*args: Any) -> None:
-        raise ZeroDivisionError("nobody has thought of this")
+        raise ZeroDivisionError("an unexpected fault")
 
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
         with monkeypatch.context() as broke, caplog.at_level(logging.ERROR):
@@ -392,7 +390,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_told(
             assert (answer["kind"], answer["code"]) == ("X", "internal")
             assert "ZeroDivisionError" in answer["reason"]
         assert ingest.counters.internal_errors == 1
-        assert "nobody has thought of this" in caplog.text
+        assert "an unexpected fault" in caplog.text
         assert "Traceback" in caplog.text
         assert not sessions_of(ingest)
         assert sender.commit("q", 0, [sender.stage("q", 0, b"a")], 1)["kind"] == "K"
@@ -422,7 +420,7 @@ def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
 def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not one peer's fault, and nothing after it can be made durable."""
+    """The fault is not in one message, and nothing after it can be made durable."""
     endpoint = free_endpoint()
 
     def full(*args: Any) -> None:
@@ -449,13 +447,13 @@ def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
 
 
 def with_a_hidden_state(content: bytes) -> bytes:
-    """A chunk of which one bit was flipped, so that Arrow reads its rows, and nothing of its state."""
+    """A chunk with one flipped bit, so that Arrow reads its rows but not its state."""
     assert content.count(b"state\0") == 1
     return content.replace(b"state\0", b"rtate\0")
 
 
-def test_a_flipped_bit_lets_no_transaction_into_the_log_twice(tmp_path: Path) -> None:
-    """A receiver that takes a hidden state for none has forgotten which transactions are in the log."""
+def test_a_flipped_bit_does_not_let_a_transaction_into_the_log_twice(tmp_path: Path) -> None:
+    """A receiver that did not notice the damage would have forgotten which transactions are in the log."""
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         assert not commit(endpoint, [stage(endpoint, "debit", "credit")], 2)

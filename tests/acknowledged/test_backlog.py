@@ -1,4 +1,4 @@
-"""Messages that wait at a receiver: bounded whatever senders do, and in their order."""
+"""Messages that wait at a receiver stay within the bounds and in their order."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_sender_has_its_share_or_one_message() -> None:
     assert offer(backlog, b"large", 1, 5)
 
 
-def test_a_sender_with_little_is_not_kept_out_by_those_with_much() -> None:
+def test_a_sender_with_few_bytes_displaces_those_with_many() -> None:
     backlog: Backlog[int] = Backlog(EACH, ALL_BYTES)
     for number in range(10):
         for half in (0, 1):
@@ -84,11 +84,11 @@ def test_a_sender_with_little_is_not_kept_out_by_those_with_much() -> None:
     left = []
     while (entry := backlog.take()) is not None:
         left.append(entry[2])
-    assert left == [0, *range(2, 20), 99]  # one lost its newest message
+    assert left == [0, *range(2, 20), 99]  # one has lost its newest message
 
 
 @pytest.mark.spark  # no Spark, but a process and its memory
-def test_a_sender_that_has_too_much_on_the_way_takes_little_memory_of_a_receiver_with_a_full_log(
+def test_a_sender_that_ignores_the_bounds_takes_little_memory(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     endpoint = free_endpoint()

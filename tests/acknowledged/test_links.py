@@ -1,4 +1,4 @@
-"""A staged file that becomes a chunk: whole or not at all, once, wherever the receiver is killed."""
+"""A staged file becomes a chunk whole and once, wherever the receiver is killed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Receiver:
         self.log.close()
 
     def tell(self, *messages: Message, rows: pa.RecordBatch | None = None) -> list[Message]:
-        """Say something; what is answered at once."""
+        """Send a message. Returns the answers of this moment."""
         for message in messages:
             buffers = [] if rows is None else [bytes(memoryview(b)) for b in pack_columns(rows)[1]]  # type: ignore[arg-type]
             self.reception.receive(b"p", [bytes(f) for f in encode(message, buffers)], self.now)
@@ -99,11 +99,11 @@ class Receiver:
         return [decode(frames)[0] for _, frames in self.reception.answers()]
 
     def settled(self) -> list[Message]:
-        """What is answered when all that is under way is done."""
+        """Wait until nothing is being written. Returns the answers."""
         answers = self.heard()
         self.reception.cut()
         while self.reception.busy:
-            time.sleep(0.001)  # others want the interpreter
+            time.sleep(0.001)  # other threads need the interpreter
             self.reception.answer_completed(self.now)
             answers += self.heard()
         return answers
@@ -118,7 +118,7 @@ class Receiver:
     def send(
         self, rows: int, number: int = 0, partition: int = 0, producer: str = "q", letter: bytes = b"a"
     ) -> End:
-        """Send data; how to end it."""
+        """Send data. Returns the message that ends the attempt."""
         part: dict[str, Any] = {"producer": producer, "number": number, "partition": partition}
         part["attempt"] = uuid.uuid4().hex
         batches = [batch(rows, letter)[at : at + _MESSAGE_ROWS] for at in range(0, rows, _MESSAGE_ROWS)]
@@ -128,7 +128,7 @@ class Receiver:
         return End(**part, messages=len(batches), rows=rows)
 
     def commit(self, attempts: list[str], rows: int, number: int = 0, producer: str = "q") -> list[Message]:
-        """Ask for a commit; ``settled`` has the answer."""
+        """Ask for a commit. ``settled`` returns its answer."""
         return self.tell(Commit(producer=producer, number=number, attempts=attempts, rows=rows))
 
 
@@ -177,12 +177,14 @@ def test_a_large_part_becomes_a_chunk_by_a_link(tmp_path: Path, monkeypatch: pyt
         assert receiver.log.unsealed_bytes == 0
         assert (receiver.counters.received, receiver.counters.bytes) == (LARGE, LARGE * (_ROW_BYTES + 1))
     assert values(tmp_path) == batch(LARGE)
-    with Receiver(tmp_path) as receiver:  # the chunk says that the transaction is committed
+    with Receiver(tmp_path) as receiver:  # the transaction is committed, by the chunk
         assert committed(receiver.commit([attempt], LARGE)) == [("q", 0, True)]
 
 
-def test_what_a_log_hands_on_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy's subscribers get the rows."""
+def test_a_log_that_passes_rows_on_reads_the_staged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy passes rows on to its subscribers."""
     monkeypatch.setattr(LogWriter, "takes_files", False)
     with Receiver(tmp_path) as receiver:
         attempt = receiver.stage(LARGE)
@@ -194,8 +196,8 @@ def test_what_a_log_hands_on_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("sizes", [(LARGE, SMALL), (SMALL, LARGE), (LARGE, LARGE, SMALL)])
-def test_several_parts_are_one_chunk_in_their_order(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """Those after the first are appended to its file, if that is large."""
+def test_several_parts_become_one_chunk_in_their_order(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """The other parts are appended to the file of the first one, if that is large."""
     with Receiver(tmp_path) as receiver:
         parts = [receiver.stage(n, 0, p, letter=b"%d" % p) for p, n in reversed([*enumerate(sizes)])]
         first = staged_path(tmp_path, parts[-1]).stat().st_ino
@@ -207,8 +209,8 @@ def test_several_parts_are_one_chunk_in_their_order(tmp_path: Path, sizes: tuple
     assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
 
 
-def test_transactions_of_one_moment_keep_their_order_and_each_is_noted_with_its_rows(tmp_path: Path) -> None:
-    """A file begins a chunk, and rows that come after it are in the same one."""
+def test_transactions_in_one_chunk_keep_their_order_and_numbers(tmp_path: Path) -> None:
+    """A file becomes the chunk, and later rows are in the same chunk."""
     sizes = [SMALL, SMALL, LARGE, SMALL, LARGE]
     with Receiver(tmp_path) as receiver:
         attempts = [receiver.stage(n, 0, producer=f"q{i}", letter=b"%d" % i) for i, n in enumerate(sizes)]
@@ -240,7 +242,7 @@ def test_a_staged_file_of_another_process_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
-def test_a_staged_file_that_is_not_whole_any_more_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_staged_file_that_was_cut_is_refused(tmp_path: Path, damage: str) -> None:
     with Receiver(tmp_path) as receiver:
         attempt = receiver.stage(LARGE)
         path = staged_path(tmp_path, attempt)
@@ -260,17 +262,17 @@ def test_a_staged_file_that_is_not_whole_any_more_is_refused(tmp_path: Path, dam
     assert values(tmp_path) == batch(LARGE)
 
 
-def test_what_was_staged_where_the_log_was_away_is_asked_for_again(tmp_path: Path) -> None:
+def test_rows_that_were_staged_while_the_log_was_away_are_requested_again(tmp_path: Path) -> None:
     location, away = tmp_path / "log", tmp_path / "away"
     with Receiver(location) as receiver:
         location.rename(away)
-        (location / "0").mkdir(parents=True)  # what the directory was mounted on
+        (location / "0").mkdir(parents=True)  # the mount point, below the mounted directory
         attempt = receiver.stage(LARGE)
         receiver.commit([attempt], LARGE)
         assert receiver.settled() == []
         shutil.rmtree(location)
         away.rename(location)
-        (refusal,) = receiver.commit([attempt], LARGE)  # as a sender that has no answer does
+        (refusal,) = receiver.commit([attempt], LARGE)  # repeated, because there was no answer
         assert isinstance(refusal, Refusal)
         assert refusal.code == "unknown"
         again = receiver.stage(LARGE)
@@ -279,8 +281,8 @@ def test_what_was_staged_where_the_log_was_away_is_asked_for_again(tmp_path: Pat
     assert values(location) == batch(LARGE)
 
 
-def test_a_bit_that_the_disk_flips_in_a_staged_file_is_noticed_in_the_chunk(tmp_path: Path) -> None:
-    """As a bit that it flips later: a file that becomes a chunk by a link is not read."""
+def test_a_flipped_bit_in_a_staged_file_is_noticed_in_the_chunk(tmp_path: Path) -> None:
+    """A file that becomes a chunk by a link is not read, so its checksums are verified later."""
     with Receiver(tmp_path) as receiver:
         attempt = receiver.stage(LARGE)
         path = staged_path(tmp_path, attempt)
@@ -297,7 +299,7 @@ def test_a_bit_that_the_disk_flips_in_a_staged_file_is_noticed_in_the_chunk(tmp_
 
 @pytest.mark.parametrize("sizes", [(LARGE,), (LARGE, LARGE)])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_disk_that_is_full_at_the_end_of_a_chunk_leaves_the_attempts_as_they_were(
+def test_a_full_disk_at_the_end_of_a_chunk_leaves_the_attempts_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool, sizes: tuple[int, ...]
 ) -> None:
     refused: list[str] = []
@@ -335,10 +337,10 @@ def test_a_disk_that_is_full_at_the_end_of_a_chunk_leaves_the_attempts_as_they_w
     assert not staged(tmp_path)
 
 
-def test_what_was_appended_to_a_staged_file_is_none_of_its_rows(
+def test_rows_that_a_crash_has_appended_to_a_staged_file_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far a crash has let it come."""
+    """A crash may have appended any part of them."""
     path = tmp_path / "log"
     with Receiver(path) as receiver:
         first, second = receiver.stage(LARGE), receiver.stage(LARGE, partition=1, letter=b"b")
@@ -371,7 +373,7 @@ def test_what_was_appended_to_a_staged_file_is_none_of_its_rows(
 
 
 class Stopped:
-    """Stops the first thread that comes to a failpoint, until it is to go on."""
+    """Stops the first thread at a failpoint, until the test lets it continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
         self._point = point
@@ -391,10 +393,10 @@ class Stopped:
 
 
 @pytest.mark.parametrize("point", ["log.group.before_write", "log.store.before_link", "log.chunk.after_put"])
-def test_what_becomes_a_chunk_is_not_discarded_meanwhile(
+def test_a_file_that_becomes_a_chunk_is_not_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """By a newer attempt that wants its room, by its sender, or because it takes long."""
+    """Neither by a newer attempt that needs its room, nor by its sender, nor after the timeout."""
     with Receiver(tmp_path, most_staged_bytes=10 << 20) as receiver:
         one, other = receiver.stage(LARGE), receiver.stage(LARGE)
         stopped = Stopped(monkeypatch, point)
@@ -402,7 +404,7 @@ def test_what_becomes_a_chunk_is_not_discarded_meanwhile(
         receiver.reception.cut()
         stopped.wait()
         receiver.tell(Abort(producer="q", number=0, attempts=[one]))
-        receiver.send(LARGE, producer="p")  # for which there is no room
+        receiver.send(LARGE, producer="p")  # there is no room for it
         receiver.now = 1000.0
         receiver.reception.check_timeouts(receiver.now)
         stopped.go_on()
@@ -412,10 +414,10 @@ def test_what_becomes_a_chunk_is_not_discarded_meanwhile(
 
 
 @pytest.mark.parametrize("point", ["log.group.before_write", "log.store.before_link"])
-def test_a_writer_that_was_stopped_while_another_one_took_its_attempt_is_overtaken(
+def test_a_stopped_writer_is_overtaken_by_one_that_commits_its_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """On a shared file system, which gives the lock of a host that is cut off to another host."""
+    """A shared file system gives the lock of a host that is cut off to another host."""
 
     def commit_with_the_first() -> list[Message]:
         with Receiver(tmp_path) as first:
@@ -439,7 +441,7 @@ def test_a_writer_that_was_stopped_while_another_one_took_its_attempt_is_overtak
 
 # A kill.
 
-# A process for each point and number of parts, which is killed there; they are forked, for imports take their time.
+# A process for each failpoint and number of parts, which is killed there. They are forked, because imports are slow.
 _COMMITS = """
 import os, signal, sys
 from pathlib import Path
@@ -455,7 +457,7 @@ def commit(place, parts, point):
         receiver.commit(attempts, parts * LARGE)
         receiver.settled()
 
-pyarrow.compute.min_max([1])  # the first time takes a quarter of a second
+pyarrow.compute.min_max([1])  # the first call takes a quarter of a second
 for point in sys.argv[2:]:
     for parts in (1, 2):
         process = os.fork()
@@ -474,7 +476,7 @@ _POINTS = [
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has a log for each number of parts and point at which its receiver was killed."""
+    """A log for each number of parts and each failpoint at which its receiver was killed."""
     path = tmp_path_factory.mktemp("killed")
     subprocess.run([sys.executable, "-c", _COMMITS, str(path), *_POINTS], check=True, timeout=120)
     return path
@@ -482,9 +484,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("point", _POINTS)
-def test_a_kill_leaves_all_of_a_transaction_or_none_and_a_repeated_commit_counts_once(
-    killed: Path, point: str, parts: int
-) -> None:
+def test_a_kill_leaves_all_of_a_transaction_or_nothing(killed: Path, point: str, parts: int) -> None:
     path, rows = killed / f"{point}-{parts}", parts * LARGE
     attempts = (path / "attempts").read_text().split()
     is_there = _POINTS.index(point) >= _POINTS.index("log.store.after_link")
@@ -521,7 +521,7 @@ def test_a_staged_file_becomes_a_chunk_in_a_bucket(parts: int, monkeypatch: pyte
             assert committed(receiver.commit(attempts, parts * LARGE)) == [("q", 0, True)]
 
 
-def test_a_bucket_that_is_away_at_the_commit_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_waits_for_a_bucket_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with BucketServer() as server:
         location = server.location(f"logs/{uuid.uuid4().hex}")
         with Receiver(location, retry_timeout=60.0) as receiver:
@@ -535,14 +535,14 @@ def test_a_bucket_that_is_away_at_the_commit_is_waited_for(monkeypatch: pytest.M
         assert values(location) == batch(LARGE)
 
 
-def test_an_end_that_is_asked_for_again_while_no_file_can_be_opened_ends_nothing(
+def test_a_repeated_end_without_a_free_descriptor_does_not_end_the_receiver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Receiver(tmp_path) as receiver:
         end = receiver.send(SMALL, 0)
         receiver.tell(end)
         receiver.settled()
-    with Receiver(tmp_path) as receiver:  # it has not read the rows yet
+    with Receiver(tmp_path) as receiver:  # this one has not read the rows
         with monkeypatch.context() as patch:
             patch.setattr(StagedFiles, "read", exhausted)
             assert receiver.tell(end) == []

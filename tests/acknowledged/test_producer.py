@@ -1,4 +1,4 @@
-"""The Producer, the receiver as a program, and queries on its log: real processes, real kills, no JVM."""
+"""The Producer, the receiver as a program, and queries on its log, with real processes and kills, without a JVM."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-pytestmark = pytest.mark.spark  # no Spark, but processes and kills that take their time
+pytestmark = pytest.mark.spark  # no Spark, but slow processes and kills
 FAST = {"zmq.reconnect_ivl": "20"}
 
 
@@ -48,7 +48,7 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_sooner(monkeypatch)
 
 
-def test_what_is_flushed_is_in_the_log(tmp_path: Path) -> None:
+def test_flushed_messages_are_in_the_log(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
         producer.send("a", topic="t")
@@ -89,7 +89,7 @@ def test_a_block_that_fails_flushes_nothing(tmp_path: Path) -> None:
     assert values(tmp_path) == []
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+def test_messages_in_memory_are_bounded(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint, max_bytes=1000) as producer:
         for _ in range(15):
@@ -101,7 +101,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     assert log_rows(tmp_path).num_rows == 15
 
 
-def test_a_name_goes_on_where_it_stopped_and_belongs_to_one(tmp_path: Path) -> None:
+def test_a_name_continues_its_numbers_and_belongs_to_one_producer(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         with Producer(endpoint, name="p") as producer:
@@ -139,10 +139,10 @@ def without_committed(answers: list[tuple[bytes, list[Any]]]) -> list[tuple[byte
     return [(peer, frames) for peer, frames in answers if not isinstance(decode(frames)[0], Committed)]
 
 
-def test_a_flush_in_doubt_is_settled_and_what_came_after_it_is_not_lost(
+def test_a_flush_without_an_answer_is_found_in_the_log_and_later_messages_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit took place, its answer was not heard in time; meanwhile more was sent."""
+    """The commit took place, but its answer was lost. Then more messages are sent."""
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, sendTimeout="300ms") as producer:
         answers = Reception.answers
@@ -161,7 +161,7 @@ def test_a_flush_in_doubt_is_settled_and_what_came_after_it_is_not_lost(
 
 
 def transfer(producer: Producer) -> None:
-    """Two rows that belong together, as a user's code sends them; it can be run again."""
+    """Send two rows in a transaction, as a user's code does that runs the block again after an error."""
     with producer.transaction():
         producer.send("debit")
         producer.send("credit" + "x" * 60_000)
@@ -179,15 +179,15 @@ def test_a_refused_transaction_is_dropped_and_its_block_can_be_run_again(
         attempt = other.stage("other", 0, b"x" * 60_000)
         with pytest.raises(TransactionError, match="walMaxBytes"):
             transfer(producer)
-        producer.flush()  # nothing is left of it
+        producer.flush()  # there is nothing to flush
         other.ask("A", "B", producer="other", number=0, attempts=[attempt])
         other.close()
         transfer(producer)
     assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
 
 
-def test_no_block_runs_while_the_outcome_of_the_one_before_is_unknown(tmp_path: Path) -> None:
-    """A full log answers late, and the program runs the block again: a transfer of money, twice."""
+def test_no_block_runs_while_the_commit_of_the_last_one_is_unknown(tmp_path: Path) -> None:
+    """A full log answers late. If the block ran again, the transfer would be there twice."""
     endpoint = free_endpoint()
     with (
         receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest,
@@ -210,7 +210,7 @@ def test_no_block_runs_while_the_outcome_of_the_one_before_is_unknown(tmp_path: 
 def receiver_that_answers(
     context: zmq.Context[Socket], endpoint: str, answer: Callable[[str, dict[str, Any]], list[dict[str, Any]]]
 ) -> Iterator[None]:
-    """A receiver that gives each message the answers of a function: the letter ``kind``, and the fields."""
+    """A receiver that answers each message by a function, which returns the letter ``kind`` and the fields."""
     ended = threading.Event()
 
     def serve() -> None:
@@ -232,10 +232,10 @@ def receiver_that_answers(
         serving.join(10)
 
 
-def test_a_refusal_drops_no_transaction_whose_first_commit_may_be_on_its_way(
+def test_a_refusal_keeps_a_transaction_that_an_earlier_commit_may_write(
     context: zmq.Context[Socket],
 ) -> None:
-    """The first commit is not answered, the second attempt refused; then the receiver carries out the first."""
+    """The first commit is not answered, and the second attempt is refused. Then the first commit is executed."""
     endpoint = free_endpoint()
     asked: list[str] = []
     committed: list[str] = []
@@ -269,10 +269,10 @@ def test_a_refusal_drops_no_transaction_whose_first_commit_may_be_on_its_way(
         committed.extend(asked)
         producer.flush()
         with pytest.raises(TransactionError, match="no_room"):
-            transfer(producer)  # the first one is settled, and this is a new one
+            transfer(producer)  # the first one is committed, and this is a new one
 
 
-def test_a_commit_that_meets_an_error_of_the_receiver_stays_unsettled(context: zmq.Context[Socket]) -> None:
+def test_after_an_error_of_the_receiver_the_commit_is_unknown(context: zmq.Context[Socket]) -> None:
     endpoint = free_endpoint()
     committed: list[str] = []
 
@@ -300,7 +300,7 @@ def test_a_commit_that_meets_an_error_of_the_receiver_stays_unsettled(context: z
         assert len(committed) == 1
 
 
-def test_an_unsettled_transaction_is_committed_by_flush(tmp_path: Path) -> None:
+def test_a_transaction_with_an_unknown_commit_is_committed_by_flush(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with Producer(endpoint, connectTimeout="100ms", **FAST) as producer:
         with pytest.raises(SocketError, match="Start the receiver"):
@@ -312,7 +312,7 @@ def test_an_unsettled_transaction_is_committed_by_flush(tmp_path: Path) -> None:
     assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
 
 
-def test_many_short_lived_producers_leave_room_for_each_other(tmp_path: Path) -> None:
+def test_many_short_lived_producers_find_places(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         for number in range(100):
@@ -321,7 +321,7 @@ def test_many_short_lived_producers_leave_room_for_each_other(tmp_path: Path) ->
     assert values(tmp_path) == [str(number) for number in range(100)]
 
 
-def test_threads_may_share_one(tmp_path: Path) -> None:
+def test_threads_may_share_a_producer(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, max_bytes=2000) as producer:
 
@@ -341,7 +341,7 @@ def test_threads_may_share_one(tmp_path: Path) -> None:
         assert mine == sorted(mine)
 
 
-def test_bad_use_is_named(tmp_path: Path) -> None:
+def test_wrong_use_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="tcp://host:port"):
         Producer("tcp://nowhere")
     with pytest.raises(OptionError, match="max_bytes=0"):
@@ -387,7 +387,7 @@ def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_the_receiver_runs_without_spark_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_the_receiver_runs_without_spark_until_a_signal(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with program(tmp_path, endpoint) as process:
         with Producer(endpoint) as producer:
@@ -397,7 +397,7 @@ def test_the_receiver_runs_without_spark_until_it_is_told_to_end(tmp_path: Path)
     assert values(tmp_path) == ["a"]
 
 
-def test_the_program_names_what_is_wrong(tmp_path: Path) -> None:
+def test_the_program_names_a_wrong_option(tmp_path: Path) -> None:
     for arguments, says in (
         (["--wal-location", str(tmp_path)], "--bind or --connect"),
         (["--bind", "tcp://*:1", "--wal-location", str(tmp_path), "-o", "x"], "NAME=VALUE"),
@@ -422,8 +422,8 @@ def listens(endpoint: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def test_a_producer_and_a_receiver_that_is_killed_at_any_moment(tmp_path: Path) -> None:
-    """Dozens of kills; at the end each transaction is there once, whole, and in order."""
+def test_kills_of_the_receiver_lose_and_double_no_transaction(tmp_path: Path) -> None:
+    """After dozens of kills each transaction is in the log once, whole and in order."""
     chance = random.Random(4)
     endpoint = free_endpoint()
     process = start(tmp_path, endpoint)
@@ -461,7 +461,7 @@ def test_a_producer_and_a_receiver_that_is_killed_at_any_moment(tmp_path: Path) 
     assert log_rows(tmp_path).column("sequence").to_pylist() == [int(v.split()[0]) for v in expected]
 
 
-# A query on the log of another process: the calls that Spark makes, one by one.
+# A query on the log of another process, by the calls that Spark makes.
 
 
 ALL = ReadMaxRows(1)
@@ -499,7 +499,7 @@ def test_a_query_reads_a_log_that_another_process_fills(
         assert isinstance(two_newer, dict)
         assert read(two, later, two_newer) == ["b"]
         one.commit(newer)
-        assert values(tmp_path)[-1] == "b"  # the other has not committed it
+        assert values(tmp_path)[-1] == "b"  # the other query has not committed it
         two.commit(two_newer)
         with pytest.raises(LogLockedError, match="reader of its own"):
             monkeypatch.setattr(Reader, "hold_seconds", 0.0)
@@ -512,7 +512,7 @@ def test_a_query_reads_a_log_that_another_process_fills(
             "what both have committed to be deleted",
         )
         assert values(tmp_path) == ["c"]
-    # The receiver is gone, its log is not.
+    # The receiver has ended. Its log is still there.
     assert read(one, newer, one.latestOffset(newer, ALL)) == ["c"]
 
 
@@ -535,7 +535,7 @@ def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> 
         }
 
 
-def test_a_reader_that_has_read_everything_lets_a_full_log_go_on(tmp_path: Path) -> None:
+def test_a_reader_that_has_read_everything_empties_a_full_log(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with (
         receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest,
@@ -549,14 +549,14 @@ def test_a_reader_that_has_read_everything_lets_a_full_log_go_on(tmp_path: Path)
         assert ingest.log.full
         it = follower(tmp_path, startingOffsets="earliest")
         end = it.latestOffset(it.initialOffset(), ALL)
-        it.latestOffset(end, ALL)  # nothing new, and nothing will come while the log is full
+        it.latestOffset(end, ALL)  # there is nothing new while the log is full
         ingest.commit_readers()
         producer.send("goes on")
         producer.flush()
     assert values(tmp_path)[-1] == "goes on"
 
 
-def test_a_log_made_anew_under_a_query_is_an_error(tmp_path: Path) -> None:
+def test_a_log_that_is_replaced_under_a_query_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "log"
     endpoint = free_endpoint()
     with receiving(log, endpoint), Producer(endpoint) as producer:
@@ -570,13 +570,13 @@ def test_a_log_made_anew_under_a_query_is_an_error(tmp_path: Path) -> None:
         wait_for(lambda: it.latestOffset(begin, ALL)["log"] == "", "the error")
 
 
-def test_a_file_of_a_reader_that_makes_no_sense_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_an_invalid_record_of_a_reader_is_a_log_error(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         path = tmp_path / "readers" / "x.json"
         path.write_text("no json")
         with pytest.raises(LogError, match=r"x\.json"):
             ingest.commit_readers()
-        ingest.commit(0)  # the log's own query goes on
+        ingest.commit(0)  # the log's own query continues
         path.unlink()
         ingest.commit_readers()

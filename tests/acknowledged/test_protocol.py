@@ -1,4 +1,4 @@
-"""The transaction protocol's bytes: golden frames, any bytes at all, and columns that come back."""
+"""The bytes of the transaction protocol: golden frames, random bytes, and columns to bytes and back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def as_bytes(frames: list[Any]) -> list[bytes]:
 
 @pytest.mark.parametrize("entry", GOLDEN, ids=[entry["message"] for entry in GOLDEN])
 def test_the_bytes_of_version_2_never_change(entry: dict[str, Any]) -> None:
-    """If this fails, raise the version, or say in the changelog that the version has changed."""
+    """If this fails, raise the version of the protocol."""
     frames = [bytes.fromhex(frame) for frame in entry["frames"]]
     message, buffers = decode(frames)
     assert type(message).__name__ == entry["message"]
@@ -91,7 +91,7 @@ def in_hex(value: bytes | list[bytes] | None) -> str | list[str] | None:
         ),
     ],
 )
-def test_what_is_no_message_is_refused_with_a_reason(frames: list[bytes], says: str) -> None:
+def test_frames_that_are_no_message_are_refused_with_a_reason(frames: list[bytes], says: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(says)):
         decode(frames)
 
@@ -166,7 +166,9 @@ def test_offsets_that_point_elsewhere_are_refused(offsets: list[int]) -> None:
         ((1 << 18) + 1, ["value"], 2, "data with 262145 rows"),
     ],
 )
-def test_what_no_sender_packs_is_named(rows: int, columns: list[str], buffers: int, says: str) -> None:
+def test_buffers_that_do_not_fit_the_header_are_refused(
+    rows: int, columns: list[str], buffers: int, says: str
+) -> None:
     with pytest.raises(ProtocolError, match=re.escape(says)):
         unpack_columns(columns, rows, [bytes(4 * (rows + 1))] * buffers)
 
@@ -184,7 +186,7 @@ def test_columns_may_come_in_either_order() -> None:
     assert {name: column.to_pylist() for name, column in found.items()} == batch.to_pydict()
 
 
-def test_of_a_slice_only_its_own_bytes_are_sent() -> None:
+def test_only_the_bytes_of_a_slice_are_sent() -> None:
     batch = pa.record_batch(
         {
             "topic": pa.array([b"a", None, b"cc", b"d"] * 10, pa.binary()),
@@ -213,7 +215,7 @@ def offsets(*numbers: int) -> bytes:
 # Rows.
 
 
-def test_the_rows_of_data_say_who_has_sent_them() -> None:
+def test_rows_have_the_producer_and_number_of_their_message() -> None:
     batch = pa.record_batch({"topic": [b"a", None, b"\xff"], "value": [b"1", b"2", b"3"]})
     columns, buffers = pack_columns(batch)
     message = msgspec.structs.replace(data(3, columns), producer="me", number=7)
@@ -230,7 +232,7 @@ def test_the_rows_of_data_say_who_has_sent_them() -> None:
     ]
 
 
-def test_a_message_of_frames_is_a_row_as_if_it_had_come_by_itself() -> None:
+def test_frames_become_the_same_row_as_a_received_message() -> None:
     batch = pa.record_batch({"frames": pa.array([[b"v"], [b"t", b"v"], [b"t", b"u", b"v"]], FRAMES)})
     columns, buffers = pack_columns(batch)
     message = msgspec.structs.replace(data(3, columns), producer="me", number=7)
@@ -254,7 +256,9 @@ texts = st.one_of(st.none(), st.binary(max_size=5))
 
 
 @given(st.lists(st.tuples(texts, st.binary(max_size=9)), min_size=1, max_size=20), st.data())
-def test_rows_come_back_as_they_were(rows: list[tuple[bytes | None, bytes]], chosen: st.DataObject) -> None:
+def test_rows_are_unpacked_as_they_were(
+    rows: list[tuple[bytes | None, bytes]], chosen: st.DataObject
+) -> None:
     begin = chosen.draw(st.integers(0, len(rows) - 1))
     batch = pa.record_batch(
         {
@@ -268,7 +272,7 @@ def test_rows_come_back_as_they_were(rows: list[tuple[bytes | None, bytes]], cho
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), min_size=1, max_size=4), min_size=1, max_size=10), st.data())
-def test_frames_come_back_as_they_were(messages: list[list[bytes]], chosen: st.DataObject) -> None:
+def test_frames_are_unpacked_as_they_were(messages: list[list[bytes]], chosen: st.DataObject) -> None:
     begin = chosen.draw(st.integers(0, len(messages) - 1))
     batch = pa.record_batch({"frames": pa.array(messages, FRAMES)}).slice(begin)
     columns, buffers = pack_columns(batch)
@@ -286,7 +290,7 @@ def test_text_is_sent_as_its_bytes(kind: pa.DataType) -> None:
     assert found["topic"].to_pylist() == [b"a", None]
 
 
-def test_batches_are_split_by_size_and_a_row_is_never_torn() -> None:
+def test_batches_are_split_by_size_between_rows() -> None:
     batch = pa.record_batch({"value": [b"x" * 1000] * 100})
     pieces = list(split_batch(batch, 10_000))
     assert sum(piece.num_rows for piece in pieces) == 100

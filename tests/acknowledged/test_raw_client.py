@@ -1,4 +1,4 @@
-"""The words of docs/protocol.md for clients of one's own, with a socket and ``json`` alone: nothing of this package."""
+"""A client that follows docs/protocol.md with only a socket and ``json``, without this package."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def buffers(*values: str) -> list[bytes]:
 
 
 class Client:
-    """What a program in another language has."""
+    """A client as in another language."""
 
     def __init__(self, context: Context, endpoint: str, producer: str = "mine") -> None:
         self._socket = context.socket(zmq.DEALER)
@@ -95,7 +95,7 @@ def values(location: Path) -> list[str]:
 
 
 def refusal(answer: Answer) -> tuple[str, str | None]:
-    """Its code, and the attempt that it is about."""
+    """The code of a refusal, and its attempt."""
     letter, fields = answer
     assert letter == "X", answer
     return fields["code"], fields["attempt"]
@@ -105,7 +105,7 @@ def refusal(answer: Answer) -> tuple[str, str | None]:
 def test_a_wrong_digest_is_refused_at_the_first_commit(
     restarted: bool, context: Context, tmp_path: Path
 ) -> None:
-    """Else the commit is refused when it is repeated, as if another program had used the name."""
+    """Otherwise the repeated commit would be refused, as if another program had used the name."""
     right, wrong = "8f33520e4922b7a9", "0123456789abcdef"  # the right one is the example in the docs
     attempt = uuid.uuid4().hex
     frames = [struct.pack("<2i", 0, 2), struct.pack("<3i", 0, 1, 2), b"tv"]
@@ -136,7 +136,7 @@ def check_digests(client: Client, attempt: str, right: str, wrong: str) -> None:
     assert client.commit([attempt], 0, 1)[1]["again"] is True
 
 
-def test_a_transaction_by_the_words_of_the_docs(context: Context, tmp_path: Path) -> None:
+def test_a_client_that_follows_the_docs_commits_a_transaction(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path) as endpoint:
         client = Client(context, endpoint)
         attempt = uuid.uuid4().hex
@@ -157,7 +157,7 @@ def test_a_transaction_by_the_words_of_the_docs(context: Context, tmp_path: Path
     assert set(log_rows(tmp_path).column("publisher").to_pylist()) == {"mine"}
 
 
-def test_parts_come_by_several_connections_and_in_the_order_of_partition(
+def test_parts_of_several_connections_are_in_the_order_of_partitions(
     context: Context, tmp_path: Path
 ) -> None:
     with receiving(tmp_path) as endpoint:
@@ -169,17 +169,17 @@ def test_parts_come_by_several_connections_and_in_the_order_of_partition(
             assert client.data(attempt, 0, 0, f"part {partition}", partition=partition)[0] == "T"
             assert client.end(attempt, 0, 1, 1)[0] == "S"
             attempts.append(attempt)
-        assert Client(context, endpoint).commit(attempts, 0, 2)[0] == "K"  # which has said no hello
+        assert Client(context, endpoint).commit(attempts, 0, 2)[0] == "K"  # without a greeting
     assert values(tmp_path) == ["part 0", "part 1"]
 
 
-def test_numbers_may_be_left_out_and_are_never_written_twice(context: Context, tmp_path: Path) -> None:
+def test_numbers_may_be_left_out_but_not_used_twice(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path) as endpoint:
         client = Client(context, endpoint)
         for number in (3, 7):
             attempt = client.stage(number, f"{number}")
             assert client.commit([attempt], number, 1)[0] == "K"
-        client.commit([attempt], 5, 1)  # an answer, whichever: it is not higher
+        client.commit([attempt], 5, 1)  # the answer does not matter here
     assert values(tmp_path) == ["3", "7"]
 
 
@@ -196,7 +196,7 @@ def test_a_transaction_without_rows_is_refused(context: Context, tmp_path: Path)
         assert client.hello(attempt)[1]["committed"] is None
 
 
-def test_a_wrong_number_of_rows_is_refused_and_can_be_mended(context: Context, tmp_path: Path) -> None:
+def test_a_wrong_number_of_rows_is_refused_and_can_be_corrected(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path) as endpoint:
         client = Client(context, endpoint)
         attempt = uuid.uuid4().hex
@@ -211,9 +211,7 @@ def test_a_wrong_number_of_rows_is_refused_and_can_be_mended(context: Context, t
     assert values(tmp_path) == ["a", "b", "c"]
 
 
-def test_what_comes_behind_a_data_message_that_is_missing_is_not_taken(
-    context: Context, tmp_path: Path
-) -> None:
+def test_data_after_a_missing_message_is_not_taken(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path) as endpoint:
         client = Client(context, endpoint)
         attempt = uuid.uuid4().hex
@@ -230,12 +228,12 @@ def test_what_comes_behind_a_data_message_that_is_missing_is_not_taken(
         assert client.end(attempt, 0, 4, 4)[0] == "S"
 
 
-def test_what_has_no_data_here_is_unknown(context: Context, tmp_path: Path) -> None:
+def test_an_attempt_without_data_is_unknown(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path) as endpoint:
         client = Client(context, endpoint)
         attempt = uuid.uuid4().hex
         assert refusal(client.end(attempt, 0, 1, 1)) == ("unknown", attempt)
         assert refusal(client.commit([attempt], 0, 1)) == ("unknown", None)
-        # What cannot be read is refused without an attempt too.
+        # A message that cannot be read is refused without an attempt, too.
         client.send("Z", {})
         assert refusal(client.hear()) == ("protocol", None)

@@ -1,4 +1,4 @@
-"""The sender's side of the transaction protocol, without a socket and by a clock of the test's own."""
+"""The sending side of the transaction protocol, without a socket and with a clock of the test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def session() -> SenderSession:
 
 
 def said(session: SenderSession) -> list[Message]:
-    """What is to be sent, as if it were sent now."""
+    """Take the messages out of the outbox, as if they were sent."""
     messages = [decode(frames)[0] for frames in session.outbox]
     session.outbox.clear()
     return messages
@@ -54,7 +54,7 @@ def welcome(session: SenderSession, received: int = 0, **fields: int | str) -> l
 
 
 def greeted() -> SenderSession:
-    """At the time 0."""
+    """A session that is welcome at the time 0."""
     it = session()
     it.greet(0)
     it.receive(welcome(it), 0)
@@ -63,7 +63,7 @@ def greeted() -> SenderSession:
 
 
 def push(it: SenderSession) -> int:
-    """One row; its size."""
+    """Send one row. Returns its size."""
     size, frames = it.pack(ROW)
     it.send_packed(size, frames, 1)
     return size
@@ -88,7 +88,7 @@ def indices(messages: list[Message]) -> list[int]:
 # Asking.
 
 
-def test_nothing_is_known_before_the_welcome() -> None:
+def test_before_the_welcome_nothing_is_committed() -> None:
     it = session()
     assert (it.state, it.committed, it.by, it.again, it.rows, it.bytes) == ("new", None, None, False, 0, 0)
 
@@ -104,7 +104,7 @@ def test_nothing_is_known_before_the_welcome() -> None:
         (lambda it: it.abort([it.attempt], 0), "the abort"),
     ],
 )
-def test_what_does_not_come_is_named(ask: Callable[[SenderSession], None], what: str) -> None:
+def test_a_timeout_names_the_missing_answer(ask: Callable[[SenderSession], None], what: str) -> None:
     it = greeted()
     push(it)
     ask(it)
@@ -116,7 +116,7 @@ def test_what_does_not_come_is_named(ask: Callable[[SenderSession], None], what:
         it.wake(TIMEOUT)
 
 
-def test_what_was_sent_is_counted() -> None:
+def test_sent_rows_and_bytes_are_counted() -> None:
     it = greeted()
     sizes = [push(it), push(it)]
     assert (it.rows, it.bytes, it.kept_bytes) == (2, sum(sizes), sum(sizes))
@@ -133,7 +133,7 @@ def test_a_greeting_waits_for_its_welcome() -> None:
     assert (it.committed, it.by, it.state) == (6, "f" * 32, "sending")
 
 
-def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> None:
+def test_a_request_is_repeated_until_the_timeout() -> None:
     it = session()
     it.greet(0)
     said(it)
@@ -150,7 +150,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again_until_the_timeout() -> 
     assert now == TIMEOUT
 
 
-def test_a_new_connection_is_asked_at_once() -> None:
+def test_a_request_is_repeated_on_a_new_connection_at_once() -> None:
     it = session()
     it.greet(0)
     it.reconnected(0.5)
@@ -161,7 +161,7 @@ def test_a_new_connection_is_asked_at_once() -> None:
     assert len(said(it)) == 1
 
 
-def test_answers_to_another_attempt_are_none() -> None:
+def test_answers_to_another_attempt_are_ignored() -> None:
     it = session()
     it.greet(0)
     old = welcome(it)
@@ -186,7 +186,7 @@ def test_a_refusal_is_raised(code: str) -> None:
     assert isinstance(raised.value, AttemptLostError) == (code == "unknown")
 
 
-def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
+def test_control_characters_of_a_refusal_are_escaped() -> None:
     it = session()
     it.greet(0)
     reason = "\x1b]0;owned\x07" + "x" * 1_000_000
@@ -196,10 +196,10 @@ def test_no_text_of_a_receiver_steers_the_terminal_of_its_sender() -> None:
     assert len(str(raised.value)) < 3000
 
 
-# What is on the way.
+# Data on the way.
 
 
-def test_one_data_message_is_on_the_way_until_the_first_was_taken_and_then_two() -> None:
+def test_one_data_message_is_on_the_way_before_the_first_is_taken_and_two_after_it() -> None:
     it = greeted()
     assert it.has_room(1 << 30)
     push(it)
@@ -212,7 +212,7 @@ def test_one_data_message_is_on_the_way_until_the_first_was_taken_and_then_two()
     assert not it.has_room(1)
 
 
-def test_room_comes_with_what_is_taken_and_is_not_asked_for_at_once() -> None:
+def test_waiting_for_room_sends_no_request_at_first() -> None:
     it = greeted()
     push(it)
     said(it)
@@ -224,13 +224,13 @@ def test_room_comes_with_what_is_taken_and_is_not_asked_for_at_once() -> None:
     assert it.kept_bytes == 0
 
 
-def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
+def test_a_busy_receiver_is_asked_until_it_has_a_place() -> None:
     it = greeted()
     push(it)
     said(it)
     it.wait_until_taken(0)
     hello = Hello(attempt=it.attempt, producer="me")
-    for second in range(0, 50, 5):  # for longer than the timeout: the receiver is there
+    for second in range(0, 50, 5):  # longer than the timeout, but the receiver answers
         answer = busy(it) if second == 0 else welcome(it, busy=True)
         it.receive(answer, second)
         assert (it.state, said(it)) == ("waiting for a place", [])
@@ -238,7 +238,7 @@ def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
         assert said(it) == [hello]
     it.receive(welcome(it), 50)
     assert (it.state, indices(said(it))) == ("sending", [0])
-    it.receive(busy(it), 51)  # another sender came first
+    it.receive(busy(it), 51)  # another sender was faster
     it.wake(54)
     assert said(it) == [hello]
     it.receive(welcome(it), 54)
@@ -247,7 +247,7 @@ def test_a_receiver_that_is_busy_is_asked_until_it_has_a_place() -> None:
     assert not it.waiting
 
 
-def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> None:
+def test_an_attempt_whose_repeated_data_found_a_place_is_staged() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -256,7 +256,7 @@ def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> Non
         (1, busy(it)),
         (2, welcome(it)),
         (5, welcome(it)),
-    ):  # asked twice; both times there was a place
+    ):  # repeated twice, with the same answer
         it.receive(answer, now)
     assert indices(said(it)) == [0, 0]
     it.receive(busy(it), 6)
@@ -269,7 +269,7 @@ def test_an_attempt_whose_copy_has_found_a_place_is_staged_as_any_other() -> Non
     assert said(it) == []
 
 
-def test_a_short_timeout_gives_time_to_ask_again() -> None:
+def test_a_request_is_repeated_within_a_short_timeout() -> None:
     it = SenderSession("me", 7, 0, 1.0, "tcp://receiver:1")
     it.greet(0)
     it.receive(welcome(it), 0)
@@ -282,7 +282,7 @@ def test_a_short_timeout_gives_time_to_ask_again() -> None:
         assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
-def test_a_receiver_that_falls_silent_while_it_is_busy_is_given_up() -> None:
+def test_a_busy_receiver_that_becomes_silent_is_a_timeout() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -292,13 +292,13 @@ def test_a_receiver_that_falls_silent_while_it_is_busy_is_given_up() -> None:
         it.wake(TIMEOUT + 1)
 
 
-def test_waiting_for_room_that_is_there_is_no_waiting() -> None:
+def test_with_room_there_is_no_waiting() -> None:
     it = greeted()
     it.wait_for_room(200, 0)
     assert not it.waiting
 
 
-def test_progress_puts_off_the_timeout() -> None:
+def test_progress_extends_the_timeout() -> None:
     it = greeted()
     for _ in range(9):
         push(it)
@@ -310,7 +310,7 @@ def test_progress_puts_off_the_timeout() -> None:
         it.wake(9 * (TIMEOUT - 1) + 1)
 
 
-def test_while_there_is_progress_nothing_is_asked_again() -> None:
+def test_while_there_is_progress_no_request_is_repeated() -> None:
     it = greeted()
     for _ in range(9):
         push(it)
@@ -325,7 +325,7 @@ def test_while_there_is_progress_nothing_is_asked_again() -> None:
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
-def test_room_that_does_not_come_is_asked_for_by_a_greeting() -> None:
+def test_a_greeting_asks_for_room_after_silence() -> None:
     it = greeted()
     push(it)
     said(it)
@@ -334,7 +334,7 @@ def test_room_that_does_not_come_is_asked_for_by_a_greeting() -> None:
     assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
-def test_messages_that_bring_nothing_do_not() -> None:
+def test_messages_without_progress_do_not_extend_the_timeout() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -352,10 +352,10 @@ def test_a_row_larger_than_a_receiver_takes_is_an_error(monkeypatch: pytest.Monk
         it.pack(ROW)
 
 
-# A connection that is lost.
+# Lost connections.
 
 
-def test_what_the_receiver_has_not_is_sent_again_from_where_it_is() -> None:
+def test_data_is_sent_again_from_the_message_that_the_receiver_names() -> None:
     it = greeted()
     for _ in range(5):
         push(it)
@@ -391,7 +391,7 @@ def test_after_a_pause_of_the_receiver_data_is_sent_again_once() -> None:
     assert indices(said(it)) == [0], "it was lost"
 
 
-def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -> None:
+def test_a_lost_connection_between_requests_has_no_effect() -> None:
     it = greeted()
     push(it)
     push(it)
@@ -401,7 +401,7 @@ def test_a_connection_that_is_lost_while_nothing_is_waited_for_costs_nothing() -
     assert indices(said(it)) == [0, 1]
 
 
-def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
+def test_an_end_is_repeated_after_the_lost_data() -> None:
     it = greeted()
     push(it)
     it.receive(taken(it, 1), 0)
@@ -415,7 +415,7 @@ def test_an_end_is_asked_for_again_behind_what_was_lost() -> None:
     assert not it.waiting
 
 
-def test_a_receiver_that_has_forgotten_what_it_took_ends_the_attempt() -> None:
+def test_a_receiver_that_has_lost_taken_data_ends_the_attempt() -> None:
     it = greeted()
     push(it)
     it.receive(taken(it, 1), 0)
@@ -472,7 +472,7 @@ def stage(it: SenderSession) -> None:
     ("before", "given_back"),
     [(lambda it: None, False), (lambda it: (it.greet(0), said(it))[0], True), (stage, False)],
 )
-def test_an_attempt_that_was_announced_and_not_staged_is_given_back(
+def test_an_announced_attempt_is_aborted_unless_it_is_staged(
     before: Callable[[SenderSession], None], given_back: bool
 ) -> None:
     it = session()

@@ -1,4 +1,4 @@
-"""Which transactions are in the log, and by what a repeated one is known to be the same."""
+"""The committed transactions, and the digest that shows whether a repeated one is the same."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FRAME = st.binary(max_size=3) | st.sampled_from([b"", b"t", "\u00e4".encode(), 
 
 
 @given(st.lists(st.lists(_FRAME, min_size=1, max_size=4), min_size=1, max_size=6))
-def test_what_is_staged_of_frames_has_the_digest_of_what_was_sent(frames: list[list[bytes]]) -> None:
+def test_staged_frames_have_the_digest_of_the_sent_rows(frames: list[list[bytes]]) -> None:
     check_staged(pa.record_batch({"frames": pa.array(frames, pa.list_(pa.binary()))}))
 
 
 @given(st.lists(st.tuples(st.none() | _FRAME, _FRAME), min_size=1, max_size=6))
-def test_what_is_staged_of_topics_has_the_digest_of_what_was_sent(
+def test_staged_topics_have_the_digest_of_the_sent_rows(
     rows: list[tuple[bytes | None, bytes]],
 ) -> None:
     topics, values = (pa.array(column, pa.binary()) for column in zip(*rows, strict=True))
@@ -44,7 +44,7 @@ def test_what_is_staged_of_topics_has_the_digest_of_what_was_sent(
 
 
 def check_staged(sent: pa.RecordBatch) -> None:
-    """Pack rows as a sender does, and compare the receiver's digest of them."""
+    """Pack rows as a sender does, and compare the digests of sender and receiver."""
     columns, buffers = pack_columns(sent)
     part = {"attempt": "a" * 32, "producer": "q", "number": 0, "partition": 0, "index": 0}
     message = Data(**part, rows=sent.num_rows, columns=columns)  # type: ignore[arg-type]
@@ -61,12 +61,12 @@ def test_a_row_is_a_chain_over_its_frames() -> None:
     assert digest_of(pa.record_batch({"frames": frames})) == sum(rows) % 2**64
 
 
-def test_an_empty_topic_is_one_and_null_is_none() -> None:
+def test_an_empty_topic_is_a_frame_and_null_is_none() -> None:
     assert digest(topic=[None], value=[b"v"]) == digest(value=[b"v"])
     assert digest(topic=[b""], value=[b"v"]) != digest(value=[b"v"])
 
 
-def test_neither_order_nor_batches_count_but_how_often_a_row_is_there_does() -> None:
+def test_a_digest_depends_on_how_often_a_row_is_there() -> None:
     values = [b"%d" % number for number in range(100)]
     whole = digest(value=values)
     assert 0 <= whole < 2**64
@@ -80,7 +80,7 @@ def test_neither_order_nor_batches_count_but_how_often_a_row_is_there_does() -> 
     )
 
 
-def test_a_sum_is_written_modulo_2_to_the_64() -> None:
+def test_a_digest_is_written_modulo_2_to_the_64() -> None:
     assert [as_text(n) for n in (0, 255, 2**64 - 1, 2**64 + 1)] == [
         "0" * 16,
         "00000000000000ff",
@@ -89,7 +89,7 @@ def test_a_sum_is_written_modulo_2_to_the_64() -> None:
     ]
 
 
-# Whether it is the same.
+# Comparing a repeated transaction.
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_repeated_transaction_has_the_same_rows(kept: str | None, asked: str |
         committed.check_is("q", 6, 2, asked)
 
 
-# What is remembered.
+# The committed transactions.
 
 
 def committed(limit: int = 10, **kept: Transaction) -> CommittedTransactions:
@@ -148,7 +148,7 @@ def lasts(it: CommittedTransactions, names: str = "abcd") -> dict[str, Transacti
 ONE, TWO, THREE = (Transaction(n, f"attempt{n}", n, f"{n:016x}") for n in (1, 2, 3))
 
 
-def test_what_was_given_to_the_log_is_committed_once_it_is_durable() -> None:
+def test_an_appended_transaction_is_committed_once_it_is_durable() -> None:
     it = committed(a=ONE)
     it.commit("a", TWO)
     assert (it.last("a"), it.newest("a")) == (ONE, TWO)
@@ -156,10 +156,10 @@ def test_what_was_given_to_the_log_is_committed_once_it_is_durable() -> None:
     it.confirm("a", TWO)
     assert it.last("a") == TWO
     assert [it.is_committed("a", n) for n in (1, 2, 3)] == [True, True, False]
-    assert not it.is_committed("nobody", 0)
+    assert not it.is_committed("unknown", 0)
 
 
-def test_the_producer_not_heard_for_longest_is_forgotten() -> None:
+def test_the_producer_with_the_oldest_transaction_is_forgotten() -> None:
     it = committed(2, a=ONE, b=ONE)
     assert set(lasts(it)) == {"a", "b"}
     it.commit("a", TWO)
@@ -167,24 +167,24 @@ def test_the_producer_not_heard_for_longest_is_forgotten() -> None:
     it.commit("c", ONE)
     it.confirm("c", ONE)
     assert lasts(it) == {"a": TWO, "c": ONE}
-    it.confirm("b", TWO)  # its rows are durable now, and nobody knows it any more
+    it.confirm("b", TWO)  # its rows are durable, but it is forgotten
     assert it.last("b") is None
 
 
-def test_it_goes_on_from_what_was_kept() -> None:
+def test_transactions_are_restored() -> None:
     it = committed(3, a=ONE, b=ONE, c=Transaction(5, "x", 1))
     for name, transaction in (("a", TWO), ("d", THREE)):
         it.commit(name, transaction)
         it.confirm(name, transaction)
     again = restored(it.state(), 3)
     assert lasts(again) == lasts(it) == {"a": TWO, "c": Transaction(5, "x", 1), "d": THREE}
-    # And the one that was heard last is as before.
+    # The last one is still the last.
     again.commit("b", ONE)
     again.confirm("b", ONE)
     assert set(lasts(again)) == {"a", "b", "d"}
 
 
-def test_what_another_filler_has_left_says_nothing_of_transactions() -> None:
+def test_the_state_of_another_filler_has_no_transactions() -> None:
     foreign = committed(a=ONE).state().replace(b"transactions", b"other")
     it = CommittedTransactions(SourceCounters(), 10)
     assert it.restore(foreign) is False

@@ -28,7 +28,7 @@ from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.offsets import Offset
-from zmq_datasource.options.types import Position
+from zmq_datasource.options.types import Place
 from zmq_datasource.workbench.log import seek_reader
 
 
@@ -406,7 +406,7 @@ def test_a_query_that_begins_during_a_deletion_begins_behind_it(machines: Machin
     position.end()
 
 
-def put_back(machines: Machines, to: Position) -> tuple[dict[int, int] | OptionError, ReaderRecord | None]:
+def put_back(machines: Machines, to: Place) -> tuple[dict[int, int] | OptionError, ReaderRecord | None]:
     """A reader is put back during a deletion; to where, and its record."""
     position = Reader(machines.storage(), "far", 1e9)
     deleting = Deleting(machines)
@@ -431,13 +431,13 @@ def put_back(machines: Machines, to: Position) -> tuple[dict[int, int] | OptionE
 
 
 def test_a_reader_that_is_put_back_during_a_deletion_is_put_behind_it(machines: Machines) -> None:
-    place, record = put_back(machines, Position.read("earliest"))
+    place, record = put_back(machines, Place.read("earliest"))
     assert place == {0: 1}
     assert record == ReaderRecord({0: 1}, 1e9, begins=True)
 
 
 def test_a_seek_whose_id_is_deleted_meanwhile_leaves_the_reader_where_it_was(machines: Machines) -> None:
-    error, record = put_back(machines, Position(None, Offset(None, {0: 0})))
+    error, record = put_back(machines, Place(None, Offset(None, {0: 0})))
     assert "has the ids 1 to 1" in str(error)
     assert record == ReaderRecord({0: 2}, 1e9)
 

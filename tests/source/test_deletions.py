@@ -26,8 +26,8 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.batch_reader import ZmqLogReader
+from zmq_datasource.spark.offset_ids import Positions
 from zmq_datasource.spark.partition_reader import LogInputPartition
-from zmq_datasource.spark.positions import Positions
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 ALL = ReadMaxRows(1)  # any limit: ours are options

@@ -94,7 +94,7 @@ def test_log_partitions_share_a_batch_by_what_they_have(
     assert given == dict(enumerate(ends))
 
 
-def test_where_there_is_not_a_message_for_each_partition_they_take_turns() -> None:
+def test_partitions_take_turns_if_there_are_fewer_messages_than_partitions() -> None:
     admission = Admission(stream_options(connect="tcp://a:1", maxMessagesPerTrigger=2), Clock())
     begins, ends = dict.fromkeys(range(4), 0), {0: 1000, 1: 5, 2: 0, 3: 700}
     for _ in range(12):
@@ -106,7 +106,7 @@ def test_where_there_is_not_a_message_for_each_partition_they_take_turns() -> No
     assert sum(begins.values()) == 24
 
 
-def test_the_bytes_of_a_batch_are_bounded_however_many_partitions_there_are() -> None:
+def test_the_bytes_of_a_batch_are_bounded_with_any_number_of_partitions() -> None:
     """And each of them comes to its turn, one with large messages too, though others have small ones without end."""
     sizes = dict.fromkeys(range(8), 10) | {3: 90, 5: 250}
 
@@ -127,7 +127,7 @@ def test_the_bytes_of_a_batch_are_bounded_however_many_partitions_there_are() ->
     assert min(begins.values()) >= 60 // 8
 
 
-def test_where_no_message_fits_its_share_a_batch_has_one_and_partitions_take_turns() -> None:
+def test_partitions_with_large_messages_take_turns() -> None:
     admission = Admission(stream_options(connect="tcp://a:1", maxBytesPerTrigger=9), Clock())
     begins = dict.fromkeys(range(8), 0)
     for number in range(1, 17):

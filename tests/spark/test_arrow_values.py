@@ -43,7 +43,7 @@ def sent(df: DataFrame, endpoint: str, **options: Any) -> None:
     writer.save()
 
 
-def test_what_one_job_sends_another_one_reads(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_job_reads_the_tables_of_another(spark: SparkSession, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     df = spark.range(0, 2500, 1, 2).selectExpr(
         "id AS n",
@@ -103,7 +103,7 @@ def log(spark: SparkSession, context: Context, tmp_path: Path) -> Path:
     return tmp_path / "wal"
 
 
-def test_what_does_not_fit_is_what_mode_says(
+def test_mode_decides_about_values_that_do_not_fit(
     spark: SparkSession, log: Path, package_log: Callable[[], str]
 ) -> None:
     def read(schema: str, **options: str) -> list[tuple[Any, ...]]:
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_what_mode_says(
         ("x INTERVAL YEAR TO MONTH", {}, "the schema of valueFormat=arrow"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
+def test_a_schema_that_cannot_be_read_is_refused(
     spark: SparkSession, tmp_path: Path, schema: str | None, options: dict[str, str], why: str
 ) -> None:
     reader = spark.read.format("zmq").options(
@@ -160,7 +160,7 @@ def test_a_live_socket_is_read_in_a_batch(spark: SparkSession, context: Context)
         for number in range(3):
             push.send(stream(pa.table({"x": [number] * 2})))
 
-    sending = threading.Thread(target=send)  # each send waits until somebody reads
+    sending = threading.Thread(target=send)  # each send waits for a reader
     sending.start()
     reader = spark.read.format("zmq").schema("x BIGINT").option("valueFormat", "arrow")
     found = (
@@ -220,7 +220,7 @@ def _frame(kind: str) -> Any:
         (["id"], {"valueFormat": "bytes", "maxRowsPerMessage": "5"}, "needs valueFormat=arrow"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(
+def test_a_dataframe_that_cannot_be_sent_is_refused(
     spark: SparkSession, columns: list[str], options: dict[str, str], why: str
 ) -> None:
     with pytest.raises((PySparkException, OptionError), match=re.escape(why)):

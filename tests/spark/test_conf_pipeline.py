@@ -33,7 +33,7 @@ def test_kubernetes_runs_what_compose_runs() -> None:
         mounts = {f"{m['name']}:{m['mountPath']}" for m in container.get("volumeMounts", ())}
         assert mounts == set(SERVICES[name].get("volumes", ()))
         assert {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", ())} <= claims
-    # Who listens can be found by its name.
+    # Each listener has a name.
     ports = {p["metadata"]["name"]: p["spec"]["ports"][0]["port"] for p in parts if p["kind"] == "Service"}
     for name, port in ports.items():
         assert f"tcp://*:{port}" in (CONF / "pipeline" / f"{name}.py").read_text()

@@ -1,4 +1,4 @@
-"""Kills. Whatever dies, and whenever: the rows of the output are the messages of the log, each once."""
+"""After kills of any process the output has each message of the log once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Driver:
     ],
     ids=len,
 )
-def test_kills_cost_no_message_of_the_log_and_double_none(
+def test_kills_lose_and_double_no_message_of_the_log(
     spark: SparkSession, context: Context, tmp_path: Path, victims: list[str]
 ) -> None:
     log, out = tmp_path / "wal", tmp_path / "out"
@@ -118,7 +118,7 @@ def test_kills_cost_no_message_of_the_log_and_double_none(
         sending.join(30)
     if (
         victims[-1] == "java"
-    ):  # the sender had stopped: its receiver leaves nothing behind, though nobody called stop()
+    ):  # the sender had stopped, so its receiver has put all messages into the log without stop()
         values = [int(v) for v in log_rows(log)["value"].to_pylist()]
         assert values[before:] == list(range(values[before], number))
     assert crash_driver.begin(spark, endpoint, log, out, "once").awaitTermination(120)
@@ -137,10 +137,8 @@ def durable(log: Path) -> int:
     return 0
 
 
-def test_a_jvm_that_is_told_to_end_leaves_nothing_of_a_stopped_feed_behind(
-    context: Context, tmp_path: Path
-) -> None:
-    """The sender stops first; then whatever it sent is in the log, though nobody called stop()."""
+def test_after_a_sigterm_to_the_jvm_the_log_has_all_messages(context: Context, tmp_path: Path) -> None:
+    """The sender stops first. Then all its messages are in the log, without a call of stop()."""
     log = tmp_path / "wal"
     push, endpoint = bound(context, zmq.PUSH)
     driver = Driver(endpoint, log, tmp_path / "out")

@@ -60,7 +60,7 @@ def failure_of(spark: SparkSession, out: Path, **options: Any) -> str:
     return str(failed.value)
 
 
-def test_what_only_a_batch_read_takes_is_refused_in_our_words(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_option_of_a_batch_read_is_refused_for_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     said = failure_of(spark, tmp_path / "out", connect=FEED, maxMessages=5)
     assert "option maxMessages belongs to a batch read" in said
     assert "UnboundLocalError" not in said
@@ -85,7 +85,7 @@ def test_overwriting_is_refused(spark: SparkSession) -> None:
         rows.write.format("zmq").mode("overwrite").option("connect", FEED).save()
 
 
-def test_workers_without_the_package_are_told_at_registration(
+def test_registration_warns_of_workers_without_the_package(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registration, "why_workers_lack_package", lambda python: f"{python} lacks it")
@@ -178,7 +178,9 @@ def test_a_log_of_another_query(spark: SparkSession, context: Context, tmp_path:
     assert "failOnDataLoss=false" in said
 
 
-def test_going_on_after_data_loss_when_told_so(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+def test_with_fail_on_data_loss_false_a_query_continues(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
     with running(feed(spark, **options), tmp_path / "out") as query:

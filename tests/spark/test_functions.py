@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import cbor2
 import msgspec
 import pytest
 from pyspark.errors import PySparkException
@@ -13,7 +14,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.functions import struct
 
 from zmq_datasource import OptionError
-from zmq_datasource.functions import from_msgpack, to_msgpack
+from zmq_datasource.functions import from_cbor, from_msgpack, to_msgpack
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +63,7 @@ def test_an_array_is_a_struct_by_the_order_of_its_fields(spark: SparkSession) ->
     )
 
 
-def test_what_is_written_is_read_again(spark: SparkSession) -> None:
+def test_written_values_are_read_again(spark: SparkSession) -> None:
     rows = spark.createDataFrame([tuple(FULL.values()), (None,) * len(FULL)], SCHEMA)
     written = rows.select(to_msgpack(struct("*")).alias("value"))
     again = written.select(from_msgpack("value", SCHEMA).alias("row")).select("row.*")
@@ -95,7 +96,7 @@ UNFIT = [
 ]
 
 
-def test_what_does_not_fit_is_null(spark: SparkSession) -> None:
+def test_values_that_do_not_fit_are_null(spark: SparkSession) -> None:
     names = [f"c{at}" for at in range(len(UNFIT))]
     rows = spark.createDataFrame(
         [tuple(value for value, _ in UNFIT)], ", ".join(f"{name} BINARY" for name in names)
@@ -111,13 +112,13 @@ def test_only_the_field_that_does_not_fit_is_null(spark: SparkSession) -> None:
     assert read(spark, value, schema) == Row(a=None, b=Row(c=None, f=None), d=[1, None, 3], e={"k": None})
 
 
-def test_integers_without_a_sign_are_decimals(spark: SparkSession) -> None:
+def test_unsigned_integers_are_decimals(spark: SparkSession) -> None:
     value = msgspec.msgpack.encode([2**64 - 1, 0])
     assert read(spark, value, "ARRAY<DECIMAL(20, 0)>", mode="failfast") == [Decimal(2**64 - 1), Decimal(0)]
 
 
 @pytest.mark.parametrize("at", [0, 5])
-def test_what_does_not_fit_fails_if_so_wished(spark: SparkSession, at: int) -> None:
+def test_values_that_do_not_fit_fail_with_failfast(spark: SparkSession, at: int) -> None:
     with pytest.raises(PySparkException, match=r"RowError: from_msgpack: .*mode='permissive'"):
         read(spark, *UNFIT[at], mode="failfast")
 
@@ -127,7 +128,7 @@ def test_a_null_and_nil_are_null(spark: SparkSession) -> None:
     assert read(spark, msgspec.msgpack.encode(None), "a INT", mode="failfast") is None
 
 
-def test_what_messagepack_has_no_type_for_is_written_as_text(spark: SparkSession) -> None:
+def test_types_without_a_messagepack_type_are_written_as_text(spark: SparkSession) -> None:
     rows = spark.sql(
         "SELECT 1.50 AS price, DATE'2026-11-22' AS day, TIMESTAMP_NTZ'2026-11-22 12:00:00' AS at"
     )
@@ -139,8 +140,56 @@ def test_what_messagepack_has_no_type_for_is_written_as_text(spark: SparkSession
     }
 
 
-def test_what_messagepack_does_not_have_is_refused(spark: SparkSession) -> None:
+def test_types_that_messagepack_does_not_have_are_refused(spark: SparkSession) -> None:
     with pytest.raises(OptionError, match=r"schema\.a is interval.*read it as a number or text"):
         read(spark, b"", "a INTERVAL DAY TO SECOND")
     with pytest.raises(OptionError, match="'permissive' or 'failfast'"):
         read(spark, b"", "a INT", mode="dropmalformed")
+
+
+def test_cbor_is_read_like_messagepack(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(cbor2.dumps({**FULL, "unknown": 1}),)], "value BINARY")
+    (row,) = rows.select(from_cbor("value", SCHEMA, mode="failfast").alias("read")).collect()
+    found = row.read.asDict(recursive=True)
+    found["at"] = found["at"].astimezone(UTC)
+    assert {**found, "raw": bytes(found["raw"])} == FULL
+
+
+def test_the_content_of_a_tag_is_read(spark: SparkSession) -> None:
+    """An image of a DECTRIS detector: tags for its shape, for its pixels' type, and for how it is compressed."""
+    compressed = cbor2.CBORTag(56500, ["bslz4", 2, b"\0\1\2"])
+    image = {"type": "image", "data": {"low": cbor2.CBORTag(40, [[2, 3], cbor2.CBORTag(69, compressed)])}}
+    pixels = "STRUCT<algorithm: STRING, size: INT, bytes: BINARY>"
+    schema = f"type STRING, data MAP<STRING, STRUCT<shape: ARRAY<INT>, pixels: {pixels}>>"
+    rows = spark.createDataFrame([(cbor2.dumps(image),)], "value BINARY")
+    (row,) = rows.select(from_cbor("value", schema, mode="failfast").alias("read")).collect()
+    low = row.read.data["low"]
+    assert (row.read.type, low.shape, low.pixels.algorithm, bytes(low.pixels.bytes)) == (
+        "image",
+        [2, 3],
+        "bslz4",
+        b"\0\1\2",
+    )
+
+
+NO_CBOR = [
+    b"\xff",
+    b"",
+    b"\x9b\x00\x00\x01\x00\x00\x00\x00\x00",  # says that it has 2**40 elements
+    b"\x81" * 200_000 + b"\1",
+    b"\x01\x02",  # bytes follow
+    b"\xd8\x1d\x00",  # a reference to nothing
+    b"\xc1\xfb\x7f\xf0\x00\x00\x00\x00\x00\x00",  # an infinite time
+    b"\xf7",  # undefined
+]
+
+
+def test_what_is_no_cbor_is_null_or_fails(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(value,) for value in NO_CBOR], "value BINARY")
+    assert rows.select(from_cbor("value", "INT").alias("read")).collect() == [Row(None)] * len(NO_CBOR)
+    for value in NO_CBOR[:5]:
+        one = spark.createDataFrame([(value,)], "value BINARY")
+        with pytest.raises(PySparkException, match=r"RowError: from_cbor: .*mode='permissive'"):
+            one.select(from_cbor("value", "INT", mode="failfast")).collect()
+    with pytest.raises(OptionError, match="for which CBOR has no value"):
+        from_cbor("value", "at DATE")

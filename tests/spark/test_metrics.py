@@ -1,4 +1,4 @@
-"""Metrics where a Spark user looks; the identities hold on the metrics alone, whatever happens meanwhile."""
+"""The metrics in a user's session. Their sums are right at any moment, also after faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Context = zmq.Context[Socket]
 
 
 class Slow:
-    """A consumer that takes a message a millisecond or so, until told to end."""
+    """A consumer that takes about one message in a millisecond."""
 
     def __init__(self, context: Context) -> None:
         self._sock, self.endpoint = bound(context, zmq.PULL, rcvhwm=5, rcvbuf=4096)
@@ -131,7 +131,7 @@ def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     assert (shown["messagesReceived"], shown["rcvhwm"]) == (3000, 1000)
 
 
-def test_rows_that_were_retried_and_set_aside_are_accounted_for(
+def test_retried_rows_and_dead_letters_are_accounted_for(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, source = bound(context, zmq.PUSH)
@@ -174,7 +174,7 @@ def render(query: StreamingQuery, **more: Any) -> str:
 def test_a_documented_figure_can_be_read_at_any_time(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
-    """Before the first event, of a query whose sink is none of ours, and of a batch repeated after a restart."""
+    """Before the first event, for a query with another sink, and for a batch that is repeated after a restart."""
     push, endpoint = bound(context, zmq.PUSH)
     fail = threading.Event()
 
@@ -273,7 +273,7 @@ def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
             query.stop()
 
 
-def test_a_failing_location_stops_nothing_and_is_itself_reported(
+def test_a_failing_location_is_reported_and_stops_nothing(
     spark: SparkSession, context: Context, tmp_path: Path, package_log: Callable[[], str]
 ) -> None:
     push, source = bound(context, zmq.PUSH)
@@ -304,7 +304,7 @@ def test_a_failing_location_stops_nothing_and_is_itself_reported(
     assert "writing the account of batch 0" in package_log()
 
 
-def test_a_listener_hands_every_event_on_and_prometheus_serves_the_newest(
+def test_a_listener_passes_on_every_event_and_prometheus_serves_the_newest(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, source = bound(context, zmq.PUSH)
@@ -459,7 +459,7 @@ def test_sequences_are_received_or_lost_by_the_metrics_alone(
     assert whole["rows"] == shown["messagesReceived"]
 
 
-def test_kills_cost_no_account_and_double_none(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     """Drivers and workers die; what the metrics say is what Spark has committed, each batch once."""
     push, source = bound(context, zmq.PUSH, sndhwm=100)
     end, sent = threading.Event(), 0

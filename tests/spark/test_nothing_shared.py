@@ -97,9 +97,7 @@ class Job:
         return rows_in(self._out)
 
 
-def test_whatever_is_cut_or_killed_the_output_is_the_log(
-    package_log: Callable[[], str], tmp_path: Path
-) -> None:
+def test_the_output_is_the_log_after_cuts_and_kills(package_log: Callable[[], str], tmp_path: Path) -> None:
     need_namespaces()
     log = tmp_path / "wal"
     with Cluster(tmp_path, log) as cluster, Job(tmp_path, cluster, log) as job:
@@ -128,7 +126,7 @@ def test_whatever_is_cut_or_killed_the_output_is_the_log(
     assert job.sent - _HELD < len({number for _, number in rows}) == len(rows)
 
 
-def test_whatever_is_cut_or_killed_the_output_is_the_log_in_the_storage(tmp_path: Path) -> None:
+def test_the_output_is_the_log_in_object_storage_after_cuts_and_kills(tmp_path: Path) -> None:
     need_namespaces()
     log, storage, publisher = tmp_path / "wal", 2, 3
     with Cluster(tmp_path, log) as cluster:

@@ -6,6 +6,7 @@ import re
 import threading
 from typing import Any
 
+import cbor2
 import msgspec
 import numpy as np
 import pytest
@@ -98,6 +99,38 @@ def test_jupyter(spark: SparkSession) -> None:
     assert [tuple(row) for row in names["activity"].collect()] == [("status", "content")]
 
 
+def test_numbers_in_json(spark: SparkSession) -> None:
+    rows = [
+        (0, number, topic, b'{"seq": %d, "temperature": 21.5}' % number)
+        for topic in ("oslo", "rome")
+        for number in (1, 2, 3, 7, 8, 8)
+        if (topic, number) != ("rome", 8)
+    ]
+    names: dict[str, Any] = {}
+    names["messages"] = spark.createDataFrame(rows, "partition INT, id BIGINT, topic STRING, value BINARY")
+    exec(compile(blocks_of("json"), "recipes.md", "exec"), names)
+    found = sorted(tuple(row) for row in names["gaps"].collect())
+    assert found == [("oslo", 4, 6, 3), ("rome", 4, 6, 3)]
+    assert [tuple(row) for row in names["twice"].collect()] == [("oslo", 8, 2)]
+
+
+def test_detector(spark: SparkSession) -> None:
+    compressed = cbor2.CBORTag(56500, ["bslz4", 2, b"pixels"])
+    image = {
+        "type": "image",
+        "series_id": 7,
+        "image_id": 3,
+        "real_time": [5, 1000],
+        "data": {"threshold_1": cbor2.CBORTag(40, [[2, 3], cbor2.CBORTag(69, compressed)])},
+    }
+    rows = [(cbor2.dumps(value),) for value in ({"type": "start", "series_id": 7}, image)]
+    names: dict[str, Any] = {"feed": spark.createDataFrame(rows, "value BINARY")}
+    exec(compile(blocks_of("detector"), "recipes.md", "exec"), names)
+    (row,) = names["channels"].collect()
+    assert (row.series_id, row.image_id, row.channel, row.image.shape) == (7, 3, "threshold_1", [2, 3])
+    assert (row.image.pixels.algorithm, bytes(row.image.pixels.bytes)) == ("bslz4", b"pixels")
+
+
 def test_numpy(spark: SparkSession, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     push, endpoint = bound(context, zmq.PUSH)
 
@@ -110,7 +143,7 @@ def test_numpy(spark: SparkSession, context: zmq.Context[zmq.Socket[bytes]]) -> 
         send_array(np.arange(6, dtype="int16").reshape(2, 3))
         send_array(np.array([0.5], dtype="float32"))
 
-    sending = threading.Thread(target=send)  # each send waits until somebody reads
+    sending = threading.Thread(target=send)  # each send waits for a reader
     sending.start()
     reader = spark.read.format("zmq").option("socketType", "PULL").option("connect", endpoint)
     feed = reader.option("includeFrames", "true").option("maxMessages", "2").load().cache()

@@ -83,7 +83,9 @@ def test_gaps_and_dead_letters_of_a_query_are_dataframes(spark: SparkSession, tm
     assert [bytes(f) for f in rows[0]["frames"]] == [b"kv@pod", bytes(8), rows[0]["value"]]
 
 
-def test_a_query_that_loses_ends_if_so_wished_and_goes_on_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_with_on_loss_fail_ends_and_continues_after_the_loss(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     log, out = tmp_path / "log", tmp_path / "out"
     with Publisher("vllm") as publisher:
         options = {
@@ -111,7 +113,7 @@ def test_a_query_that_loses_ends_if_so_wished_and_goes_on_behind(spark: SparkSes
     assert sorted(row["sequence"] for row in table(spark, out).collect()) == [0, 1, 2, 5, 6, 7]
 
 
-def test_with_replay_a_query_heals_what_it_missed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_replay_fetches_missing_messages(spark: SparkSession, tmp_path: Path) -> None:
     log, out, replay = tmp_path / "log", tmp_path / "out", free_endpoint()
     with Publisher("vllm", replay=replay) as publisher:
         df = feed(
@@ -155,7 +157,7 @@ def split(messages: list[list[bytes]]) -> Iterator[tuple[bytes, int, bytes | Non
         yield frames[1], int.from_bytes(frames[2], "big"), frames[3] if len(frames) == 4 else None
 
 
-def test_the_sink_numbers_the_rows_of_each_task_and_says_how_many_there_were(
+def test_the_sink_numbers_the_rows_of_each_task_and_announces_their_end(
     spark: SparkSession, context: Context
 ) -> None:
     pull, endpoint = bound(context, zmq.PULL)
@@ -175,7 +177,7 @@ def test_the_sink_numbers_the_rows_of_each_task_and_says_how_many_there_were(
     assert {frames[0] for frames in got if len(frames) == 4} == {b"t0", b"t1", b"t2"}
 
 
-def test_what_the_sink_drops_the_source_sees_missing(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_source_counts_the_rows_that_the_sink_has_dropped(spark: SparkSession, tmp_path: Path) -> None:
     """A source that is held back, a sink that drops: as many are lost as were dropped."""
     log, endpoint = tmp_path / "log", free_endpoint()
     options = {
@@ -204,7 +206,7 @@ def test_what_the_sink_drops_the_source_sees_missing(spark: SparkSession, tmp_pa
     assert told["messagesDuplicate"] == 0
 
 
-def test_a_task_that_is_repeated_is_recognised(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_rows_of_a_repeated_task_are_recognised(spark: SparkSession, tmp_path: Path) -> None:
     """A batch that is written again under the same name comes twice, and is read once."""
     log, endpoint, source = tmp_path / "log", free_endpoint(), tmp_path / "source"
     spark.range(0, 500, 1, 2).selectExpr("cast(id as string) as value").write.parquet(str(source))
@@ -237,7 +239,7 @@ def test_a_task_that_is_repeated_is_recognised(spark: SparkSession, tmp_path: Pa
         assert metrics(query)["messagesReceived"] == 500
 
 
-def test_gaps_of_a_log_that_is_not_reached_are_no_answer(tmp_path: Path) -> None:
+def test_the_gaps_of_a_log_that_is_not_there_are_an_error(tmp_path: Path) -> None:
     """An executor that does not see the directory must not say that there are no gaps."""
     reader = ZmqGapReader(parse(BatchReadOptions, {"walLocation": str(tmp_path / "log"), "view": "gaps"}))
     with pytest.raises(LogFormatError, match="which all machines that read it must share"):

@@ -1,4 +1,4 @@
-"""Whether a query serves its log, and to whom."""
+"""When a query serves its log, and to which executors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--master", "spark://localhost:7077"], False),
     ],
 )
-def test_the_masters_word_is_found_on_the_command_line_of_the_jvm(words: list[str], local: bool) -> None:
+def test_local_mode_is_found_on_the_command_line_of_the_jvm(words: list[str], local: bool) -> None:
     said = subprocess.run(
         [sys.executable, "-c", _PARENT, _CHILD, *words],
         cwd=REPOSITORY,
@@ -50,7 +50,7 @@ def test_the_masters_word_is_found_on_the_command_line_of_the_jvm(words: list[st
     assert said.stdout == f"{local}\n"
 
 
-def test_a_task_elsewhere_reads_what_a_task_here_reads(
+def test_a_remote_task_reads_the_same_rows_as_a_local_one(
     context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -95,7 +95,7 @@ def _binds(sock: Socket, endpoint: str) -> bool:
     return True
 
 
-def test_a_place_that_the_run_before_still_has_is_waited_for(
+def test_an_endpoint_that_the_last_run_still_has_is_waited_for(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, init, attempts = free_endpoint(), ChunkServer.__init__, []
@@ -135,7 +135,7 @@ def test_a_place_that_the_run_before_still_has_is_waited_for(
         after.stop()
 
 
-def test_a_place_that_is_taken_is_told(
+def test_an_endpoint_in_use_is_an_error(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "LOCK_WAIT_SECONDS", 0.1)
@@ -161,6 +161,6 @@ def _news(reader: ZmqStreamReader, start: dict[str, dict[str, int]]) -> dict[str
 
 
 @pytest.mark.parametrize("text", ["maybe", "ipc:///tmp/x", "tcp://*:99999"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_a_text_that_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="serveLog"):
         stream_options(connect="tcp://a:1", serveLog=text)

@@ -26,12 +26,12 @@ from tests.support import stream_options, wait_for
 from zmq_datasource.source import receiving
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-receiving._QUIET_SECONDS = 0.02  # nobody sends when these stop
+receiving.ReceivingThread.quiet_seconds = 0.02  # no publisher sends at the stop
 context = zmq.Context()
 
 
 def run(location, call, **options):
-    # One of its own: a PUSH that has not heard yet that its last peer has gone would send to that one.
+    # A new one, because a PUSH may still send to its last peer, which has gone.
     push = context.socket(zmq.PUSH)
     endpoint = f"tcp://127.0.0.1:{push.bind_to_random_port('tcp://127.0.0.1')}"
     reader = ZmqStreamReader(

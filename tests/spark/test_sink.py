@@ -103,7 +103,7 @@ def test_columns_with_64_bit_offsets_are_written(spark: SparkSession, context: C
     assert sorted(take(pull, 3)) == [[b""], [b"a", b"", b"c"], [b"t", b"v"]]
 
 
-def test_what_was_read_can_be_written_as_it_is(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+def test_the_rows_of_a_read_can_be_written(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     push, source = bound(context, zmq.PUSH)
     pull, sink = bound(context, zmq.PULL)
     df = spark.readStream.format("zmq").option("socketType", "PULL").option("connect", source)
@@ -126,7 +126,7 @@ def test_what_was_read_can_be_written_as_it_is(spark: SparkSession, context: Con
 
 
 @pytest.mark.parametrize("kind", ["PUSH", "PUB"])
-def test_a_stalled_consumer_costs_what_the_log_line_says(
+def test_the_log_line_counts_the_drops_of_a_stalled_consumer(
     spark: SparkSession, context: Context, log: Log, kind: str
 ) -> None:
     rows = 20_000
@@ -138,7 +138,7 @@ def test_a_stalled_consumer_costs_what_the_log_line_says(
 
     def consume_slowly() -> None:
         while sock.poll(20) or not done.is_set():
-            if sock.poll(0):  # a bound SUB must keep polling to subscribe
+            if sock.poll(0):  # a bound SUB subscribes only while it polls
                 got.append(sock.recv_multipart())
                 written.wait(0.005)
 
@@ -211,7 +211,7 @@ def test_a_row_that_is_no_message_fails_the_task(
 def test_rows_that_cannot_be_sent_are_kept_once_and_sent_again(
     spark: SparkSession, context: Context, log: Log, tmp_path: Path
 ) -> None:
-    """A streaming batch to nobody; the same batch again after a crash before its commit; then a consumer."""
+    """A streaming batch without a consumer, the same batch after a crash before its commit, and then a consumer."""
     source, checkpoint, kept = tmp_path / "source", tmp_path / "checkpoint", tmp_path / "letters"
     spark.range(0, 100, 1, 2).selectExpr(
         "concat('t', id % 2) as topic", "cast(id as string) as value"

@@ -83,7 +83,7 @@ def test_a_sub_takes_the_topics_it_asked_for(spark: SparkSession, context: Conte
     ]
 
 
-def test_a_restarted_query_goes_on_where_it_was(
+def test_a_restarted_query_continues_where_it_stopped(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
@@ -128,7 +128,7 @@ def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context
     assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(1000)]
 
 
-def test_bytes_limit_a_batch_and_one_message_is_always_let_in(
+def test_bytes_limit_a_batch_to_one_message_at_least(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -155,7 +155,7 @@ def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Contex
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [100]
 
 
-def test_a_batch_waits_for_enough_messages_but_not_for_ever(
+def test_a_batch_waits_for_enough_messages_up_to_the_delay(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -191,7 +191,7 @@ def test_one_large_batch_is_read_in_parallel(spark: SparkSession, context: Conte
 
 
 @pytest.mark.parametrize(("position", "first"), [("earliest", 0), ("latest", 10), ('{"next": {"0": 4}}', 4)])
-def test_a_new_query_starts_where_it_is_told(
+def test_a_new_query_begins_at_starting_offsets(
     spark: SparkSession, context: Context, tmp_path: Path, position: str, first: int
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -243,7 +243,7 @@ def test_a_log_smaller_than_the_feed_never_stands_still(
     assert table(spark, tmp_path / "out").selectExpr("count(distinct id)").first()[0] == count
 
 
-def test_no_data_means_no_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+def test_without_data_there_is_no_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
         send_numbers(push, 0, 1)
@@ -280,7 +280,7 @@ def test_spark_finds_the_format_without_register(spark: SparkSession, tmp_path: 
     )
 
 
-def test_a_secret_shows_in_no_plan_and_no_progress(
+def test_a_secret_is_not_in_a_plan_or_the_progress(
     spark: SparkSession, context: Context, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, endpoint = bound(context, zmq.PUSH)

@@ -42,7 +42,7 @@ def reader(endpoint: str, location: Path, **options: Any) -> Iterator[ZmqStreamR
 @pytest.fixture(autouse=True)
 def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    # Nobody sends when these stop.
+    # No publisher sends at the stop.
     stop_sooner(monkeypatch)
 
 
@@ -50,7 +50,7 @@ def advance(
     it: ZmqStreamReader, push: Socket, start: dict[str, Any], count: int, first: bool = False
 ) -> dict[str, Any]:
     """Send ``count`` messages and wait until ``latestOffset`` covers them; for a ``first`` batch, as Spark does."""
-    it.latestOffset(start, ALL)  # from here on it receives
+    it.latestOffset(start, ALL)  # starts receiving
     for _ in range(count):
         push.send(b"v")
     goal = start["next"]["0"] + count
@@ -75,7 +75,7 @@ def test_a_constructor_opens_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "wal").exists()
 
 
-def test_an_offset_without_news_is_the_same_text(context: Context, tmp_path: Path) -> None:
+def test_without_new_messages_the_offset_is_the_same_text(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:
         start = it.initialOffset()
@@ -83,7 +83,7 @@ def test_an_offset_without_news_is_the_same_text(context: Context, tmp_path: Pat
         assert texts == {json.dumps(start)}
 
 
-def test_only_who_asks_again_at_once_waits_for_news(
+def test_only_a_poll_soon_after_the_last_one_waits(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch for another source of the query, which commits to this one too, is not held up."""
@@ -112,7 +112,7 @@ def test_only_who_asks_again_at_once_waits_for_news(
         assert it.latestOffset(start, ALL)["next"]["0"] == 1
 
 
-def test_waiting_for_news_does_not_look_for_them(
+def test_a_waiting_poll_takes_little_time_of_the_processor(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle query does nothing else: it costs what its waiting costs."""
@@ -133,7 +133,7 @@ def test_waiting_for_news_does_not_look_for_them(
     assert len(looks) < 10
 
 
-def test_the_end_of_receiving_ends_a_wait_for_news(
+def test_the_end_of_receiving_ends_a_waiting_poll(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, endpoint = bound(context, zmq.PUSH)
@@ -172,9 +172,7 @@ def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_p
         assert "began" not in later
 
 
-def test_a_full_log_has_room_again_though_spark_commits_only_once_there_is_more(
-    context: Context, tmp_path: Path
-) -> None:
+def test_a_full_log_is_emptied_before_spark_commits(context: Context, tmp_path: Path) -> None:
     """Spark commits a batch when it plans the next one, for which a full log has no room."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     options = {"walMaxBytes": 256 << 10, "walChunkBytes": 64 << 10, "rcvhwm": 10}
@@ -236,7 +234,7 @@ def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
         assert it.partitions(end, other) == []
 
 
-def test_what_is_lost_is_counted_once(context: Context, tmp_path: Path) -> None:
+def test_lost_ids_are_counted_once(context: Context, tmp_path: Path) -> None:
     """Spark asks for the same range several times: for the end, for the plan, and when there is nothing new."""
     push, endpoint = bound(context, zmq.PUSH)
     other = {"log": "another", "next": {"0": 7}}
@@ -262,7 +260,7 @@ def test_what_is_lost_is_counted_once(context: Context, tmp_path: Path) -> None:
         assert (shown["dataLosses"], shown["messagesExpired"]) == (3, 10)
 
 
-def test_a_feed_that_was_changed_is_told_apart_from_downtime(
+def test_the_error_for_another_log_names_the_options_that_place_it(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without walLocation the log is named from the feed, so with other topics it is another one."""
@@ -284,7 +282,7 @@ def test_a_feed_that_was_changed_is_told_apart_from_downtime(
     assert "stopped for longer" not in str(lost.value)
 
 
-def test_a_batch_read_says_that_nobody_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_read_warns_that_no_publisher_has_answered(caplog: pytest.LogCaptureFixture) -> None:
     endpoint = free_endpoint()
     options = parse(BatchReadOptions, {"connect": endpoint, "timeout": "100ms"})
     assert list(ZmqLiveReader(options).read(InputPartition(0))) == []
@@ -307,7 +305,7 @@ def test_stop_may_be_called_twice(context: Context, tmp_path: Path) -> None:
         it.stop()
 
 
-def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
+def test_a_live_batch_read_receives_no_more_than_it_returns(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10_000)
@@ -327,7 +325,7 @@ def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
 
     def send() -> None:
         left = 5000
-        while left and not ended.is_set():  # then nobody is there any more
+        while left and not ended.is_set():  # then there is no peer
             left -= offer(push, b"v")
 
     sending = threading.Thread(target=send)
@@ -338,7 +336,7 @@ def test_a_live_batch_read_takes_no_more_from_the_socket_than_it_gives(
     assert rows == sum(taken) == 1500
 
 
-def test_a_live_batch_read_without_a_limit_gives_what_there_is(context: Context) -> None:
+def test_a_live_batch_read_without_a_limit_returns_all_messages(context: Context) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndtimeo=20_000)
     options = parse(BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "idleTimeout": "500ms"})
     sending = threading.Thread(target=lambda: [push.send(b"v") for _ in range(50)])

@@ -58,9 +58,7 @@ def files(directory: Path, count: int, lines: int) -> list[str]:
     return written
 
 
-def test_batches_arrive_whole_and_once_also_when_they_are_repeated(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_repeated_batches_arrive_whole_and_once(spark: SparkSession, tmp_path: Path) -> None:
     endpoint, source, checkpoint = free_endpoint(), tmp_path / "source", tmp_path / "sent"
     written = files(source, 3, 100)
     df = feed(spark, socketType="ROUTER", bind=endpoint, walLocation=tmp_path / "wal")
@@ -79,9 +77,7 @@ def test_batches_arrive_whole_and_once_also_when_they_are_repeated(
     assert len({row["publisher"] for row in rows}) == 1
 
 
-def test_a_restored_checkpoint_is_refused_and_loses_no_rows_in_silence(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_query_with_a_restored_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     endpoint, source, checkpoint = free_endpoint(), tmp_path / "source", tmp_path / "sent"
     written = files(source, 2, 10)
     with receiving(tmp_path / "log", endpoint):
@@ -101,7 +97,7 @@ def test_a_restored_checkpoint_is_refused_and_loses_no_rows_in_silence(
     assert sorted(got) == sorted([*written, "2 0", "3 0"])
 
 
-def test_a_named_batch_write_is_done_only_with_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_named_batch_write_is_repeated_only_with_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     options = {"socketType": "DEALER", "connect": endpoint, "transactionId": "orders"}
     df = spark.range(0, 100, 1, 2).selectExpr("concat('t', id % 2) as topic", "cast(id as string) as value")
@@ -308,12 +304,12 @@ def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
         assert ids_and_numbers(spark, out) == [(number, number) for number in range(10)]
 
 
-def test_whoever_is_killed_the_output_is_the_input(tmp_path: Path) -> None:
+def test_kills_lose_and_double_no_row(tmp_path: Path) -> None:
     chaos(tmp_path, seed=3, rounds=4, count=12, lines=200)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_is_killed_dozens_of_times_the_output_is_the_input(seed: int, tmp_path: Path) -> None:
+def test_dozens_of_kills_lose_and_double_no_row(seed: int, tmp_path: Path) -> None:
     chaos(tmp_path, seed=seed, rounds=36, count=150, lines=200)

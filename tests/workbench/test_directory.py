@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from tests.support import tiny_disk
 from zmq_datasource.cli import main
 from zmq_datasource.errors import LogError
-from zmq_datasource.workbench.doctor import directory as directory_module
-from zmq_datasource.workbench.doctor.directory import Verdict, examine_directory
+from zmq_datasource.workbench.doctor import examine_directory
+from zmq_datasource.workbench.doctor import place as place_module
+from zmq_datasource.workbench.doctor.place import Verdict
 
 
 def verdicts(location: Path) -> dict[str, Verdict]:
@@ -25,14 +26,14 @@ def verdicts(location: Path) -> dict[str, Verdict]:
 @contextmanager
 def stopped_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The second process stands still, as in a lock on a file system of the network."""
-    init = directory_module.SecondProcess.__init__
+    init = place_module.SecondProcess.__init__
 
-    def stopped(self: directory_module.SecondProcess, directory: Path) -> None:
+    def stopped(self: place_module.SecondProcess, directory: Path) -> None:
         init(self, directory)
         self._process.send_signal(signal.SIGSTOP)
 
     with monkeypatch.context() as patch:
-        patch.setattr(directory_module.SecondProcess, "__init__", stopped)
+        patch.setattr(place_module.SecondProcess, "__init__", stopped)
         yield
 
 
@@ -47,7 +48,7 @@ def test_a_directory_of_this_machine_is_fit(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module.SecondProcess, "answer_seconds", 2.0)
+    monkeypatch.setattr(place_module.SecondProcess, "answer_seconds", 2.0)
     with stopped_second(monkeypatch), pytest.raises(LogError, match="no answer within 2 s when asked for"):
         examine_directory(str(tmp_path))
 
@@ -79,9 +80,9 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_broken_promise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
     word, answer, name = LIES[lie]
-    ask = directory_module.SecondProcess.ask
+    ask = place_module.SecondProcess.ask
     monkeypatch.setattr(
-        directory_module.SecondProcess,
+        place_module.SecondProcess,
         "ask",
         lambda second, *words: answer if words[0] == word else ask(second, *words),
     )
@@ -98,16 +99,16 @@ def _of_this_disk(location: Path) -> dict[str, Verdict]:
 
 
 def test_an_object_store_is_no_place_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module, "file_system_of", lambda _: "fuse.s3fs")
+    monkeypatch.setattr(place_module, "file_system_of", lambda _: "fuse.s3fs")
     assert verdicts(tmp_path)["file system"] == "broken"
 
 
 def test_directory_times_that_do_not_change_are_doubtful(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = directory_module.SecondProcess.ask
+    ask = place_module.SecondProcess.ask
     monkeypatch.setattr(
-        directory_module.SecondProcess,
+        place_module.SecondProcess,
         "ask",
         lambda second, *words: "no" if words[0] == "stamped" else ask(second, *words),
     )

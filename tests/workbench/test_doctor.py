@@ -1,4 +1,4 @@
-"""The doctor's reasoning: greetings, framings, marks, stalls and findings from figures. No sockets but one."""
+"""The doctor's reasoning: greetings, framings, marks, stalls and findings from figures. No sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import random
 import struct
+import time
 from typing import Any
 
 import msgspec
@@ -15,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.support import REPOSITORY, stream_options
+from tests.support import stream_options
 from zmq_datasource.cli import main
-from zmq_datasource.workbench.doctor import zmtp
-from zmq_datasource.workbench.doctor.examine import Examination
-from zmq_datasource.workbench.doctor.facts import (
+from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.sequences import Gap
+from zmq_datasource.workbench.doctor import (
     Consumed,
     Durable,
+    Examination,
     Examined,
     Expected,
     Glance,
@@ -29,14 +31,15 @@ from zmq_datasource.workbench.doctor.facts import (
     Numbers,
     Stalled,
     Traffic,
+    diagnose,
+    document,
+    exit_code,
+    greeting,
+    show,
 )
-from zmq_datasource.workbench.doctor.findings import CONDITIONS, diagnose, exit_code
-from zmq_datasource.workbench.doctor.findings.finding import texts
-from zmq_datasource.workbench.doctor.guess import guess
+from zmq_datasource.workbench.doctor.framing import Numbered, guess, options_of, per_topic
 from zmq_datasource.workbench.doctor.hwm import explain, fits
-from zmq_datasource.workbench.doctor.report import document, show
-from zmq_datasource.workbench.doctor.stall import measure_stall
-from zmq_datasource.workbench.doctor.watcher import SequenceWatcher
+from zmq_datasource.workbench.doctor.stall import held_before, outcome_of
 
 TRAFFIC = Traffic(
     messages=5000,
@@ -91,36 +94,36 @@ def ids(*endpoints: Examined, log: Durable | None = None, **expected: Any) -> li
 # Greetings.
 
 
-def greeting(mechanism: bytes, command: bytes = b"") -> bytes:
-    return zmtp.OPENING + b"\x01" + mechanism.ljust(20, b"\0") + bytes(32) + command
+def greeted(mechanism: bytes, command: bytes = b"") -> bytes:
+    return greeting.OPENING + b"\x01" + mechanism.ljust(20, b"\0") + bytes(32) + command
 
 
 READY = b"\x04\x26\x05READY\x08Identity\x00\x00\x00\x00\x0bSocket-Type\x00\x00\x00\x03PUB"
 
 
 def test_a_greeting_tells_the_security_and_the_socket_type() -> None:
-    found = zmtp.read_greeting(greeting(b"NULL", READY))
+    found = greeting.read_greeting(greeted(b"NULL", READY))
     assert (found.version, found.mechanism) == ("3.1", "NULL")
-    assert zmtp.read_socket_type(greeting(b"NULL", READY)) == "PUB"
-    assert zmtp.is_complete(greeting(b"NULL", READY))
-    assert not zmtp.is_complete(greeting(b"NULL", READY[:-1]))
-    assert zmtp.read_greeting(greeting(b"CURVE")).mechanism == "CURVE"
+    assert greeting.read_greeting(greeted(b"NULL", READY)).socket_type == "PUB"
+    assert greeting.is_complete(greeted(b"NULL", READY))
+    assert not greeting.is_complete(greeted(b"NULL", READY[:-1]))
+    assert greeting.read_greeting(greeted(b"CURVE")).mechanism == "CURVE"
 
 
 def test_nothing_in_a_greeting_steers_the_terminal_of_the_doctor() -> None:
     evil = b"\x1b]0;owned\x07"
-    mechanism = zmtp.read_greeting(greeting(evil)).mechanism
+    mechanism = greeting.read_greeting(greeted(evil)).mechanism
     assert mechanism == r"\x1b]0;owned\x07"
     property_ = b"\x0bSocket-Type" + len(evil).to_bytes(4, "big") + evil
     command = b"\x05READY" + property_
-    told = greeting(b"NULL", b"\x04" + bytes([len(command)]) + command)
-    assert zmtp.read_socket_type(told) == r"\x1b]0;owned\x07"
+    told = greeted(b"NULL", b"\x04" + bytes([len(command)]) + command)
+    assert greeting.read_greeting(told).socket_type == r"\x1b]0;owned\x07"
 
 
 def test_our_own_greeting_is_one() -> None:
-    whole = zmtp.OPENING + zmtp.REST
-    assert len(whole) == zmtp.GREETING_BYTES
-    assert zmtp.read_greeting(whole).mechanism == "NULL"
+    whole = greeting.OPENING + greeting.REST
+    assert len(whole) == greeting.GREETING_BYTES
+    assert greeting.read_greeting(whole).mechanism == "NULL"
 
 
 @pytest.mark.parametrize(
@@ -129,19 +132,19 @@ def test_our_own_greeting_is_one() -> None:
         (b"", "silent"),
         (b"HTTP/1.1 400 Bad Request\r\n", "not_zeromq"),
         (b"\xff" + bytes(9), "not_zeromq"),
-        (zmtp.OPENING, "silent"),
+        (greeting.OPENING, "silent"),
     ],
 )
 def test_what_is_no_greeting_is_told_apart(received: bytes, state: str) -> None:
-    assert zmtp.read_greeting(received).state == state
+    assert greeting.read_greeting(received).state == state
 
 
 @settings(max_examples=50)
 @given(st.binary(max_size=100))
 def test_no_bytes_behind_a_greeting_stop_the_doctor(rest: bytes) -> None:
-    zmtp.is_complete(greeting(b"NULL", rest))
-    zmtp.read_socket_type(greeting(b"NULL", rest))
-    zmtp.read_socket_type(greeting(b"NULL", b"\x04\x50\x05READY" + rest))
+    greeting.is_complete(greeted(b"NULL", rest))
+    greeting.read_greeting(greeted(b"NULL", rest))
+    greeting.read_greeting(greeted(b"NULL", b"\x04\x50\x05READY" + rest))
 
 
 # Framings.
@@ -162,7 +165,7 @@ FEEDS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("framing", FEEDS)
 def test_a_framing_is_recognised_by_its_numbers(framing: str) -> None:
-    assert guess(FEEDS[framing]) == (framing, {})
+    assert guess(raw_of(FEEDS[framing])) == {"framing": framing}
 
 
 @pytest.mark.parametrize(
@@ -170,42 +173,102 @@ def test_a_framing_is_recognised_by_its_numbers(framing: str) -> None:
     [
         [b"one frame"] * 20,
         [[b"weather", b'{"t": 21}']] * 20,
+        [[b"weather", b'{"t": %d}' % (21 + n % 3)] for n in range(50)],
+        [[b"weather", b'{"at": %d}' % (time.time() + n)] for n in range(50)],  # a message a second
         [[b"kv", random.Random(n).randbytes(8), b"payload"] for n in range(50)],  # looks like vllm
         [[b"kv", u64(5), b"payload"]] * 50,  # never counts
         [[b"kv", u64(n), b"payload"] for n in range(3)],  # too few to say
+        [[b"{", b"[" * 50]] * 20,
     ],
 )
 def test_what_does_not_count_is_plain(messages: list[Any]) -> None:
-    assert guess(messages) == ("plain", {})
+    assert guess(raw_of(messages)) == {"framing": "plain"}
+
+
+def numbered(*, connect: str = "tcp://feed:1", **options: str) -> Numbered:
+    return Numbered(stream_options(connect=connect, **options))
 
 
 def test_a_number_at_a_place_of_its_own_is_found_and_can_be_read_with_what_is_said() -> None:
-    messages = [[b"t", struct.pack("<I", n) + b"data"] for n in range(100)]
-    framing, options = guess(messages)
-    assert framing == "custom"
-    watcher = SequenceWatcher(stream_options(connect="tcp://feed:1", framing=framing, **options))
-    assert [number for _, number in watcher.follow(messages)] == list(range(100))
-    assert watcher.lost_and_gaps == (0, 0)
+    messages = raw_of([[b"t", struct.pack("<I", n) + b"data"] for n in range(100)])
+    found = guess(messages)
+    assert found["framing"] == "custom"
+    reader = numbered(**found)
+    reader.follow(messages)
+    assert (reader.newest(), reader.lost) == ({("",): 99}, 0)
 
 
 def test_five_frames_with_a_number_are_not_yet_a_clone() -> None:
     messages = [[b"weather", u64(n), b"station", u64(n), b"value"] for n in range(50)]
-    framing, options = guess(messages)
-    assert (framing, options["sequenceFrame"], options["sequenceWidth"]) == ("custom", "1", "8")
+    options = guess(raw_of(messages))
+    assert (options["framing"], options["sequenceFrame"], options["sequenceWidth"]) == ("custom", "1", "8")
+
+
+TOPICS = (b"a", b"b", b"c")
+PER_TOPIC = {"topicFrame": "0", "sequenceBy": "endpoint,topic"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_numbers_in_json_are_found_for_each_topic_or_for_the_feed(whole: bool) -> None:
+    messages = [
+        [topic, b'{"head": {"n": %d}, "at": %d, "value": 7}' % (3 * n + at if whole else n, time.time())]
+        for n in range(60)
+        for at, topic in enumerate(TOPICS)
+    ]
+    expected = {"framing": "custom", "sequenceFrame": "1", "sequencePath": "head.n"}
+    assert guess(raw_of(messages)) == (expected if whole else {**expected, **PER_TOPIC})
+    one_topic = guess(raw_of(messages[::3] if not whole else messages), {"topics": "a"})
+    assert one_topic == {**expected, **PER_TOPIC} if not whole else expected
+
+
+def test_a_preset_whose_publisher_counts_each_topic_is_told_from_one_that_counts_all() -> None:
+    drawn = random.Random(1)
+    topics = [drawn.choice(TOPICS) for _ in range(200)]
+    over_all = [[topic, u64(n), b"payload"] for n, topic in enumerate(topics)]
+    assert guess(raw_of(over_all)) == {"framing": "vllm", "sequenceBy": "endpoint"}
+    of_each = [[topic, b"station", u64(topics[:n].count(topic)), b""] for n, topic in enumerate(topics)]
+    assert guess(raw_of(of_each)) == {"framing": "sequenced", "sequenceBy": "publisher,topic"}
+
+
+def test_counters_that_the_filter_forbids_are_not_followed() -> None:
+    found = options_of({"connect": "tcp://feed:1", "topics": "t"}, {"framing": "sequenced"})
+    assert found.numbering is None
 
 
 def test_history_before_the_first_message_is_not_lost() -> None:
-    watcher = SequenceWatcher(stream_options(connect="tcp://feed:1", framing="sequenced"))
-    watcher.follow([[b"t", b"p", u64(n), b""] for n in (500, 501, 505)])
-    assert watcher.missed_first == 500
-    assert watcher.lost_and_gaps == (3, 1)
+    reader = numbered(framing="sequenced")
+    reader.follow(raw_of([[b"t", b"p", u64(n), b""] for n in (500, 501, 505)]))
+    numbers = reader.figures({"framing": "sequenced"}, guessed=True)
+    assert (numbers.missed_first, numbers.lost, numbers.gaps) == (500, 3, 1)
 
 
 def test_what_a_proxy_lost_is_what_its_publisher_had() -> None:
-    above, below = (SequenceWatcher(stream_options(connect="tcp://feed:1", framing="vllm")) for _ in range(2))
-    above.follow([[b"t", u64(n), b""] for n in [*range(10, 20), *range(25, 40)]])
-    below.follow([[b"t", u64(n), b""] for n in [5, *range(12, 15), *range(30, 45)]])
-    assert above.has_of(below) == 2 + 5 + 5  # 10 and 11, 15 to 19, 25 to 29: not 6 to 9, nor 20 to 24
+    above, below = numbered(framing="vllm"), numbered(framing="vllm", connect="tcp://proxy:1")
+    above.follow(raw_of([[b"t", u64(n), b""] for n in [*range(10, 20), *range(25, 40)]]))
+    below.follow(raw_of([[b"t", u64(n), b""] for n in [5, *range(12, 15), *range(30, 45)]]))
+    assert (
+        above.count_of_missing(below) == 2 + 5 + 5
+    )  # 10 and 11, 15 to 19, 25 to 29: not 6 to 9, nor 20 to 24
+
+
+def test_equal_numbers_of_different_messages_are_told_from_duplicates() -> None:
+    two_topics = raw_of([[topic, u64(n), b"%d" % n] for n in range(30) for topic in (b"a", b"b")])
+    options = {"framing": "vllm", "sequenceBy": "endpoint"}
+    reader = numbered(**options)
+    reader.follow(two_topics)
+    assert (reader.compared, reader.unequal) == (30, 30)
+    assert per_topic(two_topics, options, reader.by) == {"sequenceBy": "endpoint,topic"}
+    same_value = raw_of([[topic, u64(n), b"y"] for n in range(30) for topic in (b"a", b"b")])
+    custom = {"framing": "custom", "sequenceFrame": "1"}  # which does not say what the topic is
+    reader = numbered(**custom)
+    reader.follow(same_value)
+    assert (reader.compared, reader.unequal) == (30, 30)
+    assert per_topic(same_value, custom, reader.by) == {"sequenceBy": "endpoint,topic", "topicFrame": "0"}
+    repeated = raw_of([[b"a", u64(n), b"%d" % n] for n in range(30) for _ in range(2)])
+    assert guess(repeated) == {"framing": "vllm"}
+    reader = numbered(**options)
+    reader.follow(repeated)
+    assert (reader.compared, reader.unequal) == (30, 0)
 
 
 # Marks.
@@ -245,29 +308,27 @@ def test_a_mark_of_1000_is_told_from_one_of_10_and_only_with_the_kernel_in_view(
 
 # Stalls.
 
-KEY = (b"p",)
 
-
-def stalled(numbers: list[int], rate: float = 100.0) -> tuple[Any, ...]:
-    return measure_stall([(KEY, n) for n in numbers], {KEY: 99}, len(numbers), rate, 2.0, 50.0)
+def gap(key: bytes, first: int, last: int, noticed: int) -> Gap:
+    return Gap(0, key, 0, first, last, noticed)
 
 
 def test_a_stall_with_missing_numbers_was_dropped_and_the_rest_was_held() -> None:
-    assert stalled([*range(100, 150), *range(300, 350)]) == ("dropped", 250, 150, 50)
+    assert outcome_of(100, 150, 100.0, 2.0, 50.0) == "dropped"
+    assert held_before([gap(b"p", 150, 299, 1050)], 1000, 100.0) == 50
+    assert held_before([gap(b"p", 150, 151, 1050)], 1000, 100.0) is None
 
 
 def test_of_many_counters_the_first_long_gap_ends_what_was_held() -> None:
-    keys = [(b"a",), (b"b",)]
-    numbered = [(key, n) for n in [*range(50), *range(200, 250)] for key in keys]
-    last = dict.fromkeys(keys, -1)
-    assert measure_stall(numbered, last, 200, 200.0, 2.0, 100.0) == ("dropped", 500, 300, 100)
+    gaps = [gap(b"a", 10, 10, 1020), gap(b"a", 50, 199, 1100), gap(b"b", 50, 199, 1101)]
+    assert held_before(gaps, 1000, 100.0) == 100
 
 
 def test_a_stall_without_missing_numbers_tells_waiting_from_holding() -> None:
-    assert stalled(list(range(100, 200)))[0] == "fewer"
-    assert stalled(list(range(100, 340)))[0] == "all"
-    assert stalled(list(range(100, 110)))[0] == "idle"
-    assert measure_stall(None, {}, 100, 100.0, 2.0, 50.0) == ("fewer", 250, None, None)
+    assert outcome_of(100, 0, 100.0, 2.0, 50.0) == "fewer"
+    assert outcome_of(240, 0, 100.0, 2.0, 50.0) == "all"
+    assert outcome_of(10, 0, 100.0, 2.0, 50.0) == "idle"
+    assert outcome_of(100, None, 100.0, 2.0, 50.0) == "fewer"
 
 
 # Findings that a test cannot provoke, or not cheaply.
@@ -285,6 +346,7 @@ def test_a_healthy_endpoint_has_no_findings() -> None:
         ({"traffic": msgspec.structs.replace(TRAFFIC, size_p99=5 << 20)}, {}, "queue_needs_much_memory"),
         ({}, {"max_message_size": 100}, "near_the_limit"),
         ({"numbers": msgspec.structs.replace(NUMBERS, duplicates=3)}, {}, "duplicates"),
+        ({"numbers": msgspec.structs.replace(NUMBERS, duplicates=3, unequal=3)}, {}, "equal_numbers"),
         ({"numbers": msgspec.structs.replace(NUMBERS, malformed=3, guessed=False)}, {}, "malformed"),
         ({"numbers": Numbers(framing="plain")}, {}, "unnumbered"),
         ({"handshake": Handshake(state="succeeded", connections=3, disconnects=2)}, {}, "connection_breaks"),
@@ -396,13 +458,26 @@ def test_the_document_has_a_format_and_what_was_not_measured_is_null() -> None:
     assert list(told["findings"][0]) == ["id", "severity", "endpoint", "what", "evidence", "cause", "fix"]
 
 
-def test_every_finding_has_texts_and_is_in_the_documentation() -> None:
-    written = (REPOSITORY / "docs" / "workbench.md").read_text()
-    conditions = {key for group in CONDITIONS for key in group}
-    assert len(conditions) > 40
-    assert conditions == set(texts())
-    ids = {key.partition("-")[0] for key in conditions}
-    assert [name for name in sorted(ids) if f"`{name}`" not in written] == []
+def test_a_counter_for_each_topic_is_never_answered_with_deduplicate() -> None:
+    suggested = {"sequenceBy": "endpoint,topic"}
+    each = msgspec.structs.replace(NUMBERS, duplicates=9, compared=9, unequal=9, suggested=suggested)
+    (finding,) = diagnose([examined(numbers=each)], None, Expected())
+    assert finding.id == "counter_per_topic"
+    assert "Set sequenceBy=endpoint,topic. Do not set deduplicate" in finding.fix
+    equal = msgspec.structs.replace(NUMBERS, duplicates=9, compared=9)
+    (finding,) = diagnose([examined(numbers=equal)], None, Expected())
+    assert (finding.id, "deduplicate=true" in finding.fix) == ("duplicates", True)
+
+
+def test_numbers_in_json_come_with_the_options_that_read_them() -> None:
+    options = {"sequenceFrame": "1", "sequencePath": "n", **PER_TOPIC}
+    numbers = Numbers(framing="custom", options=options, judged=True, counters=3)
+    (finding,) = diagnose([examined(numbers=numbers)], None, Expected())
+    assert (finding.id, finding.severity) == ("numbers_in_json", "note")
+    assert (
+        "framing=custom, sequenceFrame=1, sequencePath=n, topicFrame=0, sequenceBy=endpoint,topic"
+        in finding.fix
+    )
 
 
 def test_the_report_shows_facts_and_findings_in_a_hundred_columns() -> None:

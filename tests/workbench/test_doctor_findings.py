@@ -24,9 +24,15 @@ from click.testing import CliRunner
 from tests.support import bound, free_endpoint, wait_for
 from tests.support.doctor_peers import Running
 from zmq_datasource.cli import main
-from zmq_datasource.workbench.doctor.examine import Request, examine
-from zmq_datasource.workbench.doctor.facts import Examined, Expected
-from zmq_datasource.workbench.doctor.findings import Finding, diagnose, exit_code
+from zmq_datasource.workbench.doctor import (
+    Examined,
+    Expected,
+    Finding,
+    Request,
+    diagnose,
+    examine,
+    exit_code,
+)
 
 # Many processes, whose rates and queues are measured; and all scenarios run at once, for all tests of this file.
 pytestmark = [pytest.mark.spark, pytest.mark.alone]
@@ -134,6 +140,12 @@ def joining_late() -> Result:
             return looking.result(60)
 
 
+def beside_an_absent_one() -> Result:
+    """Examine a fast feed, and an endpoint where nothing is, which is waited for."""
+    with Running(rate=2000, size=1000, sndbuf=16384) as sender:
+        return look({"connect": f"{sender.endpoint},{free_endpoint()}"}, wait=2.0)
+
+
 @contextmanager
 def receiver(endpoint: str, log: str, *options: str, framing: str = "sequenced") -> Iterator[None]:
     """``zmq-datasource receive``, as a process; from when it has its log."""
@@ -230,6 +242,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     ),
     "other topics": chain({"rate": 100}, given={"topics": "Weather"}),
     "late joiner": joining_late,
+    "one absent": beside_an_absent_one,
     "not sealed": received("1h", 1.0),
     "sealed": received("100ms", 20.0),
     "the first of two": received_by_two(0),
@@ -296,7 +309,7 @@ def found() -> Iterator[Found]:
         ("password", "credentials_refused"),
     ],
 )
-def test_who_cannot_be_examined_is_told_why(found: Found, scenario: str, finding: str) -> None:
+def test_an_endpoint_that_cannot_be_examined_is_explained(found: Found, scenario: str, finding: str) -> None:
     result = found(scenario)
     assert result.ids == {finding}
     assert result.exit_code == 3
@@ -407,6 +420,10 @@ def _outcome(result: Result) -> tuple[str, int | None]:
     stalled = result.endpoints[0].stalled
     assert stalled is not None
     return stalled.outcome, stalled.lost
+
+
+def test_an_endpoint_that_is_absent_costs_the_others_nothing(found: Found) -> None:
+    assert found("one absent", lambda result: result.ids == {"refused"}).ids == {"refused"}
 
 
 def test_the_other_topics_are_named(found: Found) -> None:

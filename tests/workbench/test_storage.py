@@ -15,16 +15,16 @@ from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.store import Entry
 from zmq_datasource.options.types import Location
-from zmq_datasource.workbench.doctor import storage as storage_module
-from zmq_datasource.workbench.doctor.directory import Verdict
-from zmq_datasource.workbench.doctor.storage import examine_storage
+from zmq_datasource.workbench.doctor import examine_storage
+from zmq_datasource.workbench.doctor import place as place_module
+from zmq_datasource.workbench.doctor.place import Verdict
 
 NAMES = ["put", "put if absent", "listing", "replace", "delete", "clock"]
 
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "ROUNDS", 3)
+    monkeypatch.setattr(place_module, "ROUNDS", 3)
 
 
 @pytest.fixture(scope="module")

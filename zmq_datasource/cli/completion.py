@@ -8,11 +8,11 @@ from click.shell_completion import get_completion_class
 __all__ = ["completion"]
 
 
-@click.command(short_help="Print what completes commands in a shell.")
+@click.command(short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete commands and options.
+    """Print a script with which a shell completes commands and options.
 
     \b
     Examples:

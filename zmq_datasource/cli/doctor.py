@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any, Literal
 
 import click
@@ -21,6 +23,9 @@ from zmq_datasource.options.parser import describe
 __all__ = ["doctor"]
 
 
+_PLACES = ("wal_location", "wal_store")
+
+
 class _UnreachableError(click.ClickException):
     exit_code = 3
 
@@ -29,46 +34,41 @@ def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int
     """The source's options as text, from those with a name of their own here and the others."""
     if (named["connect"] is None) == (named["bind"] is None):
         raise click.UsageError("name the endpoint with either --connect or --bind")
-    largest = "zmq.maxmsgsize"
-    own = [
-        option.name
-        for option in describe(ReadOptions)
-        if option.field in (*named, "wal_location", "wal_store")
-    ]
-    given = all_options(
-        ReadOptions, named, others, *own, *([largest] if max_message_size is not None else [])
-    )
-    if max_message_size is not None:
-        given[largest] = str(max_message_size)
-    return given
+    own = [option.name for option in describe(ReadOptions) if option.field in (*named, *_PLACES)]
+    limit = {} if max_message_size is None else {"zmq.maxmsgsize": str(max_message_size)}
+    return all_options(ReadOptions, named, others, *own, *limit) | limit
 
 
-def _show_place(wal_location: str | None, wal_store: str | None, as_json: bool) -> int:
-    """Say whether a directory, or object storage, can hold a log; returns the exit code."""
-    import json  # noqa: PLC0415 - only a call pays for it
-    from dataclasses import asdict  # noqa: PLC0415
-
-    from zmq_datasource.errors import LogError, OptionError  # noqa: PLC0415
+def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
+    """Say whether a directory, or a bucket, can hold a log; exits with 1 if not."""
+    from zmq_datasource.errors import LogError, OptionError  # noqa: PLC0415 - only a call pays for it
     from zmq_datasource.options.types import Location  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor.directory import examine_directory  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor.storage import examine_storage  # noqa: PLC0415
+    from zmq_datasource.workbench.doctor import examine_directory, examine_storage  # noqa: PLC0415
 
+    if len(log) > 1:
+        raise click.UsageError(
+            "--wal-location and --wal-store without an endpoint: each is tried alone; run the doctor twice"
+        )
+    if any(set_by_user(name) for name in ctx.params if name not in (*_PLACES, "as_json")):
+        raise click.UsageError(
+            "without --connect or --bind only a directory or object storage is tried; name one"
+        )
+    ((option, location),) = log.items()
     try:
-        if wal_store is not None:
-            location, promises = str(Location(wal_store)), examine_storage(Location(wal_store))
+        if option == "walStore":
+            bucket = Location(location)
+            location, promises = str(bucket), examine_storage(bucket)
         else:
-            assert wal_location is not None
-            location, promises = wal_location, examine_directory(wal_location)
+            promises = examine_directory(location)
     except (LogError, OptionError) as e:
         raise click.UsageError(str(e)) from e
     if as_json:
-        click.echo(
-            json.dumps({"location": location, "promises": [asdict(each) for each in promises]}, indent=2)
-        )
+        document = {"location": location, "promises": [each._asdict() for each in promises]}
+        click.echo(json.dumps(document, indent=2))
     else:
         for each in promises:
             click.echo(f"{each.verdict:>9}  {each.name}: {each.detail}")
-    return int(any(each.verdict == "broken" for each in promises))
+    ctx.exit(int(any(each.verdict == "broken" for each in promises)))
 
 
 @click.command(short_help="Find out what is wrong with a feed.")
@@ -176,17 +176,7 @@ def doctor(
     places = {"walLocation": wal_location, "walStore": wal_store}
     log = {name: place for name, place in places.items() if place is not None}
     if log and named["connect"] is None and named["bind"] is None:
-        if len(log) > 1:
-            raise click.UsageError(
-                "--wal-location and --wal-store without an endpoint: each is tried alone; run the doctor twice"
-            )
-        if any(
-            set_by_user(name) for name in ctx.params if name not in ("wal_location", "wal_store", "as_json")
-        ):
-            raise click.UsageError(
-                "without --connect or --bind only a directory or object storage is tried; name one"
-            )
-        ctx.exit(_show_place(wal_location, wal_store, as_json))
+        _show_place(ctx, log, as_json)
     given = _given(named, others, max_message_size)
     pulls = named["socket_type"] == "PULL"
     if pulls and not take_messages:
@@ -204,39 +194,32 @@ def doctor(
     if not duration:
         raise click.UsageError("--duration 0 sees nothing; 1s or more")
 
-    import json  # noqa: PLC0415 - only a call pays for it
-    import logging  # noqa: PLC0415
-
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - only a call pays for it
 
     from zmq_datasource.errors import LogError, OptionError, ZmqDataSourceError  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor.examine import Request, examine  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor.facts import Expected  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor.findings import diagnose, exit_code  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor.report import document, show  # noqa: PLC0415
+    from zmq_datasource.workbench import doctor as room  # noqa: PLC0415
 
     # What the sockets of this package log is in the report.
     logging.getLogger("zmq_datasource").addHandler(logging.NullHandler())
 
-    expected = Expected(
+    expected = room.Expected(
         hwm=expect_hwm,
         full=expect_full,
         consume=consume or None,
         rcvhwm=named["rcvhwm"],
         max_message_size=max_message_size,
     )
-    progress = Console(stderr=True)
     try:
-        with progress.status("Looking ..."):
-            found = examine(Request(given, upstream, duration, wait, stall, log, expected))
+        with Console(stderr=True).status("Receiving ..."):
+            found = room.examine(room.Request(given, upstream, duration, wait, stall, log, expected))
     except (OptionError, LogError) as e:
         raise click.UsageError(str(e)) from e
     except ZmqDataSourceError as e:
         raise _UnreachableError(str(e)) from e
-    findings = diagnose(found.endpoints, found.log, expected)
+    findings = room.diagnose(found.endpoints, found.log, expected)
     if as_json:
-        click.echo(json.dumps(document(found, findings), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(room.document(found, findings), indent=2, ensure_ascii=False))
     else:
         console = Console()
-        show(console if console.is_terminal else Console(width=100), found, findings)
-    ctx.exit(exit_code(findings))
+        room.show(console if console.is_terminal else Console(width=100), found, findings)
+    ctx.exit(room.exit_code(findings))

@@ -71,7 +71,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--buffers",
     size(0, 1 << 30),
     "8k",
-    "SNDBUF and RCVBUF; 0 leaves them to the system, whose buffers then hold more than any high-water mark.",
+    "SNDBUF and RCVBUF; 0 leaves them to the system: its buffers then hold more than any high-water mark.",
 )
 @setting(
     "--repeat",

@@ -19,7 +19,7 @@ _MOST_SHOWN = 200
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where the two files are made; made itself if need be, for its owner alone. [default: here]",
+    help="Where to make the two files. A missing directory is made, for its owner alone.  [default: here]",
 )
 @click.option(
     "--only",

@@ -12,7 +12,7 @@ import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
 from zmq_datasource.host.printable import printable
-from zmq_datasource.options.types import Position, Timestamp
+from zmq_datasource.options.types import Place, Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
@@ -42,12 +42,12 @@ def _location(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("location", type=DIRECTORY, metavar="LOCATION")(command)
 
 
-def _read_place(text: str) -> Position:
+def _read_place(text: str) -> Place:
     if text.isdecimal():
-        return Position.read(json.dumps({"next": {"0": int(text)}}))
+        return Place.read(json.dumps({"next": {"0": int(text)}}))
     if text.lower() in ("earliest", "latest") or text.lstrip().startswith("{"):
-        return Position.read(text)
-    return Position(None, None, Timestamp.read(text))
+        return Place.read(text)
+    return Place(None, None, Timestamp.read(text))
 
 
 def _read_ids(text: str) -> tuple[int | None, int | None]:
@@ -150,13 +150,13 @@ def verify(location: str) -> None:
 
 @log.command(short_help="Print messages.")
 @_location
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Of this log partition alone.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this log partition.")
 @click.option(
-    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Of these ids, END not included."
+    "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Only these ids, END not included."
 )
-@click.option("--topic", metavar="PREFIX", help="Of the topics that begin with this.")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The newest N of each partition.")
-@click.option("--follow", is_flag=True, help="Go on with the messages that come, until Ctrl-C.")
+@click.option("--topic", metavar="PREFIX", help="Only topics that begin with this.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
+@click.option("--follow", is_flag=True, help="Then print new messages until Ctrl-C.")
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )
@@ -207,13 +207,13 @@ def readers() -> None:
     """Change what the log keeps for a query that does not run."""
 
 
-@readers.command(short_help="Keep nothing for a reader any more.")
+@readers.command(short_help="Drop a reader and its position.")
 @_location
 @click.argument("name")
 def drop(location: str, name: str) -> None:
     """Drop the position of the reader NAME: the log keeps nothing for it any more.
 
-    If its query comes back and misses messages, failOnDataLoss decides.
+    If the query starts again and misses messages, failOnDataLoss decides.
     """
     from zmq_datasource.workbench.log import drop_reader  # noqa: PLC0415
 
@@ -231,8 +231,8 @@ def drop(location: str, name: str) -> None:
     metavar="earliest|latest|ID|TIME",
     help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
 )
-def seek(location: str, name: str, to: Position) -> None:
-    """Set the position of the reader NAME, from which on the log keeps messages for it.
+def seek(location: str, name: str, to: Place) -> None:
+    """Set the position of the reader NAME: the log keeps the messages from there on for it.
 
     A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.
     """

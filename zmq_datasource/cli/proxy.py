@@ -30,10 +30,10 @@ __all__ = ["proxy"]
 )
 @prometheus_port
 def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **named: object) -> None:
-    """Stand between publishers and subscribers, write down what passes, and give it again.
+    """Stand between publishers and subscribers, keep the messages in a log, and serve them again.
 
-    Messages are published as topic, id (8 bytes, big-endian), value, once they are in the log. Any Spark job
-    can read the log. Ctrl-C or SIGTERM takes what is on its way, and ends.
+    A message is published as topic, id (8 bytes, big-endian), value, once it is in the log. Any Spark job can
+    read the log. On Ctrl-C or SIGTERM the proxy takes the messages that are on the way, and ends.
 
     \b
     Examples:
@@ -86,20 +86,21 @@ def _monitor(name: str, given: dict[str, str], observers: list[Callable[[dict[st
 
     with Proxy(**given) as running:
 
-        def read() -> list[Record] | None:
-            if not running.running:
-                return None
-            status = dict(running.status())
+        def status() -> dict[str, Any]:
+            found = dict(running.status())
             for observe in observers:
-                observe(status)
-            return [proxy_record(name, status)] if status else []
+                observe(found)
+            return found
+
+        def read() -> list[Record]:
+            return [proxy_record(name, found)] if (found := status()) else []
 
         if Console().is_terminal:
-            watch(read, 1.0)
+            watch(read, 1.0, goes_on=lambda: running.running)
             return
         try:
-            while (records := read()) is not None:
-                click.echo(json.dumps(records[0]["status"] if records else {}))
+            while running.running:
+                click.echo(json.dumps(status()))
                 time.sleep(1.0)
         except KeyboardInterrupt:
             return

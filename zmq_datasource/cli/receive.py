@@ -64,11 +64,10 @@ def receive(
     prometheus: int | None,
     **named: str | None,
 ) -> None:
-    """Receive into a log, without Spark, until told to stop (Ctrl-C or SIGTERM).
+    """Receive into a log, without Spark, until Ctrl-C or SIGTERM.
 
-    Queries read the log with walLocation and no endpoint, while this runs and while it does not. What
-    all of them have read is deleted, once it is older than --wal-retention; before a first query has come,
-    nothing is.
+    Queries read the log by its walLocation, without an endpoint, at any time. Messages that all queries
+    have read are deleted once they are older than --wal-retention. Before the first query nothing is deleted.
 
     \b
     Examples:

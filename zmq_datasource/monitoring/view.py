@@ -210,7 +210,7 @@ def proxy_record(name: str, status: Mapping[str, Any]) -> Record:
 
 
 def fault_record(name: str, fault: str) -> Record:
-    """The record of something whose figures cannot be read now."""
+    """The record of a place that cannot be read now."""
     return {"kind": "fault", "timestamp": datetime.now(UTC).isoformat(), "name": name, "fault": fault}
 
 
@@ -290,27 +290,29 @@ class StatusLines:
 
 
 def watch(
-    read: Callable[[], Iterable[Record] | None],
+    read: Callable[[], Iterable[Record]],
     interval: float,
     seconds: float | None = None,
     since: float | None = None,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
     """Keep the tables of some records up to date, on a terminal or in a notebook.
 
     Args:
-        read: Called for each look; None ends it.
+        read: Called for each look.
         interval: Seconds between two looks.
-        seconds: End after this long; None goes on until Ctrl-C (in a notebook: interrupt), or until ``read`` ends it.
+        seconds: End after this long; None goes on until Ctrl-C (in a notebook: interrupt).
         since: As in ``LiveView``.
+        goes_on: Called after each look; False ends it.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     with _screen() as (show, width):
         view = LiveView(since, width)
         try:
-            while (records := read()) is not None:
-                show(view.render(records))
+            while True:
+                show(view.render(read()))
                 left = interval if deadline is None else min(interval, deadline - time.monotonic())
-                if left <= 0:
+                if left <= 0 or not goes_on():
                     return
                 time.sleep(left)
         except KeyboardInterrupt:

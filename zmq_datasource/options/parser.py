@@ -29,7 +29,7 @@ from zmq_datasource.options.types import (
     Location,
     LogLocation,
     LogServing,
-    Position,
+    Place,
     ReplayFrom,
     StoreLocation,
     Timestamp,
@@ -156,7 +156,7 @@ _TYPE_WORDS = {
     Endpoints: "endpoints",
     Timestamp: "a time",
     Topics: "topics",
-    Position: "an offset",
+    Place: "an offset",
     ReplayFrom: "a sequence",
 }
 

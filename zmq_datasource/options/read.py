@@ -17,7 +17,7 @@ from zmq_datasource.options.types import (
     Location,
     LogLocation,
     LogServing,
-    Position,
+    Place,
     ReadView,
     ReceiversBy,
     SourceSocket,
@@ -138,7 +138,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = ByteSize(64 << 20)
     starting_offsets: Annotated[
-        Position | None,
+        Place | None,
         doc(
             "Where to start: `earliest`, `latest`, or an offset in JSON. A streaming read uses it only "
             "without a checkpoint. The default for a socket is `latest`, which is what arrives from now on. "
@@ -199,7 +199,7 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     ending_offsets: Annotated[
-        Position | None,
+        Place | None,
         doc(
             "Where a batch read of a log ends: `latest` (the default) or an offset in JSON.",
             Role.BATCH,
@@ -327,6 +327,18 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.STREAM,
         ),
     ] = Duration(300)
+
+    connect_timeout: Annotated[
+        Duration,
+        doc(
+            "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
+            "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
+            "end, and a line in the log says which endpoints have not answered.",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+        ),
+    ] = Duration(0)
 
     transaction_timeout: Annotated[
         Duration,
@@ -489,17 +501,17 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         return self.wal_location is not None or self.wal_store is not None
 
     @property
-    def start(self) -> Position | None:
+    def start(self) -> Place | None:
         """Where to start: ``startingTimestamp`` or ``startingOffsets``; None if neither is set."""
         if self.starting_timestamp is not None:
-            return Position(None, None, self.starting_timestamp)
+            return Place(None, None, self.starting_timestamp)
         return self.starting_offsets
 
     @property
-    def end(self) -> Position | None:
+    def end(self) -> Place | None:
         """Where a batch read ends: ``endingTimestamp`` or ``endingOffsets``; None if neither is set."""
         if self.ending_timestamp is not None:
-            return Position(None, None, self.ending_timestamp)
+            return Place(None, None, self.ending_timestamp)
         return self.ending_offsets
 
     def refuse_socket(self, other: Role, reason: str) -> None:

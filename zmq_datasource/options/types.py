@@ -35,7 +35,7 @@ __all__ = [
     "LogServing",
     "OnLoss",
     "OnMalformed",
-    "Position",
+    "Place",
     "ReadView",
     "ReceiversBy",
     "ReplayFrom",
@@ -510,8 +510,8 @@ class TimestampStrategy(Choice):
     allowed = ("error", "latest")
 
 
-class Position(NamedTuple):
-    """``earliest``, ``latest``, an offset in JSON, or a time."""
+class Place(NamedTuple):
+    """A place in a log: ``earliest``, ``latest``, an offset in JSON, or a time."""
 
     word: str | None
     offset: Offset | None
@@ -523,7 +523,7 @@ class Position(NamedTuple):
         return self.word or json.dumps(self.offset.to_json() if self.offset else None)
 
     @classmethod
-    def read(cls, text: str) -> Position:
+    def read(cls, text: str) -> Place:
         if text.lower() in ("earliest", "latest"):
             return cls(text.lower(), None)
         if not text.lstrip().startswith("{"):

@@ -21,7 +21,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.options.types import Position
+from zmq_datasource.options.types import Place
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.idle_partitions import IdlePartition
@@ -74,7 +74,7 @@ class Feed:
             self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
         if (options.connect or options.bind) and partition >= options.receivers:
             self._idle = IdlePartition(self.storage, options)
-        self.starting_position = options.start or Position(
+        self.starting_place = options.start or Place(
             # A query without sockets reads a log that another process fills, so it wants all of it.
             "latest" if options.connect or options.bind else "earliest",
             None,

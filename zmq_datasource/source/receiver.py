@@ -7,6 +7,7 @@ starts none.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import SocketError
+from zmq_datasource.errors import NoPeerError, SocketError
 from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
@@ -86,6 +87,7 @@ class Receiver:
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
+        self._no_peer: NoPeerError | None = None
         self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def __enter__(self) -> Self:
@@ -104,6 +106,7 @@ class Receiver:
         self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
         self._ask_for_history()
         self._watch_sockets()
+        self._await_peers_until = time.monotonic() + self._options.connect_timeout
         return self
 
     def __exit__(
@@ -157,7 +160,7 @@ class Receiver:
     @property
     def failure(self) -> SocketError | None:
         """Why receiving must end, once the messages taken so far are in the log."""
-        return self._incidents.failure
+        return self._incidents.failure or self._no_peer
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
         """Receive for one round: wait a moment for a message, then take what the sockets have, in turn.
@@ -262,6 +265,21 @@ class Receiver:
             channel.keep_alive()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
         self._incidents.flush()
+        if self._options.connect_timeout and time.monotonic() >= self._await_peers_until:
+            self._check_peers()
+
+    def _check_peers(self) -> None:
+        """Fail if an endpoint has not answered within ``connectTimeout``."""
+        self._await_peers_until = math.inf  # an endpoint that has answered once may go away and come back
+        watches = [channel.opened.watch for channel in self.channels]
+        missing = [endpoint for watch in watches for endpoint in watch.never_up]
+        if missing:
+            refusals = "".join(f"; {at}: {why}" for watch in watches for at, why in watch.refused.items())
+            self._no_peer = NoPeerError(
+                f"waiting {self._options.connect_timeout} for the publishers of {self._options.socket_type}: no answer "
+                f"from {', '.join(missing)}{refusals}. Start the publisher, correct the endpoint, raise "
+                "connectTimeout, or leave it out to wait without end"
+            )
 
     def keep_alive_in_pause(self) -> None:
         """``keep_alive`` while nothing is received. It also extends the deadlines of replays."""

@@ -14,11 +14,11 @@ from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, split_range
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.options.types import Position, Timestamp
+from zmq_datasource.options.types import Place, Timestamp
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
+from zmq_datasource.spark.offset_ids import not_there, nothing_since
 from zmq_datasource.spark.partition_reader import PATIENCE_SECONDS, LogInputPartition, read_log_partition
-from zmq_datasource.spark.positions import not_there, nothing_since
 from zmq_datasource.spark.rows import MessageRows, Rows
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -100,10 +100,8 @@ class ZmqLogReader(DataSourceReader):
         shares: list[InputPartition] = []
         for partition in partitions:
             index = read_index(storage.of(partition))
-            start = self._resolve(options.start or Position("earliest", None), log_id, partition, index)
-            end = self._resolve(
-                options.end or Position("latest", None), log_id, partition, index, is_end=True
-            )
+            start = self._resolve(options.start or Place("earliest", None), log_id, partition, index)
+            end = self._resolve(options.end or Place("latest", None), log_id, partition, index, is_end=True)
             for pieces in split_range(
                 index.covering(start, end),
                 start,
@@ -126,7 +124,7 @@ class ZmqLogReader(DataSourceReader):
         ]
 
     def _resolve(
-        self, position: Position, log_id: str, partition: int, index: ChunkIndex, is_end: bool = False
+        self, position: Place, log_id: str, partition: int, index: ChunkIndex, is_end: bool = False
     ) -> int:
         if position.time is not None:
             storage = self._storage.of(partition)

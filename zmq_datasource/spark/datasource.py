@@ -90,7 +90,7 @@ class ZmqDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from zmq_datasource.spark.columns import SinkColumns
-        from zmq_datasource.spark.stream_writer import ZmqStreamWriter
+        from zmq_datasource.spark.writers import ZmqStreamWriter
 
         options = parse(WriteOptions, self.options)
         check_options(options)
@@ -101,8 +101,8 @@ class ZmqDataSource(DataSource):
         return ZmqStreamWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from zmq_datasource.spark.batch_writer import ZmqBatchWriter
         from zmq_datasource.spark.columns import SinkColumns
+        from zmq_datasource.spark.writers import ZmqBatchWriter
 
         _refuse_nothing(self.options)
         if overwrite:

@@ -29,16 +29,10 @@ def live_view(
     # Every worker of Spark imports this package, and shows no tables.
     from zmq_datasource.monitoring.view import watch  # noqa: PLC0415
 
-    ended = False
-
-    def read() -> Iterator[dict[str, Any]] | None:
-        nonlocal ended
-        if ended:
-            return None
-        ended = not query.isActive  # its last figures are shown once
+    def read() -> Iterator[dict[str, Any]]:
         return records(metrics(query, location).last)
 
-    watch(read, interval, seconds)
+    watch(read, interval, seconds, goes_on=lambda: query.isActive)
 
 
 def records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

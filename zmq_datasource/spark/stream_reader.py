@@ -28,8 +28,8 @@ from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_
 from zmq_datasource.log import Deletions, LogStorage, deleted, end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
+from zmq_datasource.spark.offset_ids import OffsetIds
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
-from zmq_datasource.spark.positions import Positions
 from zmq_datasource.spark.rows import MessageRows, Rows
 from zmq_datasource.spark.serving import Serving
 from zmq_datasource.spark.skipped import Skipped
@@ -73,7 +73,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
         self._feeds: Feeds | None = None
-        self._positions: Positions | None = None
+        self._offsets: OffsetIds | None = None
         self._monitors: SourceMonitors | None = None
         self._admission = Admission(options)
         self._serving = Serving(options.serve_log)
@@ -88,7 +88,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it."""
         return self._feeds
 
-    def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feeds, Positions]:
+    def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feeds, OffsetIds]:
         """The log partitions and the translation of offsets; opened on the first call.
 
         Nothing is received before an offset of the checkpoint was compared with the log's end. Otherwise new messages
@@ -113,9 +113,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             atexit.register(self.stop)
             # Runs before stop: a first SIGTERM in the first steps of stop at exit would skip the rest of it.
             atexit.register(ignore_signals)
-            self._positions = Positions(self._feeds, self._options)
-        assert self._positions is not None
-        return self._feeds, self._positions
+            self._offsets = OffsetIds(self._feeds, self._options)
+        assert self._offsets is not None
+        return self._feeds, self._offsets
 
     def _receive(self, feeds: Feeds) -> SourceMonitors:
         """Start receiving, on the first call."""
@@ -140,8 +140,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         when it repeats that batch after a crash. Receiving does not start here, because the end of a repeated batch
         must be compared with the log's end first.
         """
-        _, positions = self._opened()
-        return positions.initial()
+        _, offsets = self._opened()
+        return offsets.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # latestOffset applies the options' limits. This may be any limit but ReadAllAvailable, so that a call with
@@ -151,17 +151,17 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: all messages received so far, made durable, within the limits."""
-        feeds, positions = self._opened(start)
-        begins = positions.ids_of(start)
+        feeds, offsets = self._opened(start)
+        begins = offsets.ids_of(start)
         monitors = self._receive(feeds)
         if feeds.open_new_partitions():
-            positions.add_new()
+            offsets.add_new()
             monitors.add(feeds.parts)
-            begins = positions.ids_of(start)
+            begins = offsets.ids_of(start)
         monitors.read_to(begins)
         # Spark calls commit only when there is data for the next batch, for which a full log has no room. But Spark
         # asks for the next batch only after the last one is in its own commit log.
-        positions.done(start, begins)
+        offsets.done(start, begins)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
             feeds.wait_for_more(begins, self.idle.wait_seconds)
         self._asked = start, begins
@@ -170,7 +170,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._skipped.count(feeds, begins)
         if ends == begins:
             self._idle_at = time.monotonic()
-        return positions.after(start, begins, ends)
+        return offsets.after(start, begins, ends)
 
     def _ends(self, feeds: Feeds, begins: dict[int, int], limit: ReadLimit) -> dict[int, int]:
         if isinstance(limit, ReadAllAvailable):
@@ -207,16 +207,16 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The log's end and the metrics, which Spark shows as ``sources[].latestOffset`` in the query's progress."""
-        if self._feeds is None or self._positions is None or self._monitors is None:
+        if self._feeds is None or self._offsets is None or self._monitors is None:
             return None  # receiving has not started
         ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
-        return self._positions.offset(ends) | self._monitors.metrics()
+        return self._offsets.offset(ends) | self._monitors.metrics()
 
     @defers_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide the ids from ``start`` to ``end`` among tasks."""
-        feeds, positions = self._opened(end)
-        ranges, chunks = self._ranges(feeds, positions, start, end)
+        feeds, offsets = self._opened(end)
+        ranges, chunks = self._ranges(feeds, offsets, start, end)
         if not ranges:
             return []
         monitors = self._receive(feeds)
@@ -255,16 +255,16 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         if not self._options.fail_on_data_loss:
             begins = {partition: low for partition, (low, _) in ranges.items()}
-            self._skipped.plan(feeds, positions.begin_of(start, end).next, begins)
+            self._skipped.plan(feeds, offsets.begin_of(start, end).next, begins)
         return shares
 
     def _ranges(
-        self, feeds: Feeds, positions: Positions, start: dict[str, Any], end: dict[str, Any]
+        self, feeds: Feeds, offsets: OffsetIds, start: dict[str, Any], end: dict[str, Any]
     ) -> tuple[dict[int, tuple[int, int]], dict[int, Sequence[Chunk]]]:
         """The first and the end id of a batch in each partition, without ids that are deleted, and the chunks.
 
         Raises:
-            DataLossError: As in ``Positions.ranges``; or ids were deleted since ``latestOffset``, and
+            DataLossError: As in ``OffsetIds.ranges``; or ids were deleted since ``latestOffset``, and
                 ``failOnDataLoss`` is true.
         """
         while True:
@@ -273,7 +273,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     feed = feeds.parts[partition]
                     if begin < feed.log.earliest:
                         raise deleted(feed.storage, begin, feed.log.earliest)
-            ranges = positions.ranges(start, end)
+            ranges = offsets.ranges(start, end)
             chunks = {
                 partition: feeds.parts[partition].log.covering(low, high)
                 for partition, (low, high) in ranges.items()
@@ -288,8 +288,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_at = (
             0.0  # there was a batch, perhaps only for another source, so the next poll does not wait
         )
-        feeds, positions = self._opened(end)
-        feeds.commit(positions.committed(end))
+        feeds, offsets = self._opened(end)
+        feeds.commit(offsets.committed(end))
 
     def stop(self) -> None:
         """Drain the socket, seal the chunk and release the log. Called by Spark, on SIGTERM and at exit."""

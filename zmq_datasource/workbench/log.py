@@ -25,7 +25,7 @@ from zmq_datasource.log import (
     read_slices,
     slices,
 )
-from zmq_datasource.options.types import Position
+from zmq_datasource.options.types import Place
 
 __all__ = [
     "Message",
@@ -191,7 +191,7 @@ def drop_reader(storage: LogStorage, name: str) -> None:
         records.remove_hold(name)
 
 
-def seek_reader(storage: LogStorage, name: str, to: Position) -> dict[int, int]:
+def seek_reader(storage: LogStorage, name: str, to: Place) -> dict[int, int]:
     """Set the position of a query that does not run. The query begins there if it has no checkpoint.
 
     Args:
@@ -241,7 +241,7 @@ def _held(storage: LogStorage, records: ReaderRecords, name: str) -> Iterator[No
         hold.release()
 
 
-def _place(storage: LogStorage, to: Position) -> int:
+def _place(storage: LogStorage, to: Place) -> int:
     index = read_index(storage)
     if to.time is not None:
         found = first_since(storage, index.covering(index.earliest, index.end), to.time)

@@ -14,28 +14,25 @@ from typing import TypeAlias
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.log import LogStorage, read_index, read_slices, slices
-from zmq_datasource.messages.framing import name_of
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.workbench.doctor.facts import Durable, State
-from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher
+from zmq_datasource.workbench.doctor.framing import Numbered
 
 __all__ = ["compare"]
 
-_Name: TypeAlias = tuple[str, ...]
+_Newest: TypeAlias = dict[tuple[str, ...], int]
 
 _TURN_SECONDS = 0.05
 _TAIL_ROWS = 200_000
 
 
-def compare(
-    options: ReadOptions, watched: Mapping[str, SequenceWatcher], received: int, seconds: float
-) -> Durable:
+def compare(options: ReadOptions, watched: Sequence[Numbered], received: int, seconds: float) -> Durable:
     """Wait until the log holds what was seen on the wire, up to ``seconds``.
 
     Args:
         options: Say where the log is.
-        watched: What was seen on the wire, by endpoint.
+        watched: What was seen on the wire.
         received: Messages that were seen.
 
     Raises:
@@ -43,12 +40,12 @@ def compare(
     """
     storage = log_storage(options)
     storage.log_id()
-    by: Sequence[str] = next((watcher.by for watcher in watched.values() if watcher.by), ())
-    wire: dict[_Name, int] = {}
-    for endpoint, watcher in watched.items():
-        if watcher.by == by:
-            _keep_newest(wire, {_named(by, key, endpoint): number for key, number in watcher.last.items()})
-    newest: dict[_Name, int] = {}
+    by = next((numbered.by for numbered in watched if numbered.by), ())
+    wire: _Newest = {}
+    for numbered in watched:
+        if numbered.by == by:
+            _keep_newest(wire, numbered.newest())
+    newest: _Newest = {}
     began = time.monotonic()
     first_end: int | None = None
     seen: dict[int, int] = {}
@@ -58,7 +55,9 @@ def compare(
             part = storage.of(partition)
             index = read_index(part)
             end += index.end
-            with suppress(LogError, FileNotFoundError):  # a chunk that was just deleted: look again
+            with suppress(
+                LogError, FileNotFoundError
+            ):  # a chunk that was just deleted: the next turn reads again
                 start = max(seen.get(partition, 0), index.earliest, index.end - _TAIL_ROWS)
                 _keep_newest(newest, _newest(part, start, by))
                 seen[partition] = index.end
@@ -87,22 +86,13 @@ def compare(
     )
 
 
-def _named(by: Sequence[str], key: Key, endpoint: str) -> _Name:
-    """A counter's name as the log's rows have it."""
-    return tuple(
-        endpoint if name == "endpoint" else name_of(part) for name, part in zip(by, key, strict=True)
-    )
-
-
-def _keep_newest(numbers: dict[_Name, int], more: Mapping[_Name, int]) -> None:
+def _keep_newest(numbers: _Newest, more: _Newest) -> None:
     for name, number in more.items():
         numbers[name] = max(number, numbers.get(name, number))
 
 
-def _by_our_endpoint(
-    by: Sequence[str], wire: Mapping[_Name, int], there: Mapping[_Name, int]
-) -> Mapping[_Name, int]:
-    """What the log has, where both sides know one endpoint: it is the same one, however each of them calls it."""
+def _by_our_endpoint(by: Sequence[str], wire: Mapping[tuple[str, ...], int], there: _Newest) -> _Newest:
+    """What the log has, where both sides know one endpoint: it is the same one, under whichever name."""
     if "endpoint" not in by:
         return there
     at = by.index("endpoint")
@@ -112,7 +102,7 @@ def _by_our_endpoint(
     return {(*name[:at], *ours, *name[at + 1 :]): number for name, number in there.items()}
 
 
-def _newest(storage: LogStorage, start: int, by: Sequence[str]) -> dict[_Name, int]:
+def _newest(storage: LogStorage, start: int, by: Sequence[str]) -> _Newest:
     """The last number of each counter in the rows from id ``start`` on."""
     newest = {}
     # Of messages that are counted by endpoint, that is the publisher.

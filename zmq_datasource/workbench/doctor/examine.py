@@ -1,15 +1,14 @@
-"""The examination: connect, watch, and what was asked for beside that, endpoint by endpoint."""
+"""The examination: connect, watch, and what was asked for beside that, for all endpoints at once."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-import zmq
 from msgspec.structs import replace
 
 from zmq_datasource.errors import EndpointError, OptionError
@@ -19,15 +18,12 @@ from zmq_datasource.options.types import Endpoint, Endpoints, Topics, ZmqOptions
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance
-from zmq_datasource.workbench.doctor.link import TURN_MS, Link
-from zmq_datasource.workbench.doctor.reach import glance
+from zmq_datasource.workbench.doctor.greeting import glance
+from zmq_datasource.workbench.doctor.probe import Probe, receive_all
 from zmq_datasource.workbench.doctor.stall import STALL_RCVHWM, consume, stall
-from zmq_datasource.workbench.doctor.watcher import parse_framing
-from zmq_datasource.workbench.doctor.watching import Watching
 
 __all__ = ["Examination", "Request", "examine"]
 
-_HOUSEKEEPING_SECONDS = 0.05
 _GLANCE_SECONDS = 2.0
 _MOST_SECOND_LOOK = 3.0
 
@@ -39,7 +35,7 @@ class Request(NamedTuple):
         given: The source's options as text, its endpoints among them.
         upstream: Endpoints of the publishers behind the proxy that ``given`` names.
         duration: Seconds to watch.
-        wait: Seconds for a peer, or for a log, to come.
+        wait: Seconds for a peer to connect, or for a log to hold what was seen.
         stall: Seconds to take nothing; 0 is no stall.
         log: Where the log of a receiver of the same feed is, as the source's options; empty if it is not asked for.
     """
@@ -61,21 +57,21 @@ class Examination(NamedTuple):
 
 
 @dataclass
-class _Examination:
+class _Case:
     """One endpoint under examination.
 
     Attributes:
         options: Of the source, with this endpoint alone; ``given`` is their text.
-        link: None where its host does not resolve.
-        watching: None where nobody shook hands.
+        probe: None where its host does not resolve.
+        rate: Messages a second that were sent while watching, the missing ones included.
     """
 
     options: ReadOptions
     given: dict[str, str]
     endpoint: Endpoint
     facts: Examined
-    link: Link | None = None
-    watching: Watching | None = None
+    probe: Probe | None = None
+    rate: float = 0.0
 
     def add(self, **facts: object) -> None:
         self.facts = replace(self.facts, **facts)
@@ -89,41 +85,38 @@ def examine(request: Request) -> Examination:
         EndpointError: An endpoint cannot be bound.
         LogError: The log cannot be read.
     """
-    examinations = list(_examinations(request))
+    cases = list(_cases(request))
     with ExitStack() as stack:
-        for examination in examinations:
-            _call_on(examination, stack)
-        deadline = time.monotonic() + request.wait
-        for examination in examinations:
-            _greet(examination, deadline, request)
-        _watch(examinations, request.duration)
-        for examination in examinations:
-            _take_down(examination, request)
-        log = None
-        feeds = {
-            p.facts.endpoint: p.watching
-            for p in examinations
-            if p.watching is not None and p.facts.role == "feed"
-        }
-        if request.log and feeds:
-            for examination in examinations:  # what is not taken any more must hold nobody back
-                if examination.link is not None:
-                    examination.link.hang_up()
-            watched = {endpoint: feed.watcher for endpoint, feed in feeds.items() if feed.watcher is not None}
-            received = sum(feed.messages for feed in feeds.values())
-            log = compare(parse(ReadOptions, request.log), watched, received, request.wait)
-    for examination in examinations:
-        _look_again(examination, request)
-    _compare_sides(examinations)
-    return Examination([examination.facts for examination in examinations], log)
+        for case in cases:
+            _connect(case, stack)
+        probes = [case.probe for case in cases if case.probe is not None]
+        receive_all(probes, request.wait, until=lambda: all(probe.decided for probe in probes))
+        _glance(cases, probes, request.wait)
+        shaken = [probe for probe in probes if probe.shaken]
+        if shaken:
+            receive_all(shaken, request.duration)
+        for case in cases:
+            _record(case, request)
+    log = None
+    feeds = [case.probe for case in cases if case.probe in shaken and case.facts.role == "feed"]
+    if request.log and feeds:
+        watched = [probe.numbered for probe in feeds if probe.numbered is not None]
+        received = sum(probe.messages for probe in feeds)
+        log = compare(parse(ReadOptions, request.log), watched, received, request.wait)
+    for case in cases:
+        if case.probe is not None and case.probe.shaken:
+            _probe_again(case, case.probe, request)
+    _compare_sides(cases)
+    return Examination([case.facts for case in cases], log)
 
 
-def _examinations(request: Request) -> Iterator[_Examination]:
+def _cases(request: Request) -> Iterator[_Case]:
     options = parse(ReadOptions, request.given)
     if not (options.connect or options.bind):
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
     check_socket_options(SocketSpec.of_source(options))
     others = {name: value for name, value in request.given.items() if name.lower() not in ("connect", "bind")}
+    others = {"framing" if name.lower() == "framing" else name: value for name, value in others.items()}
     upstream: Iterable[Endpoint] = ()
     if request.upstream is not None:
         upstream = parse(ReadOptions, {**others, "connect": request.upstream}).connect
@@ -143,111 +136,8 @@ def _examinations(request: Request) -> Iterator[_Examination]:
                 mechanism=_mechanism(options),
                 filtered=options.socket_type == "SUB" and "" not in options.topics,
             )
-            alone = replace(
-                options, **{"connect": Endpoints(), "bind": Endpoints(), side: Endpoints((endpoint,))}
-            )
-            yield _Examination(alone, {**others, side: str(endpoint)}, endpoint, facts)
-
-
-def _call_on(examination: _Examination, stack: ExitStack) -> None:
-    try:
-        examination.link = stack.enter_context(Link(examination.options))
-    except (EndpointError, UnicodeError):
-        if examination.options.bind:
-            raise
-        # A host that does not resolve, or is no name at all: the glance says so.
-
-
-def _greet(examination: _Examination, deadline: float, request: Request) -> None:
-    """Wait for the handshake, and ask who is there."""
-    link = examination.link
-    shaken = link is not None and link.shake_hands(max(0.0, deadline - time.monotonic()))
-    if examination.options.connect:
-        examination.add(glance=glance(examination.endpoint, min(_GLANCE_SECONDS, max(0.5, request.wait))))
-    if link is not None and shaken:
-        examination.watching = Watching(link, examination.given)
-
-
-def _watch(examinations: list[_Examination], seconds: float) -> None:
-    poller = zmq.Poller()
-    pairs = [(p.link, p.watching) for p in examinations if p.link is not None and p.watching is not None]
-    for link, _ in pairs:
-        poller.register(link.socket, zmq.POLLIN)
-    end = time.monotonic() + seconds if pairs else 0.0
-    due = 0.0
-    while (now := time.monotonic()) < end:
-        if now >= due:
-            for link, _ in pairs:
-                link.update()
-            due = now + _HOUSEKEEPING_SECONDS
-        if not sum(watching.take() for _, watching in pairs):
-            poller.poll(TURN_MS)
-    # What waits now was sent while watching.
-    for link, watching in pairs:
-        watching.take()
-        link.update()
-        watching.end()
-
-
-def _take_down(examination: _Examination, request: Request) -> None:
-    """Record the figures of the connection while it is up."""
-    link, watching, each = examination.link, examination.watching, request.expected.consume
-    if link is None:
-        return
-    if watching is not None:
-        examination.add(buffers=link.buffers, traffic=watching.traffic)
-        if watching.traffic is not None:
-            examination.add(numbers=watching.numbers)
-            if each and examination.facts.role == "feed":
-                examination.add(consumed=consume(link, watching, each, request.duration))
-    examination.add(handshake=link.handshake)
-
-
-def _look_again(examination: _Examination, request: Request) -> None:
-    """On connections of their own: the stall, and what explains that nothing came or that it broke."""
-    link, watching, options = examination.link, examination.watching, examination.options
-    if link is None or watching is None:
-        return
-    seconds = min(_MOST_SECOND_LOOK, request.duration)
-    limit = options.zmq.get("maxmsgsize")
-    if options.socket_type == "SUB" and examination.facts.handshake.disconnects and limit is not None:
-        lifted = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
-        seen = _peek(replace(options, zmq=lifted), request.wait, seconds, int(limit))
-        if seen is not None and seen.largest_frame > int(limit):
-            examination.add(limit_hit=seen.largest_frame)
-    if watching.traffic is None and examination.facts.filtered:
-        seen = _peek(replace(options, topics=Topics(("",))), request.wait, seconds)
-        if seen is not None and seen.traffic is not None:
-            examination.add(elsewhere=[topic for topic, _ in seen.traffic.topics] or ["(one frame)"])
-    if request.stall and watching.traffic is not None:
-        parsed = parse_framing({**examination.given, **watching.framing_options, "rcvhwm": str(STALL_RCVHWM)})
-        examination.add(stalled=stall(parsed, request.stall, request.wait, watching, request.expected.hwm))
-
-
-def _peek(
-    options: ReadOptions, wait: float, seconds: float, until_frame: int | None = None
-) -> Watching | None:
-    with Link(options) as link:
-        if not link.shake_hands(wait):
-            return None
-        seen = Watching(link, {"framing": "plain"})
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and (until_frame is None or seen.largest_frame <= until_frame):
-            if not seen.take():
-                link.socket.poll(TURN_MS)
-        seen.end()
-        return seen
-
-
-def _compare_sides(examinations: list[_Examination]) -> None:
-    """Count what is missing in a feed and came from upstream."""
-    seen = [(p, p.watching.watcher) for p in examinations if p.watching is not None]
-    above = [f for p, f in seen if p.facts.role == "upstream" and f is not None and f.tracker is not None]
-    for examination, below in seen:
-        if examination.facts.role == "upstream" or below is None or below.tracker is None:
-            continue
-        if any(set(side.last) & set(below.last) for side in above):
-            examination.add(lost_behind=sum(side.has_of(below) for side in above))
+            alone = {"connect": Endpoints(), "bind": Endpoints(), side: Endpoints((endpoint,))}
+            yield _Case(replace(options, **alone), {**others, side: str(endpoint)}, endpoint, facts)
 
 
 def _mechanism(options: ReadOptions) -> str:
@@ -256,3 +146,91 @@ def _mechanism(options: ReadOptions) -> str:
     if {"plain_username", "plain_server"} & set(options.zmq):
         return "PLAIN"
     return "NULL"
+
+
+def _connect(case: _Case, stack: ExitStack) -> None:
+    given = case.given
+    framing = {"framing": given["framing"]} if "framing" in given else None
+    try:
+        case.probe = stack.enter_context(Probe(case.options, given, framing))
+    except (EndpointError, UnicodeError):
+        if case.options.bind:
+            raise
+        # A host that does not resolve, or is no name at all: the glance says so.
+
+
+def _glance(cases: list[_Case], probes: list[Probe], wait: float) -> None:
+    """Ask each peer for its greeting, and receive meanwhile."""
+    asked = [case for case in cases if case.options.connect]
+    seconds = min(_GLANCE_SECONDS, max(0.5, wait))
+    with ThreadPoolExecutor(max(1, len(asked))) as pool:
+        answers = [pool.submit(glance, case.endpoint, seconds) for case in asked]
+        if probes:
+            receive_all(probes, 2 * seconds, until=lambda: all(answer.done() for answer in answers))
+        for case, answer in zip(asked, answers, strict=True):
+            case.add(glance=answer.result())
+
+
+def _record(case: _Case, request: Request) -> None:
+    """Keep the figures of the connection while it is up; and imitate a receiver, if that was asked for."""
+    probe, each = case.probe, request.expected.consume
+    if probe is None:
+        return
+    if probe.shaken:
+        probe.end()
+        traffic = probe.traffic()
+        case.add(buffers=probe.buffers, traffic=traffic)
+        if traffic is not None and probe.numbered is not None:
+            case.rate = (probe.messages + probe.lost) / traffic.seconds
+            numbers = probe.numbered.figures(probe.framing, guessed="framing" not in case.given)
+            case.add(numbers=replace(numbers, suggested=probe.suggested))
+            if each and case.facts.role == "feed":
+                case.add(consumed=consume(probe, each, request.duration))
+    case.add(handshake=probe.handshake)
+
+
+def _probe_again(case: _Case, watched: Probe, request: Request) -> None:
+    """On connections of their own: the stall, and what explains that nothing came or that it broke."""
+    options, facts = case.options, case.facts
+    seconds = min(_MOST_SECOND_LOOK, request.duration)
+    limit = options.zmq.get("maxmsgsize")
+    if options.socket_type == "SUB" and facts.handshake.disconnects and limit is not None:
+        others = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
+        seen = _peek(replace(options, zmq=others), request.wait, seconds, int(limit))
+        if seen.largest_frame > int(limit):
+            case.add(limit_hit=seen.largest_frame)
+    if facts.traffic is None and facts.filtered:
+        other = _peek(replace(options, topics=Topics(("",))), request.wait, seconds).traffic()
+        if other is not None:
+            case.add(elsewhere=[topic for topic, _ in other.topics] or ["(one frame)"])
+    if request.stall and facts.traffic is not None:
+        small = replace(options, rcvhwm=STALL_RCVHWM)
+        hwm = request.expected.hwm
+        stalled = stall(small, case.given, watched, case.rate, request.stall, request.wait, hwm)
+        case.add(stalled=stalled)
+
+
+def _peek(options: ReadOptions, wait: float, seconds: float, until_frame: int | None = None) -> Probe:
+    """Receive for some seconds, or until a frame is larger than ``until_frame``."""
+
+    def enough() -> bool:
+        probe.flush()
+        return until_frame is not None and probe.largest_frame > until_frame
+
+    with Probe(options, {}, {"framing": "plain"}) as probe:
+        receive_all([probe], wait, until=lambda: probe.shaken)
+        receive_all([probe], seconds, until=enough)
+    return probe
+
+
+def _compare_sides(cases: list[_Case]) -> None:
+    """Count what is missing in a feed and came from upstream."""
+    seen = [(p.facts.role, p, p.probe.numbered) for p in cases if p.probe is not None]
+    above = [numbered for role, _, numbered in seen if role == "upstream" and numbered is not None]
+    for role, case, below in seen:
+        if (
+            role == "feed"
+            and below is not None
+            and any(side.counters.keys() & below.counters.keys() for side in above)
+        ):
+            case.add(lost_behind=sum(side.count_of_missing(below) for side in above))

@@ -22,254 +22,166 @@ __all__ = [
     "Traffic",
 ]
 
+# ``dropped``: numbers are missing; ``fewer``: none is missing, or there are none, but fewer messages came than the rate
+# says; ``all``: nothing is missing; ``idle``: too few came to say.
+Outcome: TypeAlias = Literal["dropped", "fewer", "all", "idle"]
+# ``covered``: what was seen on the wire was in the log; ``behind``: not within the time; ``unnumbered``: it cannot be
+# compared; ``empty``: the log holds nothing, ``foreign``: nothing of this feed.
+State: TypeAlias = Literal["covered", "behind", "unnumbered", "empty", "foreign"]
+
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Written to JSON with names as the data source's options have them."""
 
 
 class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What the user says that the feed should be.
+    """What the user says that the feed should be."""
 
-    Attributes:
-        hwm: The high-water mark meant for the sender's socket.
-        full: What the sender should do when it is full.
-        consume: Seconds that the user's receiver takes for a message.
-        rcvhwm: The RCVHWM of the user's receiver.
-        max_message_size: The largest frame that it lets in (libzmq's MAXMSGSIZE).
-    """
-
-    hwm: int | None = None
-    full: Literal["drop", "wait"] | None = None
-    consume: float | None = None
-    rcvhwm: int = 1000
-    max_message_size: int | None = None
+    hwm: int | None = None  # the high-water mark meant for the sender's socket
+    full: Literal["drop", "wait"] | None = None  # what the sender should do when it is full
+    consume: float | None = None  # seconds that the user's receiver takes for a message
+    rcvhwm: int = 1000  # of the user's receiver
+    max_message_size: int | None = None  # the largest frame that it lets in (libzmq's MAXMSGSIZE)
 
 
 class Glance(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What a peer says before any handshake.
+    """What a peer says before any handshake."""
 
-    Attributes:
-        state: ``greeted`` if it speaks ZMTP; otherwise why nothing is known of it.
-        reason: In words, if it did not greet.
-        version: Of ZMTP, as ``3.1``.
-        mechanism: ``NULL``, ``PLAIN``, ``CURVE``, ...
-        socket_type: As it names itself; None with a mechanism that says it only to those it trusts.
-    """
-
+    # ``greeted`` if it speaks ZMTP; otherwise why nothing is known of it.
     state: Literal["greeted", "unresolved", "refused", "no_answer", "silent", "not_zeromq", "not_asked"]
-    reason: str = ""
-    version: str | None = None
-    mechanism: str | None = None
-    socket_type: str | None = None
+    reason: str = ""  # in words, if it did not greet
+    version: str | None = None  # of ZMTP, as 3.1
+    mechanism: str | None = None  # NULL, PLAIN, CURVE, ...
+    socket_type: str | None = None  # unknown with a mechanism that says it only to those it trusts
 
 
 class Handshake(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """How the connection was made, or why not.
+    """How the connection was made, or why not."""
 
-    Attributes:
-        state: ``failed`` by an event of libzmq's, ``hung_up`` by the peer, ``none`` if there was none.
-        event: The event's name, if it failed.
-        seconds: From connecting to its end.
-        waited: Whether the peer was away at first, and came while the doctor was there.
-        connections, disconnects: How many there were in all.
-    """
-
-    state: Literal["succeeded", "failed", "hung_up", "none"]
-    event: str | None = None
-    seconds: float = 0.0
-    waited: bool = False
+    state: Literal[
+        "succeeded", "failed", "hung_up", "none"
+    ]  # failed by an event of libzmq's, hung up by the peer
+    event: str | None = None  # its name, if it failed
+    seconds: float = 0.0  # from connecting to its end
+    waited: bool = False  # whether the peer was away at first, and came while the doctor was there
     connections: int = 0
     disconnects: int = 0
 
 
 class Traffic(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """The messages that came while the doctor watched.
-
-    Attributes:
-        seconds: From the first message to the end of watching.
-        rate: Messages a second over that.
-        peak: Messages a second in the busiest tenth of a second.
-        frames: How many frames messages have, and how many messages.
-        size_*: Bytes of a message, all frames together.
-        largest_frame: Bytes.
-        topics: First frames with their messages, the most frequent first.
-        topics_more: How many further topics there are.
-        saturated: Whether the doctor itself was always behind: then gaps may be of its own making.
-    """
+    """The messages that came while the doctor watched."""
 
     messages: int
     bytes: int
-    seconds: float
-    rate: float
-    peak: float
-    frames: dict[int, int]
-    size_min: int
+    seconds: float  # from the first message to the end of watching
+    rate: float  # messages a second over that
+    peak: float  # messages a second in the busiest tenth of a second
+    frames: dict[int, int]  # how many frames messages have, and how many messages
+    size_min: int  # bytes of a message, all frames together
     size_median: int
     size_p99: int
     size_max: int
     largest_frame: int
-    topics: list[tuple[str, int]]
-    topics_more: int
-    saturated: bool
+    topics: list[tuple[str, int]]  # first frames with their messages, the most frequent first
+    topics_more: int  # further topics
+    saturated: bool  # whether the doctor itself was always behind: then gaps may be of its own making
 
 
 class Numbers(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What the publisher's own numbers tell.
+    """What the publisher's own numbers tell, as the source tracks them."""
 
-    Attributes:
-        framing: Of the package; ``plain`` has no numbers.
-        options: What to set for it beside ``framing``.
-        guessed: Whether the doctor found it, and the user did not say.
-        judged: Whether there are numbers that could be followed.
-        counters: How many counted by themselves.
-        missed_first: Messages of the counters' beginning that were sent before the first that came.
-        lost, gaps, duplicates, late, restarts: As ``sequences`` tracks them.
-        malformed: Messages that do not fit the framing.
-    """
-
-    framing: str
-    options: dict[str, str] = {}
-    guessed: bool = True
-    judged: bool = False
+    framing: str  # plain has no numbers
+    options: dict[str, str] = {}  # what to set beside framing
+    guessed: bool = True  # whether the doctor found it, and the user did not say
+    judged: bool = False  # whether there are numbers that could be followed
     counters: int = 0
-    missed_first: int = 0
+    missed_first: int = 0  # messages of the counters' beginning that were sent before the first that came
     lost: int = 0
     gaps: int = 0
     duplicates: int = 0
     late: int = 0
     restarts: int = 0
-    malformed: int = 0
+    malformed: int = 0  # messages that do not fit the framing
+    compared: int = 0  # numbers that came again so soon that their messages could be compared
+    unequal: int = 0  # of these the ones whose messages differ in topic or value
+    suggested: dict[str, str] = {}  # what to set instead, because the numbers then fit
 
 
 class Buffers(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Our own end, read back; and of the peer's what this machine's kernel shows.
+    """Our own end, read back; and of the peer's what this machine's kernel shows."""
 
-    Attributes:
-        rcvhwm: Of our socket, in messages.
-        rcvbuf, sndbuf: Of our connection, in bytes, as the kernel has them.
-        queued: Bytes that waited in our kernel's buffer when watching ended.
-        peer_queued: Bytes in the peer's send buffer then; None if the peer is on another machine.
-    """
-
-    rcvhwm: int
-    rcvbuf: int | None = None
+    rcvhwm: int  # of our socket, in messages
+    rcvbuf: int | None = None  # of our connection, in bytes, as the kernel has it
     sndbuf: int | None = None
-    queued: int | None = None
-    peer_queued: int | None = None
+    queued: int | None = None  # bytes that waited in our kernel's buffer when watching ended
+    peer_queued: int | None = None  # bytes in the peer's send buffer then; unknown on another machine
 
 
 class Consumed(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What came of a receiver that takes ``each`` seconds for a message.
-
-    Attributes:
-        behind: Whether messages were waiting for it all the time towards the end.
-        queued: Bytes in the kernel's buffers at the end, the peer's included if it is here.
-    """
+    """What came of a receiver that takes ``each`` seconds for a message."""
 
     each: float
     seconds: float
     messages: int
     lost: int
-    behind: bool
-    queued: int | None
+    behind: bool  # whether messages were waiting for it all the time towards the end
+    queued: int | None  # bytes in the kernel's buffers at the end, the peer's included if it is here
 
 
 class HwmRange(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Which high-water marks of the sender explain what a stall held; see ``hwm``.
+    """Which high-water marks of the sender explain what a stall held; see ``hwm``."""
 
-    Attributes:
-        low, high: Messages.
-        measured: Whether the kernel's share was read on this machine, not assumed.
-        expected_fits: Whether the expected high-water mark is one of them; None if none was given.
-        default_fits: Whether libzmq's default of 1000 is.
-    """
-
-    low: int
+    low: int  # messages
     high: int
-    measured: bool
-    expected_fits: bool | None
-    default_fits: bool
-
-
-Outcome: TypeAlias = Literal["dropped", "fewer", "all", "idle"]
+    measured: bool  # whether the kernel's share was read on this machine, not assumed
+    expected_fits: bool | None  # whether the expected high-water mark is one of them
+    default_fits: bool  # whether libzmq's default of 1000 is
 
 
 class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What came of taking nothing for a while.
-
-    Attributes:
-        outcome: ``dropped``: numbers are missing; ``fewer``: there are no numbers, or none is missing, but
-            fewer came than the rate says; ``all``: nothing is missing; ``idle``: too little to say.
-        rate: Messages a second before it.
-        expected: Messages that this rate makes in the stall and what followed until all was taken.
-        received: Messages that came.
-        lost: Numbers that are missing of that time; None without numbers.
-        held: Messages that were held for us before the first that is missing; None if none is.
-        kernel_bytes: In the kernel's buffers at the end of the stall, the peer's included if ``measured``.
-        beyond: Messages that can have been in the kernel's buffers, libzmq's batches and our own queue.
-    """
+    """What came of taking nothing for a while."""
 
     outcome: Outcome
     seconds: float
     rcvhwm: int
-    rate: float
-    expected: int
+    rate: float  # messages a second before it
+    expected: int  # messages that this rate makes in the stall and in the time until all was taken
     received: int
-    lost: int | None
-    held: int | None
-    kernel_bytes: int | None
+    lost: int | None  # numbers that are missing of that time; None without numbers
+    held: int | None  # messages that were held for us before the first that is missing
+    kernel_bytes: (
+        int | None
+    )  # in the kernel's buffers at the end of the stall, the peer's included if measured
     measured: bool
-    beyond: int
+    beyond: int  # messages that can have been in the kernel's buffers, libzmq's batches and our own queue
     marks: HwmRange | None = None
 
 
-State: TypeAlias = Literal["covered", "behind", "unnumbered", "empty", "foreign"]
-
-
 class Durable(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """How far a log is behind the wire.
-
-    Attributes:
-        location: Of the log.
-        state: ``covered``: what was seen on the wire was in it; ``behind``: not within ``seconds``;
-            ``unnumbered``: it cannot be compared; ``empty``: it holds nothing, ``foreign``: nothing of this feed.
-        missing: Messages that the wire was ahead at the end.
-        seconds: Waited.
-        grew: Whether the log grew meanwhile.
-    """
+    """How far a log is behind the wire."""
 
     location: str
     state: State
-    missing: int = 0
-    seconds: float = 0.0
-    grew: bool = False
+    missing: int = 0  # messages that the wire was ahead at the end
+    seconds: float = 0.0  # waited
+    grew: bool = False  # whether the log grew meanwhile
 
 
 class Examined(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Everything about one endpoint.
-
-    Attributes:
-        role: ``feed`` for what the receiver reads, ``upstream`` for what is behind a proxy.
-        socket_type: Ours.
-        elsewhere: Topics that come without the filter, if nothing came with it.
-        limit_hit: Bytes of the largest frame that comes if the limit is lifted, where it cut connections.
-        mechanism: Of our security.
-        filtered: Whether we subscribe to some topics only.
-        lost_behind: Of a feed: messages that are missing in it and came from upstream.
-    """
+    """Everything about one endpoint."""
 
     endpoint: str
-    role: Literal["feed", "upstream"]
-    socket_type: str
+    role: Literal["feed", "upstream"]  # what the receiver reads, or what is behind a proxy
+    socket_type: str  # ours
     glance: Glance
     handshake: Handshake = Handshake(state="none")
-    mechanism: str = "NULL"
-    filtered: bool = False
+    mechanism: str = "NULL"  # of our security
+    filtered: bool = False  # whether we subscribe to some topics only
     traffic: Traffic | None = None
     numbers: Numbers | None = None
     buffers: Buffers | None = None
     consumed: Consumed | None = None
     stalled: Stalled | None = None
-    elsewhere: list[str] = []
-    limit_hit: int | None = None
-    lost_behind: int | None = None
+    elsewhere: list[str] = []  # topics that come without the filter, if nothing came with it
+    limit_hit: int | None = None  # bytes of the largest frame without the limit, where it cut connections
+    lost_behind: int | None = None  # of a feed: messages that are missing in it and came from upstream

@@ -79,7 +79,7 @@ def _verdict(findings: Sequence[Finding]) -> Text:
     code = exit_code(findings)
     warnings = sum(finding.severity != Severity.NOTE for finding in findings)
     if not code:
-        return Text("Healthy, as far as was looked." if findings else "Healthy.", style="bold green")
+        return Text("No problem found in what was checked." if findings else "Healthy.", style="bold green")
     return Text(f"{warnings} finding{'s' * (warnings != 1)} to act on.", style="bold")
 
 

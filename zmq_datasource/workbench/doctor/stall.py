@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import zmq
-
-from zmq_datasource.messages.raw import RawMessage
 from zmq_datasource.options import ReadOptions
+from zmq_datasource.sequences import Gap
 from zmq_datasource.workbench.doctor.facts import Consumed, Outcome, Stalled
 from zmq_datasource.workbench.doctor.hwm import beyond, explain
-from zmq_datasource.workbench.doctor.link import ROUND, TURN_MS, Link
-from zmq_datasource.workbench.doctor.watcher import Key, SequenceWatcher
-from zmq_datasource.workbench.doctor.watching import Watching, size_of
+from zmq_datasource.workbench.doctor.probe import Probe, receive_all
 from zmq_datasource.workbench.experiment import wait_until
 
-__all__ = ["STALL_RCVHWM", "consume", "measure_stall", "stall"]
+__all__ = ["STALL_RCVHWM", "consume", "held_before", "outcome_of", "stall"]
 
 # A small queue of our own, so that the sender's shows.
 STALL_RCVHWM = 10
 _SETTLE_SECONDS = 0.4
 _TURN_SECONDS = 0.02
-# After a stall the rate is looked at every so many seconds; so many messages must have been possible in them.
+# After a stall the rate is measured every so many seconds; so many messages must have been possible in them.
 _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
-_MOST_DRAIN = 15.0
+_MOST_DRAIN, _MOST_MESSAGES = 15.0, 1_000_000
 # Up to this many times its rate a feed is as it was before.
 _AS_BEFORE = 1.3
-# Up to this many times, if it varies by no more than this from one look to the next; and beyond if it does so for long:
-# the rate that was seen before was not the usual one.
+# Up to this many times, if it varies by no more than this from one window to the next; and beyond if it does so for
+# long: the rate that was seen before was not the usual one.
 _NEAR, _STEADY, _LONG_STEADY = 2.0, 0.2, 3
 # A queue with no more than this is empty but for what is live.
 _EMPTY_SHARE, _EMPTY_BYTES = 0.2, 16384
-_MOST_KEPT = 1_000_000
-_MOST_KEPT_BYTES = 512 << 20
 # Fewer messages than these say nothing.
 _LEAST_MESSAGES = 20
 # Rates vary: fewer is what lacks this share of the stall's messages, and of those that came while all was taken.
@@ -43,47 +37,49 @@ _FULL_SECONDS = 0.05
 
 
 def stall(
-    options: ReadOptions, seconds: float, wait: float, watched: Watching, expected: int | None
+    options: ReadOptions,
+    given: Mapping[str, str],
+    watched: Probe,
+    rate: float,
+    seconds: float,
+    wait: float,
+    expected: int | None,
 ) -> Stalled | None:
     """Take nothing on a connection of its own for ``seconds``, then all; None if nothing came at first.
 
     Args:
-        options: With one endpoint, the framing that was found, and the RCVHWM of the stall.
+        options, given: As of ``Probe``, with the RCVHWM of the stall.
+        watched: What came before, for the framing and the sizes.
+        rate: Messages that were sent a second, the missing ones included.
         wait: Seconds to wait for the connection and its first message.
-        watched: What came before, for the rate and the sizes.
         expected: The sender's high-water mark that the user meant.
     """
-    watcher = SequenceWatcher(options)
-    with Link(options) as link:
-        if not link.shake_hands(wait) or not link.socket.poll(round(wait * 1000)):
+    with Probe(options, given, watched.framing, by_place=True) as probe:
+        receive_all([probe], wait, until=lambda: probe.messages > 0)
+        if not probe.messages:
             return None
-        before = 0
-        settled = time.monotonic() + _SETTLE_SECONDS
-        while time.monotonic() < settled:
-            link.socket.poll(TURN_MS)
-            taken = link.receive()
-            watcher.follow(taken)
-            before += len(taken)
-        while (taken := link.receive()) and time.monotonic() < settled + _MOST_AFTER:
-            watcher.follow(taken)
-            before += len(taken)
+        receive_all([probe], _SETTLE_SECONDS)
+        receive_all([probe], _MOST_AFTER, until=lambda: not probe.waiting)
+        probe.flush()
+        before = probe.messages
+        assert probe.numbered is not None
+        counters = len(probe.numbered.newest())
         began = time.monotonic()
         while (left := began + seconds - time.monotonic()) > 0:
             time.sleep(min(_TURN_SECONDS, left))
-            link.socket.getsockopt(zmq.EVENTS)  # a SUB keeps its subscriptions only while it is touched
-        ours, theirs = link.kernel_bytes()
-        messages, after, rate_after = _drain(link, watched.published_rate, (ours or 0) + (theirs or 0))
-        broken = link.disconnects > 0
-    last = dict(watcher.last)
-    numbered = watcher.follow(messages)
-    outcome, promised, lost, held = measure_stall(
-        numbered if watcher.tracker is not None and last else None,
-        last,
-        len(messages),
-        watched.published_rate,
-        seconds,
-        rate_after * after,
-    )
+            probe.keep_alive()
+        ours, theirs = probe.kernel_bytes()
+        after, rate_after = _take_all(probe, rate, (ours or 0) + (theirs or 0))
+        probe.flush()
+        broken = probe.disconnects > 0
+        received, gaps = (
+            probe.messages - before,
+            [gap for gap in probe.numbered.gaps if gap.noticed >= before],
+        )
+    lost = sum(gap.size for gap in gaps) if counters else None
+    live = rate_after * after
+    outcome = outcome_of(received, lost, rate, seconds, live)
+    held = held_before(gaps, before, rate / max(1, counters)) if outcome == "dropped" else None
     marks = None
     if held is not None and not broken:
         marks = explain(held, before, options.rcvhwm, watched.wire_bytes, ours, theirs, expected)
@@ -91,9 +87,9 @@ def stall(
         outcome=outcome,
         seconds=seconds,
         rcvhwm=options.rcvhwm,
-        rate=round(watched.published_rate, 1),
-        expected=promised,
-        received=len(messages),
+        rate=round(rate, 1),
+        expected=round(rate * seconds + live),
+        received=received,
         lost=lost,
         held=held,
         kernel_bytes=None if ours is None else ours + (theirs or 0),
@@ -103,107 +99,82 @@ def stall(
     )
 
 
-def _drain(link: Link, rate: float, kernel_bytes: int) -> tuple[list[RawMessage], float, float]:
-    """What was held, and some that come live after it; how many seconds that took, and the rate at its end.
+def _take_all(probe: Probe, rate: float, kernel_bytes: int) -> tuple[float, float]:
+    """Take what was held, and some that come live after it; how many seconds that took, and the rate at its end.
 
     It is all there when the kernel's queues, which had ``kernel_bytes``, have emptied, and about the feed's own
     rate comes (a store gives its backlog out slowly), or a rate that does not change any more.
     """
-    messages: list[RawMessage] = []
-    size = 0
-    began = time.monotonic()
+    first, began = probe.messages, time.monotonic()
     window = min(_MOST_AFTER, max(_LEAST_AFTER, _AFTER_MESSAGES / rate))
-    window_end, window_began_with = began + window, 0
+    window_end, window_began_with = began + window, first
     rate_now, rate_before, steady = rate, 0.0, 0
-    while (now := time.monotonic()) < began + _MOST_DRAIN:
-        taken = link.receive()
-        messages += taken
-        size += size_of(taken)
-        if len(messages) >= _MOST_KEPT or size >= _MOST_KEPT_BYTES:
+    while (now := time.monotonic()) < began + _MOST_DRAIN and probe.messages - first < _MOST_MESSAGES:
+        probe.receive()
+        if now < window_end:
+            continue
+        rate_now = (probe.messages - window_began_with) / (now - window_end + window)
+        steady = steady + 1 if abs(rate_now - rate_before) <= _STEADY * rate_now else 0
+        settled = steady >= (1 if rate_now <= _NEAR * rate else _LONG_STEADY)
+        waiting = sum(figure or 0 for figure in probe.kernel_bytes())
+        emptied = waiting <= max(_EMPTY_SHARE * kernel_bytes, _EMPTY_BYTES)
+        if emptied and (settled or rate_now <= _AS_BEFORE * rate):
             break
-        if now >= window_end:
-            rate_now = (len(messages) - window_began_with) / (now - window_end + window)
-            steady = steady + 1 if abs(rate_now - rate_before) <= _STEADY * rate_now else 0
-            settled = steady >= (1 if rate_now <= _NEAR * rate else _LONG_STEADY)
-            waiting = sum(figure or 0 for figure in link.kernel_bytes())
-            emptied = waiting <= max(_EMPTY_SHARE * kernel_bytes, _EMPTY_BYTES)
-            if emptied and (settled or rate_now <= _AS_BEFORE * rate):
-                break
-            window_end, window_began_with, rate_before = now + window, len(messages), rate_now
-        if not taken:
-            link.socket.poll(TURN_MS)
-    return messages, time.monotonic() - began, rate_now
+        window_end, window_began_with, rate_before = now + window, probe.messages, rate_now
+    return time.monotonic() - began, rate_now
 
 
-def measure_stall(
-    numbered: Sequence[tuple[Key, int]] | None,
-    last: dict[Key, int],
-    received: int,
-    rate: float,
-    seconds: float,
-    live: float,
-) -> tuple[Outcome, int, int | None, int | None]:
-    """What a stall tells: outcome, messages promised by the rate, lost, and held before the first missing.
+def outcome_of(received: int, lost: int | None, rate: float, seconds: float, live: float) -> Outcome:
+    """What a stall tells of its sender.
 
     Args:
-        numbered: Counters and numbers in the order in which they came; None if there are none.
-        last: The last number of each counter before it.
-        received: Messages that came since.
+        received: Messages that came since the stall began.
+        lost: Of these the missing ones; None if they have no numbers.
         rate: Messages a second before it.
         live: Messages that were sent after it, until all was taken.
     """
-    promised = round(rate * seconds + live)
-    lost, held = None, None
-    if numbered is not None:
-        expected, gaps = {key: number + 1 for key, number in last.items()}, []
-        for place, (key, number) in enumerate(numbered):
-            missing = number - expected.get(key, number)
-            if missing > 0:
-                gaps.append((missing, place))
-            expected[key] = number + 1
-        lost = sum(missing for missing, _ in gaps)
-        largest = max((missing for missing, _ in gaps), default=0)
-        if largest >= max(3, rate * _FULL_SECONDS / max(1, len(last))):
-            # Each counter has a gap of its own, of about the same length: the first of them.
-            held = next(place for missing, place in gaps if missing >= largest / 2)
     if rate * seconds < _LEAST_MESSAGES or received + (lost or 0) < _LEAST_MESSAGES:
-        return "idle", promised, lost, None
+        return "idle"
     if lost:
-        return "dropped", promised, lost, held
+        return "dropped"
     lacking = _LACKING * rate * seconds + _LACKING_AFTER * live
-    if promised - received >= max(lacking, _LEAST_MESSAGES):
-        return "fewer", promised, lost, None
-    return "all", promised, lost, None
+    return "fewer" if rate * seconds + live - received >= max(lacking, _LEAST_MESSAGES) else "all"
 
 
-def consume(link: Link, watched: Watching, each: float, seconds: float) -> Consumed:
+def held_before(gaps: Sequence[Gap], before: int, rate: float) -> int | None:
+    """How many messages were held for us before the queue was full; None if no gap is long enough to show it.
+
+    Args:
+        gaps: Of the stall, each noticed at the place of a message.
+        before: The place of the first message that came after the stall.
+        rate: Messages a second of one counter.
+    """
+    largest = max((gap.size for gap in gaps), default=0)
+    if largest < max(3, rate * _FULL_SECONDS):
+        return None
+    # Each counter has a gap of its own, of about the same length: the first of them.
+    return min(gap.noticed for gap in gaps if gap.size >= largest / 2) - before
+
+
+def consume(probe: Probe, each: float, seconds: float) -> Consumed:
     """Take ``each`` seconds for a message, for ``seconds``; what is lost meanwhile is seen when all is taken."""
-    lost_before, taken = watched.lost, 0
+    lost_before, taken = probe.lost, 0
     began = time.monotonic()
     free_since_half = False
     while (now := time.monotonic()) < began + seconds:
-        link.update()
-        if not link.socket.poll(0):
-            free_since_half = free_since_half or now > began + seconds / 2
-            link.socket.poll(TURN_MS)
-            continue
-        taken += watched.take(1)
-        wait_until(now + each)
-    ours, theirs = link.kernel_bytes()
+        free_since_half |= now > began + seconds / 2 and not probe.waiting
+        if came := probe.receive(1):
+            taken += came
+            wait_until(now + each)
     elapsed = time.monotonic() - began
-    end = time.monotonic() + _MOST_AFTER
-    quiet = time.monotonic() + _LEAST_AFTER
-    while (now := time.monotonic()) < end:
-        more = watched.take()
-        if more < ROUND and now > quiet:
-            break
-        if not more:
-            link.socket.poll(TURN_MS)
+    ours, theirs = probe.kernel_bytes()
+    receive_all([probe], _LEAST_AFTER)
+    receive_all([probe], _MOST_AFTER, until=lambda: not probe.waiting)
     return Consumed(
         each=each,
         seconds=round(elapsed, 3),
         messages=taken,
-        lost=watched.lost - lost_before,
+        lost=probe.lost - lost_before,
         behind=taken > 0 and not free_since_half,
         queued=None if ours is None else ours + (theirs or 0),
     )

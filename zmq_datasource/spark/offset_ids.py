@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.feeds import Feeds
 
-__all__ = ["Positions", "not_there", "nothing_since"]
+__all__ = ["OffsetIds", "not_there", "nothing_since"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def nothing_since(storage: LogStorage, time: Timestamp, strategy: str, end: int)
     )
 
 
-class Positions:
+class OffsetIds:
     """Translates between Spark's offsets, which are JSON, and the ids in each partition of one log.
 
     Args:
@@ -88,7 +88,7 @@ class Positions:
         ).to_json()
 
     def _first_ids(self) -> dict[int, int]:
-        position = self._feeds.parts[PARTITION].starting_position
+        position = self._feeds.parts[PARTITION].starting_place
         if position.offset is not None:
             self._check_partitions(position.offset)
             return {partition: part.first_named(position.offset) for partition, part in self._parts.items()}

@@ -1,0 +1,80 @@
+"""``writeStream`` and ``df.write``: ``write`` runs on executors, ``commit`` and ``abort`` on the driver.
+
+For a stream, each commit runs in a short process of its own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from zmq_datasource.options import WriteOptions
+from zmq_datasource.spark.accounting import SinkAccumulator
+from zmq_datasource.spark.columns import SinkColumns
+
+__all__ = ["ZmqBatchWriter", "ZmqStreamWriter"]
+
+# ruff: noqa: PLC0415 - only the executors send, and only the driver commits
+
+
+class _Writer:
+    """What both writers do.
+
+    Args:
+        name: The name of a batch write, which is the same for all its tasks; None for a stream.
+    """
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        columns: SinkColumns,
+        accumulator: SinkAccumulator | None,
+        name: str | None = None,
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._accumulator = accumulator
+        self._name = name
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from zmq_datasource.spark.write_task import run_task
+
+        return run_task(self._options, self._columns, self._name, iterator)
+
+    def _commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        from zmq_datasource.spark.write_commit import commit_batch
+
+        commit_batch(self._options, messages, self._accumulator)
+
+    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        from zmq_datasource.spark.write_commit import abort_batch
+
+        abort_batch(self._options, messages)
+
+
+class ZmqStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """The writer of a streaming query."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._abort(messages)
+
+
+class ZmqBatchWriter(_Writer, DataSourceArrowWriter):
+    """The writer of one batch write."""
+
+    def __init__(
+        self, options: WriteOptions, columns: SinkColumns, accumulator: SinkAccumulator | None
+    ) -> None:
+        super().__init__(options, columns, accumulator, f"write-{options.transaction_id or uuid.uuid4().hex}")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)

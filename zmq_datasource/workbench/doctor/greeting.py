@@ -1,0 +1,142 @@
+"""A peer's greeting in ZMTP 3 (RFC 23 and 37): which security it wants, and which socket it is.
+
+libzmq's events say that a peer hung up, not why. Its greeting says why. A glance reads it on a connection of its own,
+which is closed before the handshake ends: the peer never counts it among its peers and gives it no message; its monitor
+shows a handshake that failed.
+
+A greeting has 64 bytes: a signature of 10, the version (2), the name of the security mechanism (20),
+whether it is the mechanism's server (1), and zeros. libzmq sends all of its own as soon as it has the
+signature and the major version of ours, before it knows our mechanism. With the mechanism NULL the
+command READY follows, which names the socket's type, again without waiting for ours.
+"""
+
+from __future__ import annotations
+
+import re
+import socket as stdlib_socket
+import time
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from zmq_datasource.host.printable import printable
+from zmq_datasource.options.types import Endpoint
+from zmq_datasource.workbench.doctor.facts import Glance
+
+__all__ = ["GREETING_BYTES", "OPENING", "REST", "glance", "is_complete", "read_greeting"]
+
+GREETING_BYTES = 64
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+# What we say: as much as makes the peer say everything, and the rest if its mechanism is NULL.
+OPENING = _SIGNATURE + b"\x03"
+REST = b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+_COMMAND, _LONG = 0x04, 0x02
+_READY = b"\x05READY"
+# A property is its name's length in one byte, the name, its value's length in four, the value.
+_SOCKET_TYPE = re.compile(rb"\x0bsocket-type\0\0\0(.)", re.IGNORECASE | re.DOTALL)
+_MOST_READY_BYTES = 8192
+_MOST_BYTES = 1 << 16
+
+
+def read_greeting(received: bytes) -> Glance:
+    """What the bytes that came first say."""
+    if not received:
+        return Glance(state="silent", reason="it accepts the connection and says nothing")
+    head = received[:10]
+    # The length in the middle is for versions before 2, which no program speaks any more.
+    if head[:1] != b"\xff" or (len(head) == 10 and not head[9] & 1):
+        return Glance(state="not_zeromq", reason="what answers there does not speak ZeroMQ's protocol")
+    if len(received) < GREETING_BYTES:
+        if len(received) > 10 and received[10] < 3:
+            return Glance(state="greeted", version=f"{received[10]}.0", reason="it is older than ZeroMQ 4")
+        return Glance(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
+    mechanism = printable(received[12:32].rstrip(b"\0"), 80)
+    return Glance(
+        state="greeted",
+        version=f"{received[10]}.{received[11]}",
+        mechanism=mechanism,
+        socket_type=_socket_type(_command(received) or b""),
+    )
+
+
+def is_complete(received: bytes) -> bool:
+    """Whether the greeting and the whole command after it are there."""
+    return _command(received) is not None
+
+
+def _socket_type(command: bytes) -> str | None:
+    found = _SOCKET_TYPE.search(command) if command.startswith(_READY) else None
+    if found is None:
+        return None
+    (size,) = found[1]
+    return printable(command[found.end() : found.end() + size], 80) or None
+
+
+def _command(received: bytes) -> bytes | None:
+    """What follows a greeting, if it is a command; None if more of it must come."""
+    body = received[GREETING_BYTES:]
+    if len(body) < 2:
+        return None
+    head, length = (9, int.from_bytes(body[1:9], "big")) if body[0] & _LONG else (2, body[1])
+    if not body[0] & _COMMAND or length > _MOST_READY_BYTES:
+        return b""
+    return body[head : head + length] if len(body) >= head + length else None
+
+
+def glance(endpoint: Endpoint, seconds: float) -> Glance:
+    """What answers at ``endpoint``, within about ``seconds``; never raises."""
+    deadline = time.monotonic() + seconds
+    try:
+        sock = _dial(endpoint, seconds)
+    except (stdlib_socket.gaierror, UnicodeError) as e:  # the latter for what is no name at all, as a..b
+        host, _ = endpoint.host_port
+        why = getattr(e, "strerror", None) or "it is no host name"
+        return Glance(state="unresolved", reason=f"host {host!r} does not resolve here: {why}")
+    except TimeoutError:
+        return Glance(state="no_answer", reason=f"nothing answered within {seconds:g} s")
+    except OSError as e:
+        state = "refused" if isinstance(e, ConnectionRefusedError | FileNotFoundError) else "no_answer"
+        return Glance(state=state, reason=(e.strerror or str(e)).lower())  # type: ignore[arg-type]
+    with sock:
+        return _listen(sock, deadline)
+
+
+def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
+    if endpoint.transport == "tcp":
+        return stdlib_socket.create_connection(endpoint.host_port, timeout=seconds)
+    sock = stdlib_socket.socket(stdlib_socket.AF_UNIX)
+    try:
+        sock.settimeout(seconds)
+        sock.connect(endpoint.unix_address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _listen(sock: stdlib_socket.socket, deadline: float) -> Glance:
+    received = b""
+    with suppress(OSError):  # what it said until then tells enough
+        sock.sendall(OPENING)
+        while len(received) < GREETING_BYTES and (more := _receive(sock, deadline)):
+            received += more
+            if received[:1] != b"\xff":
+                break
+    found = read_greeting(received)
+    if found.mechanism != "NULL":
+        return replace(found, socket_type=None)
+    with suppress(OSError):
+        sock.sendall(REST)
+        while not is_complete(received) and (more := _receive(sock, deadline)):
+            received += more
+    return read_greeting(received)
+
+
+def _receive(sock: stdlib_socket.socket, deadline: float) -> bytes:
+    """The next bytes; none at the end, or when time is up."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return b""
+    sock.settimeout(left)
+    return sock.recv(_MOST_BYTES)

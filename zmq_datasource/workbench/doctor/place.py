@@ -1,0 +1,355 @@
+"""Whether a directory or a bucket can hold a log: what it promises, tried by two processes or over two connections."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.log import BucketStore, Entry, KeyTakenError, Store
+from zmq_datasource.log.files import make_directory, sync_directory, sync_file, writing
+from zmq_datasource.options.types import Location
+
+__all__ = ["ROUNDS", "Promise", "SecondProcess", "Verdict", "examine_directory", "examine_storage"]
+
+Verdict = Literal["kept", "broken", "doubtful"]
+
+_SEEN_SECONDS = 5.0
+_CHUNK_BYTES = 1 << 20
+# A disk takes longer to force a MiB than memory does.
+_DOUBTFUL_SYNC_SECONDS = 0.0002
+_VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
+_OBJECT_STORES = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.blobfuse", "fuse.rclone", "fuse.mount-s3")
+# How often each step in a bucket is tried.
+ROUNDS = 10
+# How long a query has been away is told by the bucket's clock.
+_CLOCK_SECONDS = 60.0
+
+
+class Promise(NamedTuple):
+    """What a log needs of a place, in a word or two, and whether it is kept; ``doubtful`` if that cannot be told."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+
+
+# A bucket.
+
+
+def examine_storage(location: Location) -> list[Promise]:
+    """Try everything that a log does in a bucket; what was put for that is deleted.
+
+    A promise that is broken one time in many may be kept each time that it is tried.
+
+    Raises:
+        OptionError: The location makes no sense.
+        LogError: The bucket cannot be used at all; says why.
+    """
+    store, other = BucketStore(location), BucketStore(location)
+    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(ROUNDS)]
+    try:
+        return list(_try_bucket(store, other, keys))
+    finally:
+        for key in keys:
+            with suppress(LogError):
+                store.delete(key)
+
+
+def _try_bucket(store: Store, other: Store, keys: list[str]) -> Iterator[Promise]:
+    content = os.urandom(_CHUNK_BYTES)
+    seconds: list[float] = []
+    unlisted = twice = old = left = 0
+    found: Entry | None = None
+    store.create()
+    for key in keys:
+        began = time.monotonic()
+        store.put_new(key, [content])
+        seconds.append(time.monotonic() - began)
+        found = _listed(other, key)
+        unlisted += found is None or found.size != len(content)
+        try:
+            other.put_new(key, [b"other"])
+            twice += 1
+        except KeyTakenError:
+            pass
+        store.put(key, key.encode())
+        with suppress(FileNotFoundError), other.open(key) as file:
+            old += bytes(file.read()) != key.encode()
+        store.delete(key)
+        left += _listed(other, key) is not None
+    taken = "an object whose key is taken"
+    median = statistics.median(seconds) * 1000
+    yield Promise("put", "kept", f"1 MiB is there after {median:.0f} ms; so long a chunk takes")
+    yield _kept(
+        "put if absent",
+        twice,
+        f"refuses {taken}",
+        f"replaced {taken}, and two writers would give out the same ids",
+    )
+    yield _kept(
+        "listing", unlisted, "shows an object whole as soon as it was put", "did not show one just put"
+    )
+    yield _kept("replace", old, "a read gets what was put last", "gave what had been replaced")
+    yield _kept("delete", left, "a listing does not show what was deleted", "showed what was just deleted")
+    if found is None:
+        yield Promise("clock", "doubtful", "cannot be compared with the clock of this machine")
+        return
+    ahead = abs(found.modified - time.time())
+    detail = f"differs by {ahead:.0f} s from that of this machine"
+    if ahead >= _CLOCK_SECONDS:
+        detail += ": a query that runs elsewhere is taken for dead, or the reverse"
+    yield Promise("clock", "broken" if ahead >= _CLOCK_SECONDS else "kept", detail)
+
+
+def _kept(name: str, failures: int, kept: str, broken: str) -> Promise:
+    if failures:
+        return Promise(
+            name, "broken", f"{failures} of {ROUNDS} times it {broken}; a log there would lose messages"
+        )
+    return Promise(name, "kept", kept)
+
+
+def _listed(store: Store, key: str) -> Entry | None:
+    return next((found for found in store.list() if found.name == key), None)
+
+
+# A directory.
+
+
+def examine_directory(location: str) -> list[Promise]:
+    """Try everything that a log does in a directory; what was made for that is removed.
+
+    Raises:
+        LogWriteError: It cannot be used at all; says why.
+    """
+    root = Path(location)
+    made = [path for path in (root, *root.parents) if not path.exists()]
+    with writing(f"trying {root}"):
+        make_directory(root)
+        directory = root / f".doctor-{uuid.uuid4().hex[:8]}"
+        directory.mkdir()
+    try:
+        with writing(f"trying {root}"):
+            return list(_try_directory(directory))
+    finally:
+        for path in (*directory.glob("*"), directory, *made):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _try_directory(directory: Path) -> Iterator[Promise]:
+    kind = file_system_of(directory)
+    yield _of_kind(kind)
+    yield _forced(directory, kind)
+    second = SecondProcess(directory)
+    try:
+        yield _linked(directory)
+        yield _seen(directory, second)
+        yield _stamped(directory, second)
+        yield _locked(directory, second)
+        yield _released(directory, second)
+    finally:
+        second.end()
+
+
+def file_system_of(directory: Path) -> str:
+    """The type of the file system, as the system calls it; empty where that cannot be asked."""
+    found, kind = "", ""
+    with suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+            _, mount, type_, *_ = line.split(" ")
+            mount = mount.replace("\\040", " ")
+            if len(mount) >= len(found) and directory.resolve().is_relative_to(mount):
+                found, kind = mount, type_
+    return kind
+
+
+def _of_kind(kind: str) -> Promise:
+    name = "file system"
+    if kind in _VOLATILE:
+        return Promise(name, "doubtful", f"{kind} is memory: a restart of the machine takes the log")
+    if kind.startswith(_OBJECT_STORES):
+        return Promise(name, "broken", f"{kind} shows an object store as files: other processes see no lock")
+    if not kind:
+        return Promise(name, "doubtful", "of a kind that this system does not tell")
+    return Promise(name, "kept", kind)
+
+
+def _forced(directory: Path, kind: str) -> Promise:
+    path = directory / "forced"
+    path.write_bytes(os.urandom(_CHUNK_BYTES))
+    began = time.monotonic()
+    sync_file(path)
+    sync_directory(directory)
+    seconds = time.monotonic() - began
+    detail = f"1 MiB and its name forced to the disk in {seconds * 1000:.1f} ms"
+    if seconds < _DOUBTFUL_SYNC_SECONDS and kind not in _VOLATILE:
+        detail += ", which no disk does: after a crash chunks may be missing"
+        return Promise("fsync", "doubtful", detail)
+    return Promise("fsync", "kept", detail)
+
+
+def _linked(directory: Path) -> Promise:
+    one, two = directory / "one", directory / "two"
+    one.touch()
+    try:
+        os.link(one, two)
+    except OSError as e:
+        why = f"a second name for a file: {e.strerror}; a new log cannot be made here"
+        return Promise("link", "broken", why)
+    with suppress(FileExistsError):
+        os.link(one, two)
+        return Promise("link", "broken", "a name was given twice; two writers could make the log at once")
+    return Promise("link", "kept", "of two that give a name at once, one wins")
+
+
+def _seen(directory: Path, second: SecondProcess) -> Promise:
+    (directory / "whole").write_bytes(b"x" * 4096)
+    os.rename(directory / "whole", directory / "named")
+    seconds, size = second.ask("see", "named").split()
+    if float(seconds) < 0:
+        why = f"another process did not see a new name within {_SEEN_SECONDS:.0f} s"
+        return Promise("rename", "broken", why)
+    if int(size) != 4096:
+        return Promise("rename", "broken", f"another process saw {size} of 4096 bytes under a new name")
+    return Promise(
+        "rename", "kept", f"another process saw the file whole after {float(seconds) * 1000:.1f} ms"
+    )
+
+
+def _stamped(directory: Path, second: SecondProcess) -> Promise:
+    name, before = "directory times", second.ask("stamp")
+    (directory / "later").touch()
+    if second.ask("stamped", before) == "yes":
+        return Promise(name, "kept", "change with its names, so that a reader sees at once what is new")
+    return Promise(name, "doubtful", "do not change with its names: readers list it once a second")
+
+
+def _locked(directory: Path, second: SecondProcess) -> Promise:
+    with _holding(directory / "lock"):
+        if second.ask("lock") == "yes":
+            return Promise("lock", "broken", "two processes held one lock; two queries could write one log")
+    if second.ask("lock") != "yes":
+        return Promise("lock", "broken", "a lock that was released stays held; no query could take over")
+    return Promise("lock", "kept", "one process holds it, and another when it is released")
+
+
+def _released(directory: Path, second: SecondProcess) -> Promise:
+    name = "lock of the dead"
+    if second.ask("hold") != "yes":
+        return Promise(name, "broken", "a second process could not take a lock that is free")
+    second.end()
+    deadline = time.monotonic() + _SEEN_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(BlockingIOError), _holding(directory / "lock"):
+            return Promise(name, "kept", "is free when its process is killed")
+        time.sleep(0.01)
+    why = f"is held {_SEEN_SECONDS:.0f} s after its process was killed; a query could not be restarted"
+    return Promise(name, "broken", why)
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[IO[str]]:
+    with open(path, "a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield file
+
+
+class SecondProcess:
+    """A second process, which shows whether a directory is one place for two of them. It answers lines of text.
+
+    Attributes:
+        answer_seconds: How long it may take for an answer.
+    """
+
+    answer_seconds = 30.0
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-c", f"import {__name__} as place; place.answer()", str(directory)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, *words: str) -> str:
+        """Have it do something; returns its answer.
+
+        Raises:
+            LogWriteError: It has ended, or does not answer.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            print(*words, file=self._process.stdin, flush=True)
+        act = "trying a directory from a second process"
+        # A lock may hang on a file system of the network.
+        if not select.select([self._process.stdout], [], [], self.answer_seconds)[0]:
+            raise LogWriteError(
+                f"{act}: no answer within {self.answer_seconds:.0f} s when asked for {words[0]}"
+            )
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise LogWriteError(f"{act}: it ended while asked for {words[0]}")
+        return answer.strip()
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.communicate(timeout=self.answer_seconds)
+
+
+def answer() -> None:
+    """Be the second process, until it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the first process, which kills this one
+    directory, held = Path(sys.argv[1]), []
+
+    def stamp() -> str:
+        found = directory.stat()
+        return f"{found.st_mtime_ns}-{found.st_ctime_ns}"
+
+    def see(name: str) -> str:
+        began = time.monotonic()
+        if _comes_true(lambda: name in os.listdir(directory), _SEEN_SECONDS):
+            return f"{time.monotonic() - began} {len((directory / name).read_bytes())}"
+        return "-1 0"
+
+    def stamped(before: str) -> str:
+        return "yes" if _comes_true(lambda: stamp() != before, 1.0) else "no"
+
+    def lock() -> str:
+        try:
+            with _holding(directory / "lock"):
+                return "yes"
+        except BlockingIOError:
+            return "no"
+
+    def hold() -> str:
+        held.append(_holding(directory / "lock"))
+        try:
+            held[-1].__enter__()
+            return "yes"
+        except BlockingIOError:
+            return "no"
+
+    answers: dict[str, Callable[..., str]] = {act.__name__: act for act in (see, stamp, stamped, lock, hold)}
+    for line in sys.stdin:
+        word, *arguments = line.split()
+        print(answers[word](*arguments), flush=True)
+
+
+def _comes_true(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.001)
+    return False

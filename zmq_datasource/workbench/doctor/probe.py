@@ -1,0 +1,324 @@
+"""One endpoint, received from with the source's own receiver.
+
+The receiver takes raw frames (framing ``plain``), so that the first messages can show which framing it is. From then on
+the source's intake reads and tracks them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import zmq
+from msgspec.structs import replace
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.host.printable import printable
+from zmq_datasource.messages.columns import integers_of, number
+from zmq_datasource.messages.framing import name_of, raw_messages, subscriptions
+from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.options import ReadOptions
+from zmq_datasource.options.framing import Framing
+from zmq_datasource.options.types import Topics
+from zmq_datasource.source.receiver import ROUND_BYTES, ROUND_MESSAGES, Receiver
+from zmq_datasource.transport.kernel import unread, unsent_by_peer
+from zmq_datasource.transport.peers import PeerWatch
+from zmq_datasource.workbench.doctor.facts import Buffers, Handshake, Traffic
+from zmq_datasource.workbench.doctor.framing import SAMPLE, Numbered, guess, options_of, per_topic
+
+__all__ = ["Probe", "receive_all"]
+
+_TURN_MS = 20
+# A handshake that failed is given so long to go well after all: its peer may be starting.
+_SECOND_CHANCE_SECONDS = 0.3
+_SAMPLE_BYTES = 64 << 20
+_BUCKET_SECONDS = 0.1
+# Different sizes, and different topics, that are counted.
+_MOST_COUNTED = 100_000
+_SHOWN_TOPICS, _TOPIC_CHARACTERS = 10, 60
+# If nine of ten rounds were full, the doctor was slower than the feed.
+_SATURATED = 0.9
+# A frame's header on the wire: flags and length in one byte each up to 255 bytes, else in nine.
+_SHORT, _LONG = 2, 9
+
+
+class Probe:
+    """Receives from one endpoint; use it in a ``with`` block.
+
+    Args:
+        options: Of the source, with this endpoint alone.
+        given: The same as text.
+        framing: With what the messages are to be read; None to guess it.
+        by_place: As of ``Numbered``.
+
+    Attributes:
+        messages: Taken so far.
+        framing: Which framing the messages have, and what to set beside it.
+        numbered: Reads and tracks them; None until the framing is known.
+        suggested: What to change in ``framing`` so that each topic has a counter; empty if nothing shows that.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        given: Mapping[str, str],
+        framing: Mapping[str, str] | None = None,
+        by_place: bool = False,
+    ) -> None:
+        prefixes = (prefix.decode() for prefix in subscriptions(options.framing, options.topics))
+        plain = replace(options, framing=Framing("plain"), topics=Topics(prefixes), dead_letter_location=None)
+        self._bind, self._given = bool(options.bind), given
+        self._endpoint = str((*options.connect, *options.bind)[0])
+        self._receiver = Receiver(plain, SourceCounters())
+        self.messages = 0
+        self.framing = {"framing": "plain"} if framing is None else dict(framing)
+        self.suggested: dict[str, str] = {}
+        self._sample: list[RawMessages] | None = [] if framing is None else None
+        self.numbered: Numbered | None = None
+        if framing is not None:
+            self.numbered = Numbered(options_of(given, framing), self._endpoint, by_place)
+        self._first_at: float | None = None
+        self._rounds = self._full_rounds = 0
+        self._bytes = self._wire_bytes = self.largest_frame = 0
+        self._sizes: Counter[int] = Counter()
+        self._frames: Counter[int] = Counter()
+        self._topics: Counter[bytes] = Counter()
+        self._buckets: Counter[int] = Counter()
+
+    def __enter__(self) -> Self:
+        """Open the socket.
+
+        Raises:
+            OptionError, EndpointError: It cannot be opened as asked.
+        """
+        self._began = time.monotonic()
+        self._shaken_at: float | None = None
+        self._failed_at: float | None = None
+        self._receiver.__enter__()
+        self.socket = self._receiver.channels[0].socket
+        self._watch: PeerWatch = self._receiver.channels[0].opened.watch
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Hang up; what was not taken is dropped."""
+        self._receiver.__exit__(*error)
+
+    # The connection.
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let a poller wait for messages and for what happens to the connection."""
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self._watch.monitor, zmq.POLLIN)
+
+    def keep_alive(self) -> None:
+        """Let libzmq work without receiving; call it at least every few hundred milliseconds."""
+        self._receiver.keep_alive()
+        if self._watch.connections and self._shaken_at is None:
+            self._shaken_at = time.monotonic()
+        if self._watch.failures and self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    @property
+    def shaken(self) -> bool:
+        """Whether a handshake has succeeded."""
+        return self._shaken_at is not None
+
+    @property
+    def decided(self) -> bool:
+        """Whether a handshake has succeeded, or failed for good as far as can be told."""
+        failed = self._failed_at is not None and not self._bind
+        return self.shaken or (
+            failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
+        )
+
+    @property
+    def disconnects(self) -> int:
+        """Connections that were up and ended."""
+        return self._watch.lost
+
+    @property
+    def handshake(self) -> Handshake:
+        """How the handshake went so far."""
+        watch = self._watch
+        failure = None if watch.connections else watch.failure
+        unshaken: Literal["failed", "hung_up", "none"] = (
+            "failed" if failure is not None else "hung_up" if watch.failures else "none"
+        )
+        return Handshake(
+            state="succeeded" if watch.connections else unshaken,
+            event=None if failure is None else failure.name,
+            seconds=round((self._shaken_at or self._failed_at or self._began) - self._began, 6),
+            waited=watch.waited or bool(self._bind and watch.connections),
+            connections=watch.connections,
+            disconnects=watch.lost,
+        )
+
+    def kernel_bytes(self) -> tuple[int | None, int | None]:
+        """Bytes waiting in the kernel, over all connections: in our buffers, and in the peers' send buffers.
+
+        None where the system does not show it, as of a peer on another machine.
+        """
+        with ExitStack() as stack:
+            streams = [stack.enter_context(stream) for stream, _ in self._watch.handles()]
+            return _sum(list(map(unread, streams))), _sum(list(map(unsent_by_peer, streams)))
+
+    @property
+    def buffers(self) -> Buffers:
+        """Our own end, read back, and what waits in the kernel now."""
+        ours, theirs = self.kernel_bytes()
+        rcvbuf = sndbuf = None
+        for stream, _ in self._watch.handles():
+            with stream:
+                rcvbuf = stream.getsockopt(SOL_SOCKET, SO_RCVBUF)
+                sndbuf = stream.getsockopt(SOL_SOCKET, SO_SNDBUF)
+        rcvhwm = int(self.socket.getsockopt(zmq.RCVHWM))
+        return Buffers(rcvhwm=rcvhwm, rcvbuf=rcvbuf, sndbuf=sndbuf, queued=ours, peer_queued=theirs)
+
+    # Its messages.
+
+    @property
+    def waiting(self) -> bool:
+        """Whether messages are there."""
+        return self._receiver.waiting
+
+    def receive(self, most: int = ROUND_MESSAGES) -> int:
+        """Take what is there, up to ``most`` messages; waits a moment if nothing is. Returns how many it was."""
+        before = self._receiver.pending_bytes
+        taken = self._receiver.receive(most)
+        self._rounds += 1
+        self._full_rounds += taken >= ROUND_MESSAGES or self._receiver.pending_bytes - before >= ROUND_BYTES
+        self.messages += taken
+        if taken and self._first_at is None:
+            self._first_at = time.monotonic()
+        if self._receiver.batch_ready or (self._sample is not None and self._receiver.pending >= SAMPLE):
+            self.flush()
+        return taken
+
+    def flush(self) -> None:
+        """Count and track what was taken so far."""
+        rows = self._receiver.take()
+        if not rows.num_rows:
+            return
+        raw = raw_messages(rows)
+        self._count(raw, rows.column("timestamp"))
+        if self._sample is not None:
+            self._sample.append(raw)
+            if sum(map(len, self._sample)) >= SAMPLE or self._bytes >= _SAMPLE_BYTES:
+                self._decide(self._sample)
+        else:
+            self._follow(raw)
+
+    def end(self) -> None:
+        """The end of watching: decide on the framing with what has come."""
+        self.flush()
+        if self._sample is not None:
+            self._decide(self._sample)
+
+    def _decide(self, sample: Sequence[RawMessages]) -> None:
+        self._sample = None
+        if sample:
+            joined = RawMessages.of_lists(pa.concat_arrays([raw.lists() for raw in sample]))
+            self.framing = guess(joined, self._given)
+        self.numbered = Numbered(options_of(self._given, self.framing), self._endpoint)
+        for raw in sample:
+            self._follow(raw)
+
+    def _follow(self, raw: RawMessages) -> None:
+        assert self.numbered is not None
+        unequal = self.numbered.unequal
+        self.numbered.follow(raw, self._watch.connections)
+        by = self.numbered.by
+        if self.numbered.unequal > unequal and "topic" not in by and not self.suggested:
+            self.suggested = per_topic(raw, {**self._given, **self.framing}, by) or {}
+
+    def _count(self, raw: RawMessages, timestamps: pa.Array) -> None:
+        frames = raw.lists()
+        sizes = pc.binary_length(frames.values).cast(pa.int64())
+        ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(sizes)])
+        size = pc.subtract(ends.take(frames.offsets[1:]), ends.take(frames.offsets[:-1]))
+        headers = pc.if_else(pc.less(sizes, number(256)), number(_SHORT), number(_LONG))
+        self._bytes += pc.sum(sizes).as_py()
+        self._wire_bytes += pc.sum(sizes).as_py() + pc.sum(headers).as_py()
+        self.largest_frame = max(self.largest_frame, pc.max(sizes).as_py())
+        _add(self._sizes, size)
+        _add(self._frames, raw.counts())
+        _add(self._topics, raw.first.drop_null())
+        _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), number(round(_BUCKET_SECONDS * 1e6))))
+
+    @property
+    def lost(self) -> int:
+        """Messages that are missing so far, by their numbers."""
+        self.flush()
+        return 0 if self.numbered is None else self.numbered.lost
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes of one message on the wire, on average."""
+        return self._wire_bytes / max(1, self._frames.total())
+
+    def traffic(self) -> Traffic | None:
+        """What came until now; None if nothing did."""
+        self.flush()
+        if self._first_at is None or not self._sizes:
+            return None
+        seconds = max(_BUCKET_SECONDS, time.monotonic() - self._first_at)
+        sizes = sorted(self._sizes)
+        shown = self._topics.most_common(_SHOWN_TOPICS)
+        return Traffic(
+            messages=self.messages,
+            bytes=self._bytes,
+            seconds=round(seconds, 3),
+            rate=round(self.messages / seconds, 1),
+            peak=round(max(self._buckets.values()) / _BUCKET_SECONDS, 1),
+            frames=dict(sorted(self._frames.items())),
+            size_min=sizes[0],
+            size_median=_quantile(self._sizes, sizes, 0.5),
+            size_p99=_quantile(self._sizes, sizes, 0.99),
+            size_max=sizes[-1],
+            largest_frame=self.largest_frame,
+            topics=[(printable(name_of(topic), _TOPIC_CHARACTERS), count) for topic, count in shown],
+            topics_more=len(self._topics) - len(shown),
+            saturated=self._rounds > 10 and self._full_rounds >= _SATURATED * self._rounds,
+        )
+
+
+def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+    """Receive from all of these, so that none waits for another, for ``seconds`` or until something holds."""
+    poller = zmq.Poller()
+    for probe in probes:
+        probe.register(poller)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not until():
+        ready = dict(poller.poll(_TURN_MS))
+        for probe in probes:
+            if probe.socket in ready:
+                probe.receive()
+            if probe.socket not in ready or not probe.shaken:
+                probe.keep_alive()
+
+
+def _add(counts: Counter[Any], column: pa.Array) -> None:
+    """Count the values of a column, as long as there are not too many different ones."""
+    for entry in column.value_counts().to_pylist():
+        if entry["values"] in counts or len(counts) < _MOST_COUNTED:
+            counts[entry["values"]] += entry["counts"]
+
+
+def _quantile(counts: Counter[int], ordered: Sequence[int], share: float) -> int:
+    left = share * counts.total()
+    for value in ordered:
+        left -= counts[value]
+        if left < 0:
+            return value
+    return ordered[-1]
+
+
+def _sum(figures: list[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if known and len(known) == len(figures) else None
