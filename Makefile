@@ -89,7 +89,7 @@ bench: $(VENV)/.dev ## Measure side by side, two hours; writes benchmarks/RESULT
 plots: $(VENV)/.dev ## Draw the plots of docs/performance.md into build/plots, from the last measurements
 	$(BIN)/python -m benchmarks.plots build/plots
 
-docs: $(VENV)/.dev ## Generate the references of options and metrics
+docs: $(VENV)/.dev ## Generate the references of options, errors and metrics
 	$(BIN)/python scripts/reference.py
 
 site: $(VENV)/.made ## The documentation as a site, in build/site

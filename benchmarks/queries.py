@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CORES = 2
-CHECKPOINTS = "Checkpoints are written as docs/tuning.md says for a local disk."
+CHECKPOINTS = "Checkpoints are written [as for a local disk](../docs/tuning.md#batches)."
 
 
 _CHECKPOINT_FILES = (

@@ -183,7 +183,7 @@ def _ratio(ours: Measurement | None, other: Measurement | None) -> str:
 def _shown(measurement: Measurement) -> str:
     values = measurement.values
     median = _number(measurement.median)
-    return median if len(values) == 1 else f"{median} ({_number(min(values))}–{_number(max(values))})"
+    return median if len(values) == 1 else f"{median} ({_number(min(values))} to {_number(max(values))})"
 
 
 def _number(value: float) -> str:

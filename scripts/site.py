@@ -21,6 +21,8 @@ PAGES = {"README.md": "index.md", "SECURITY.md": "threat-model.md", "benchmarks/
 NOTEBOOKS = {
     path.relative_to(ROOT).as_posix(): f"{path.stem}.md" for path in sorted(ROOT.glob("notebooks/*.ipynb"))
 }
+# The site's search shows an option or an error on its own page before the pages that mention it.
+FOUND_FIRST = {"options.md": 8, "errors.md": 2}
 API = {
     "In Spark": [
         "register",
@@ -37,6 +39,7 @@ API = {
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")
 # Where a page shows a plot. On GitHub the mark is invisible, because the plots are not in the repository.
 _PLOT_MARK = re.compile(r"<!-- plot: ([\w-]+) -->")
+_PAGE_NAME = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 _TEST_MARK = re.compile(r"<!-- test: \w+ -->\n")
 
 
@@ -63,8 +66,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     del config, files
+    if boost := FOUND_FIRST.get(page.file.src_uri):
+        page.meta["search"] = {"boost": boost}
     markdown = _PLOT_MARK.sub(lambda mark: f"![{mark[1].replace('-', ' ')}](plots/{mark[1]}.svg)", markdown)
     return markdown if page.file.generated_by else _relinked(markdown, ROOT / "docs")
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    del config, files
+    # Docstrings name a page by its path in the repository.
+    return _PAGE_NAME.sub(r'<a href="\1.html\2">\1</a>', html) if page.file.src_uri == "api.md" else html
+
+
+def _title(path: Path) -> str:
+    """The heading of a page up to a colon, for links that name the page by its file."""
+    heading = path.read_text(encoding="utf-8").partition("\n")[0]
+    return heading.removeprefix("# ").partition(":")[0]
 
 
 def _relinked(text: str, directory: Path) -> str:
@@ -73,6 +90,8 @@ def _relinked(text: str, directory: Path) -> str:
     def replaced(link: re.Match[str]) -> str:
         image, words, path, anchor = link[1], link[2], link[3], link[4] or ""
         target = (directory / path).resolve().relative_to(ROOT).as_posix()
+        if words.endswith(".md"):
+            words = _title(ROOT / target)
         if page := (PAGES | NOTEBOOKS).get(target):
             return f"{image}[{words}]({page}{anchor})"
         if target.startswith("docs/"):

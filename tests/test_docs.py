@@ -16,7 +16,12 @@ from zmq_datasource import errors
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.parser import describe
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "SECURITY.md",
+    REPOSITORY / "benchmarks" / "RESULTS.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
 _OPTIONS = {option.name for kind in (ReadOptions, WriteOptions) for option in describe(kind)}
 _SPARKS_OWN = {"checkpointLocation", "path", "rowsPerBatch"}
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -77,7 +82,7 @@ def test_the_functions_of_each_way_exist(way: tuple[str, str]) -> None:
 
 def test_every_error_is_explained() -> None:
     page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
-    explained = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    explained = set(re.findall(r"^### `(\w+)`\n\n\S.*\n\n\*\*What to do:\*\* \S", page, re.MULTILINE))
     assert explained | {"ZmqDataSourceError", "SocketError", "LogError"} == set(errors.__all__)
 
 

@@ -28,7 +28,8 @@
         ├── LogFetchError      an executor that does not see the log could not read it from the driver
         └── DataLossError      an offset asks for messages that the log no longer has
 
-A message names the act that did not succeed, then the reason, then the way out.
+A message names the act that did not succeed, then the reason, then the way out. ``docs/errors.md`` is
+generated from the docstrings: what has happened, and what to do.
 """
 
 from typing import Self
@@ -67,79 +68,156 @@ class ZmqDataSourceError(Exception):
 
 
 class OptionError(ZmqDataSourceError, ValueError):
-    """An option, or a combination of options, is wrong."""
+    """An option is unknown, its value is not allowed, or options do not go together. It is also a
+    ``ValueError``.
+
+    What to do: The message names the option, the value, and what is allowed. All options are in
+    docs/options.md.
+    """
 
 
 class RowError(ZmqDataSourceError):
-    """A row cannot be a ZeroMQ message: its ``value`` is null, or its ``frames`` is empty."""
+    """A row of the DataFrame cannot be a message: ``value`` is null, or ``frames`` is empty or contains a null.
+
+    What to do: Filter such rows out, or replace the null: ``coalesce(value, '')``.
+    """
 
 
 class SocketError(ZmqDataSourceError):
-    """The network side: endpoints, peers, queues."""
+    """Base of the errors of sockets, peers and their queues."""
 
 
 class EndpointError(SocketError):
-    """An endpoint cannot be bound, connected or resolved."""
+    """An endpoint cannot be bound or connected, or its host name does not resolve.
+
+    What to do: Check the address. If it is in use, stop the other program, or use another port.
+    """
 
 
 class ConnectionLostError(SocketError):
-    """Connections are lost again and again, so that their rows may not have left."""
+    """Connections were lost again and again before the rows had left.
+
+    What to do: Find out why the consumer or the network ends them: often a row is larger than the consumer's
+    ``ZMQ_MAXMSGSIZE``. What a PUSH does then: docs/delivery.md#when-a-push-loses-a-connection.
+    """
 
 
 class NoPeerError(SocketError):
-    """No peer has connected or subscribed within ``connectTimeout``, or a proxy has been silent for too long."""
+    """No peer has connected or subscribed within ``connectTimeout``, a proxy was silent for as long, or the
+    peer refused: its socket type or its keys do not match.
+
+    What to do: Start the consumer before the sink. At a source this happens only if you have set
+    ``connectTimeout``: start the publisher. Check the endpoint, the socket types (PUSH to PULL, PUB to SUB,
+    DEALER to ROUTER) and the keys (docs/security.md). The message has the reason that the peer gave.
+    """
 
 
 class SendTimeoutError(SocketError):
-    """The peers' queues stayed full for ``sendTimeout``."""
+    """The consumer took nothing for ``sendTimeout`` while the queue was full.
+
+    What to do: Make the consumer faster, add consumers, or raise ``sndhwm`` and ``sendTimeout``. To drop
+    instead, set ``noblock=true``.
+    """
 
 
 class FlushTimeoutError(SocketError):
-    """``linger`` ran out while messages were still queued. libzmq cannot tell how many."""
+    """Messages were still queued when ``linger`` had passed at the end of a task. How many is not known.
+
+    What to do: Raise ``linger``, or accept the loss with ``noblock=true``.
+    """
 
 
 class ProtocolError(SocketError):
-    """The other side of a transaction or a durable subscription has sent a message that its protocol does not have."""
+    """The other side of a transaction or of a durable subscription does not speak the protocol, or speaks
+    another version of it.
+
+    What to do: For a DEALER or a ``Producer``, check that the endpoint is a ROUTER source, ``receive`` or the
+    proxy's ``router`` (docs/protocol.md). For a ``DurableSubscriber``, check that it is the proxy's ``durable``
+    (docs/proxy.md#the-protocol-of-durable-subscribers).
+    """
 
 
 class SubscriptionError(SocketError):
-    """The proxy refuses a durable subscription, or another client has taken it over."""
+    """The proxy has refused a durable subscription. Another client has taken its name, the name belongs to
+    another key, or there are too many names. Or while the subscriber was away, its position was changed or
+    removed, or the proxy's log was replaced.
+
+    What to do: The message has the reason. Give each subscriber its own name, or check its rights
+    (docs/security.md#bind-a-name-to-a-key). After a change of the position (docs/proxy.md#positions), start the
+    subscriber again.
+    """
 
 
 class TransactionError(SocketError):
-    """The receiver has refused a transaction, or the transaction could not be completed."""
+    """The receiver has refused a transaction, for example another one under the same number. A ``Producer``
+    also raises it itself: a transaction is larger than ``max_bytes``, ``flush`` was called within a
+    transaction, or another producer has used its name.
+
+    What to do: The message has the reason. Which transactions are refused:
+    docs/delivery.md#which-transactions-are-refused.
+    """
 
 
 class MalformedMessageError(SocketError):
-    """A message does not fit its framing (``onMalformed=fail``), or its value not the schema (``mode=FAILFAST``)."""
+    """A message does not fit its ``framing``, and ``onMalformed`` is ``fail``. Or a value does not fit the
+    schema of ``valueFormat=arrow``, and ``mode`` is ``FAILFAST``.
+
+    What to do: Check ``framing``, or the schema (docs/arrow.md#values-that-do-not-fit). Set
+    ``onMalformed=skip`` to go on; such messages are kept: docs/sequences.md#messages-that-do-not-fit.
+    """
 
 
 class MessageLossError(SocketError):
-    """Publishers' sequences show that messages are missing (``onLoss=fail``)."""
+    """Sequences are missing, and ``onLoss`` is ``fail``.
+
+    What to do: Start the query again: it continues after the loss. How losses are found and healed:
+    docs/sequences.md.
+    """
 
 
 class DeadLetterError(ZmqDataSourceError):
-    """A sink's dead letters could not be stored, so the batch has failed."""
+    """Dead letters could not be written to ``deadLetterLocation``.
+
+    What to do: Check the location and its permissions. Spark repeats the micro-batch.
+    """
 
 
 class MetricsError(ZmqDataSourceError):
-    """Metrics could not be stored or read. In a query this is only logged and counted."""
+    """Metrics could not be read or written. It never ends a query, where it is logged and counted.
+
+    What to do: Check ``metricsLocation``. Move files of another format, which the message names, away.
+    """
 
 
 class WorkbenchError(ZmqDataSourceError):
-    """An experiment with high-water marks has failed, or its account does not add up."""
+    """An experiment of ``zmq-datasource hwm`` or ``doctor`` could not be made.
+
+    What to do: The message says what is missing.
+    """
 
 
 class LogError(ZmqDataSourceError):
-    """Base of the errors of the message log's storage."""
+    """Base of the errors of the log."""
 
 
 class LogLockedError(LogError):
-    """Another writer holds this log partition."""
+    """Another process writes this log, with other options. Or this process was cut off or stalled, and another
+    one has taken over the log. Or another query with the same ``reader`` runs.
+
+    What to do: Stop the other process, or use another ``walLocation`` or ``walStore``. The message names the
+    process. A query that was cut off follows the log when you start it again. Give each query a ``reader`` of
+    its own.
+    """
 
 
 class LogFormatError(LogError):
-    """The directory holds no log, or a log of another format version."""
+    """There is no log in the directory or the bucket, files are missing, or it has another format. Or a proxy
+    was given a log that a query or ``receive`` has filled.
+
+    What to do: Check ``walLocation`` or ``walStore``. Restore what is missing, or use a new ``walLocation`` and
+    new checkpoints. Let each query of a log of format 1 read to its end with the release that wrote it. Give a
+    proxy a ``walLocation`` of its own.
+    """
 
 
 # The way out for a damaged file of the log.
@@ -147,15 +225,27 @@ RESTORE = "Restore the file, or use a new walLocation and, for each query of thi
 
 
 class LogWriteError(LogError):
-    """The file system refuses a write."""
+    """The file system or the bucket has refused for a reason that does not pass: no permission, a read-only
+    disk, wrong keys, no such bucket.
+
+    What to do: Set ``walLocation`` to a directory that can be written, or correct the bucket and its keys.
+    """
 
 
 class DiskFaultError(LogWriteError):
-    """The file system refuses for now: it is full, has an I/O error, or no file can be opened."""
+    """The disk is full or has an I/O error, the process has too many open files, or the bucket (``walStore``)
+    does not answer, for longer than ``walRetryTimeout``. Or the directory was unmounted or emptied.
+
+    What to do: Make room, raise ``ulimit -n``, mount the directory, or see what is wrong with the bucket. Until
+    ``walRetryTimeout`` has passed, receiving only pauses.
+    """
 
 
 class DamagedChunkError(LogError):
-    """A chunk has other bytes than were written."""
+    """A file of the log is not what was written. With ``walSync=false`` a crash of the machine does that, too.
+
+    What to do: Restore it from a copy, or use a new ``walLocation`` and new checkpoints. Check the disk.
+    """
 
     @classmethod
     def of(cls, what: str) -> Self:
@@ -164,8 +254,18 @@ class DamagedChunkError(LogError):
 
 
 class LogFetchError(LogError):
-    """An executor that does not see the log's directory could not read the log from the driver."""
+    """An executor that does not see the log could not read it from the driver.
+
+    What to do: Check that executors can connect to the driver, or set ``serveLog`` to an endpoint that they
+    reach, or share ``walLocation``: docs/scaling.md#executors-that-do-not-see-the-log.
+    """
 
 
 class DataLossError(LogError):
-    """An offset needs messages that the log does not have."""
+    """A query needs messages that the log no longer has: they were deleted, or a chunk is missing. Or an older
+    copy of the log was restored, and received into.
+
+    What to do: Restore the log. With ``failOnDataLoss=false`` the query skips what is not there, and counts it.
+    If the log ends before the checkpoint, only a new checkpoint helps (and a new ``walLocation`` where ids may
+    be given twice).
+    """

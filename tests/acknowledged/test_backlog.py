@@ -36,14 +36,14 @@ def offer(backlog: Backlog[int], peer: bytes, size: int, message: int) -> bool:
     )
 )
 def test_the_bounds_hold_and_each_sender_keeps_its_order(steps: list[tuple[str, int] | None]) -> None:
-    """None takes a message."""
+    """A step without a message removes the oldest one."""
     backlog: Backlog[int] = Backlog(EACH, ALL_BYTES)
     offered = taken = 0
     last: dict[bytes, int] = defaultdict(int)
     for number, step in enumerate(steps, 1):
         if step is None:
             was_empty = not backlog
-            entry = backlog.take()
+            entry = backlog.pop()
             assert (entry is None) == was_empty
             if entry is not None:
                 peer, _, message = entry
@@ -56,7 +56,7 @@ def test_the_bounds_hold_and_each_sender_keeps_its_order(steps: list[tuple[str, 
             offer(backlog, peer, size, number)
         assert backlog.bytes <= ALL_BYTES
     rest = 0
-    while backlog.take() is not None:
+    while backlog.pop() is not None:
         rest += 1
     assert offered == taken + rest + backlog.dropped
     assert (bool(backlog), backlog.bytes) == (False, 0)
@@ -70,7 +70,7 @@ def test_a_sender_has_its_share_or_one_message() -> None:
     assert offer(backlog, b"small", 40, 3)
     assert not offer(backlog, b"small", 1, 4)
     assert backlog.dropped == 2
-    assert backlog.take() == (b"large", 700, 0)
+    assert backlog.pop() == (b"large", 700, 0)
     assert offer(backlog, b"large", 1, 5)
 
 
@@ -82,7 +82,7 @@ def test_a_sender_with_few_bytes_displaces_those_with_many() -> None:
     assert offer(backlog, b"honest", 10, 99)
     assert backlog.bytes == ALL_BYTES - 50 + 10
     left = []
-    while (entry := backlog.take()) is not None:
+    while (entry := backlog.pop()) is not None:
         left.append(entry[2])
     assert left == [0, *range(2, 20), 99]  # one has lost its newest message
 

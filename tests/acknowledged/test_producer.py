@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import zmq
+from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.acknowledged.test_acknowledged import receiving, values
@@ -34,6 +35,7 @@ from zmq_datasource import (
 )
 from zmq_datasource.acknowledged.protocol import Committed, decode
 from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.cli import main
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
@@ -405,15 +407,9 @@ def test_the_program_names_a_wrong_option(tmp_path: Path) -> None:
         (["--bind", "tcp://*:99999", "--wal-location", str(tmp_path)], "from 1 to 65535"),
         (["--bind", "tcp://*:5555", "--wal-location", str(tmp_path), "-o", "walRetentio=1h"], "walRetention"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "zmq_datasource", "receive", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode != 0
-        assert says in done.stderr
+        done = CliRunner().invoke(main, ["receive", *arguments])
+        assert done.exit_code != 0
+        assert says in done.output
 
 
 def listens(endpoint: str) -> bool:
@@ -423,7 +419,7 @@ def listens(endpoint: str) -> bool:
 
 
 def test_kills_of_the_receiver_lose_and_double_no_transaction(tmp_path: Path) -> None:
-    """After dozens of kills each transaction is in the log once, whole and in order."""
+    """After each kill every transaction is in the log once, whole and in order."""
     chance = random.Random(4)
     endpoint = free_endpoint()
     process = start(tmp_path, endpoint)
@@ -432,7 +428,7 @@ def test_kills_of_the_receiver_lose_and_double_no_transaction(tmp_path: Path) ->
 
     def produce() -> None:
         with Producer(endpoint, name="p", connectTimeout="20s", sendTimeout="20s", **FAST) as producer:
-            for number in range(60):
+            for number in range(20):
                 sizes.append(chance.randint(1, 50))
                 with producer.transaction():
                     for row in range(sizes[-1]):

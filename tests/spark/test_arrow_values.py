@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import REPOSITORY, Socket, bound, free_endpoint, wait_for
+from tests.support.pages import run, snippets
 from tests.support.streams import feed, running, wait_for_rows
-from tests.test_readme import run, snippets
 from zmq_datasource import Producer
 from zmq_datasource.errors import OptionError
 
@@ -175,7 +175,7 @@ def test_each_snippet_about_tables_runs_as_printed(
 ) -> None:
     page = list(snippets(REPOSITORY / "docs" / "arrow.md", tmp_path))
     with ExitStack() as stack:
-        names = run(iter([snippet for snippet in page if snippet.kind == "python"]), stack)
+        names = run(iter([snippet for snippet in page if snippet.kind == "python"]), stack, tmp_path)
         wait_for(lambda: sum(p["numInputRows"] for p in names["keeping"].recentProgress) >= 1000, "rows", 90)
     assert names["latest"].first()["sensor"] is not None
     push, endpoint = bound(context, zmq.PUSH)

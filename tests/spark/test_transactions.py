@@ -305,7 +305,7 @@ def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
 
 
 def test_kills_lose_and_double_no_row(tmp_path: Path) -> None:
-    chaos(tmp_path, seed=3, rounds=4, count=12, lines=200)
+    chaos(tmp_path, seed=1, rounds=2, count=8, lines=200)  # a sender and a receiver
 
 
 @pytest.mark.long

@@ -51,12 +51,14 @@ class _Transaction:
 class Producer:
     """Sends messages to a ROUTER source (``zmq-datasource receive``, or a query), acknowledged.
 
-    >>> with Producer("tcp://receiver:5558", name="billing-7") as producer:  # doctest: +SKIP
-    ...     producer.send(b"one", topic="invoices")
-    ...     producer.flush()  # returns when all that was sent is in the log, on disk
-    ...     with producer.transaction():
-    ...         producer.send(b"both")
-    ...         producer.send(b"or none")
+    ```python
+    with Producer("tcp://receiver:5558", name="billing-7") as producer:
+        producer.send(b"one", topic="invoices")
+        producer.flush()  # returns when all that was sent is in the log, on disk
+        with producer.transaction():
+            producer.send(b"both")
+            producer.send(b"or none")
+    ```
 
     Messages that are not flushed are kept in memory, up to ``max_bytes``. When there are more, ``send`` flushes by
     itself; in a transaction it raises an error. A ``flush`` that fails has lost nothing and doubled nothing: call it

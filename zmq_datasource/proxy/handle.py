@@ -22,8 +22,10 @@ _END_SECONDS = 300.0
 class Proxy:
     """An XSUB/XPUB proxy that writes messages to a log before it publishes them, and sends them again.
 
-    >>> with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal"):
-    ...     ...  # doctest: +SKIP
+    ```python
+    with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal") as proxy:
+        print(proxy.status())
+    ```
 
     It runs in processes of its own, so a busy notebook does not slow it. They end with this process, also if this
     process has forked others. They write log lines to standard error, from the level on that

@@ -54,9 +54,11 @@ class DurableSubscriber:
     It yields the messages that the subscriber missed while it was away, and then those that the proxy receives, each
     one once and in order.
 
-    >>> with DurableSubscriber("tcp://proxy:5558", "billing", topics=["orders."]) as orders:
-    ...     for order in orders:
-    ...         ...  # doctest: +SKIP
+    ```python
+    with DurableSubscriber("tcp://proxy:5558", "billing", topics=["orders."]) as orders:
+        for order in orders:
+            print(order.id, order.topic, order.value)
+    ```
 
     The proxy keeps the position of the name. The next subscriber of the same name gets the messages behind the last
     acknowledged one. So each message is processed at least once, and exactly once if you save the ``id`` together with

@@ -34,7 +34,9 @@ _PATIENCE_SECONDS = 2.0
 class ZmqMetricsListener(StreamingQueryListener):
     """Passes on each progress event of each query, with the metrics of its ZeroMQ sources and sinks.
 
-    >>> spark.streams.addListener(ZmqMetricsListener(prometheusPort=9400))  # doctest: +SKIP
+    ```python
+    spark.streams.addListener(ZmqMetricsListener(prometheusPort=9400))
+    ```
 
     A failure here is logged and counted (``failures``, ``zmq_metrics_outlet_failures_total``), and does not affect the
     query.
