@@ -13,8 +13,17 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, bound, channel_of, log_rows, stop_sooner, stream_options, wait_for
-from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
+from tests.support import (
+    Socket,
+    bound,
+    channel_of,
+    free_endpoint,
+    log_rows,
+    stop_sooner,
+    stream_options,
+    wait_for,
+)
+from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError, NoPeerError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
@@ -260,3 +269,12 @@ def test_receiving_never_waits_for_sealing(
     sealed = list(LogStorage(str(tmp_path)).chunks())
     assert len(sealed) <= 6, "what had come meanwhile is sealed together"
     assert len(numbers(tmp_path)) == 50_021
+
+
+def test_a_feed_whose_publisher_never_answers_fails_after_connect_timeout(tmp_path: Path) -> None:
+    ingest = Ingest(stream_options(walLocation=tmp_path, connect=free_endpoint(), connectTimeout="200ms"))
+    ingest.start()
+    with pytest.raises(NoPeerError):
+        wait_for(ingest.check, "an error")
+    with pytest.raises(NoPeerError):
+        ingest.stop()

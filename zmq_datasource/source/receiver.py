@@ -152,8 +152,8 @@ class Receiver:
 
     @property
     def batch_ready(self) -> bool:
-        """Whether enough messages are pending for a batch, or a replay has ended."""
-        if any(replayer.due for replayer in self._replayers):
+        """Whether enough messages are pending for a batch, a replay has ended, or receiving must end."""
+        if self.failure is not None or any(replayer.due for replayer in self._replayers):
             return True
         return self.pending >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
 
