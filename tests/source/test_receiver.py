@@ -58,6 +58,45 @@ def test_topics_are_prefixes(context: Context) -> None:
         assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
 
 
+def test_a_topic_before_a_delimiter_is_a_topic(context: Context) -> None:
+    """As bluesky, monerod and others send it, in one frame. The SUB still compares the beginning of that frame."""
+    publisher, endpoint = bound(context, zmq.XPUB)
+    options = stream_options(connect=endpoint, topics="json-", topicDelimiter=":", includeFrames="true")
+    with Receiver(options, SourceCounters()) as receiver:
+        assert publisher.recv() == b"\x01json-"
+        for message in (b'json-full-txpool_add:[{"id":"a:b"}]', b"other:1", b"json-without"):
+            publisher.send(message)
+        publisher.send_multipart([b"json-two", b"in:frames"])
+        receive(receiver, 3)
+        rows = receiver.take()
+    assert rows.column("topic").to_pylist() == ["json-full-txpool_add", None, "json-two"]
+    assert rows.column("value").to_pylist() == [b'[{"id":"a:b"}]', b"json-without", b"in:frames"]
+
+
+def test_topics_before_a_delimiter_have_counters_of_their_own(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = stream_options(
+        connect=endpoint,
+        socketType="PULL",
+        topicDelimiter=" ",
+        framing="custom",
+        topicFrame=0,
+        sequenceFrame=-1,
+        sequencePath="seq",
+        sequenceBy="endpoint,topic",
+    )
+    counters = SourceCounters()
+    with Receiver(options, counters) as receiver:
+        for message in (b'a {"seq": 1}', b'b {"seq": 7}', b'a {"seq": 2}', b'b {"seq": 9}'):
+            push.send(message)
+        receive(receiver, 4)
+        rows = receiver.take()
+        tracker = receiver.intake.tracker
+        assert tracker is not None
+        assert [(gap.first, gap.last) for gap in tracker.gaps] == [(8, 8)]
+    assert rows.column("sequence").to_pylist() == [1, 7, 2, 9]
+
+
 def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
     """libzmq silently drops subscriptions beyond the SUB's own SNDHWM."""
     count = 3000

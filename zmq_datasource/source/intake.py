@@ -114,6 +114,8 @@ class Intake(CarriedState):
             A batch with ``messages.schemas.MESSAGE_SCHEMA``, and the findings.
         """
         findings = Findings()
+        if self._options.topic_delimiter is not None:
+            raw = raw.split_topics(self._options.topic_delimiter)
         timestamps = [(arrival.timestamp, arrival.messages) for arrival in arrivals]
         if self._framing is None:
             batch = decode_plain(raw, timestamps)

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 # The framing options that decide which rows a message becomes.
 _ROWS_BY = (
-    *("framing", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
+    *("framing", "topic_delimiter", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
     *(
         "sequence_frame",
         "sequence_offset",
