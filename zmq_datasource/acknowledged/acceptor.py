@@ -200,12 +200,12 @@ class Acceptor:
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
-    def keep_alive_in_pause(self) -> None:
+    def postpone(self) -> None:
         """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
         self._watch_connections()
         self._fill_backlog()
         try:
-            self._reception.hold_still(self._monotonic())
+            self._reception.postpone(self._monotonic())
         finally:
             self._answer()
 

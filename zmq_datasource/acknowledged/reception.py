@@ -81,7 +81,7 @@ class AcceptorTerms(NamedTuple):
 class Reception:
     """Receives, stages, commits and answers; for one thread. ``now`` is in monotonic seconds.
 
-    A sender is silent only while this side listens: its timeouts stand still during a pause (``hold_still``).
+    A sender is silent only while this side listens: its timeouts stand still during a pause (``postpone``).
 
     A LogError that a method raises is about the log, and not about one message.
 
@@ -179,7 +179,7 @@ class Reception:
             _log.warning("discarding %d attempts that were never committed", len(abandoned))
             self._staging.remove(abandoned)
 
-    def hold_still(self, now: float) -> None:
+    def postpone(self, now: float) -> None:
         """Stop the clock of the timeouts since the last call. Call it often while nothing is received."""
         self._paused_seconds += now - self._last_call
         self.answer_completed(now)

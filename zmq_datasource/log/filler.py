@@ -68,11 +68,11 @@ class Filler(Protocol):
     def cut(self) -> Future[int]:
         """Append what was received, and cut the log's chunk; for the rest see ``LogWriter.cut``, and ``receive``."""
 
-    def keep_alive_in_pause(self) -> None:
-        """To be called every few hundred milliseconds while nothing is received: connections live on."""
+    def postpone(self) -> None:
+        """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
 
     def finish(self, patience: float) -> None:
-        """To be called after the last round: append the rest, and for so many seconds answer what is under way."""
+        """Append the rest, and answer for ``patience`` seconds what is being written. Called after the last round."""
 
     def awaits_replies(self) -> bool:
         """Whether messages were asked for that may still come though the sockets are silent."""

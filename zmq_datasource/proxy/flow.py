@@ -226,7 +226,7 @@ class LiveFlow:
             now = time.monotonic()
             if self.received != before:
                 quiet_since = now
-        self._front.settle(_DISK_SECONDS)
+        self._front.finish(_DISK_SECONDS)
         self._append()
         try:
             self.journal.cut().result(_DISK_SECONDS)

@@ -177,9 +177,9 @@ class Front:
         if self._acceptor is not None and is_receiving:
             self._acceptor.receive(0, wait=False)
         elif self._acceptor is not None:
-            self._acceptor.keep_alive_in_pause()
+            self._acceptor.postpone()
 
-    def settle(self, seconds: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Answer the senders of transactions, as far as the log has written them within so many seconds."""
         if self._acceptor is not None:
             self._acceptor.finish(seconds)

@@ -281,8 +281,8 @@ class Receiver:
                 "connectTimeout, or leave it out to wait without end"
             )
 
-    def keep_alive_in_pause(self) -> None:
-        """``keep_alive`` while nothing is received. It also extends the deadlines of replays."""
+    def postpone(self) -> None:
+        """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
         self.keep_alive()
         for replayer in self._replayers:
             replayer.extend_deadlines()

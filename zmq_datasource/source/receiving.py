@@ -196,7 +196,7 @@ class ReceivingThread:
                 break
             if self._log.failure is not None:
                 raise self._log.failure
-            self._filler.keep_alive_in_pause()
+            self._filler.postpone()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()
