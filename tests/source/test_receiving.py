@@ -225,10 +225,11 @@ def test_messages_that_the_log_refuses_are_counted_as_lost(context: Context) -> 
 
 def test_messages_before_a_failure_are_appended_first(context: Context) -> None:
     class Failing(LogReceiver):
-        failure = cast("Any", MessageLossError("never came"))
+        failure: Any = None
 
     rows: list[int] = []
     with received(context, lambda messages: rows.append(messages.num_rows), Failing) as it:
+        Failing.failure = MessageLossError("never came")
         with pytest.raises(MessageLossError):
             it.cut()
         assert rows == [3]
