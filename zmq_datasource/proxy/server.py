@@ -140,7 +140,7 @@ class Server:
         if self._replays is not None and isinstance(wire := self._replays.wire, ReplayWire):
             replays = {
                 "clients": len(self._replays.waiting),
-                "requests": wire.requests,
+                "requests": wire.replays,
                 "sent": wire.sent,
             }
         return {"durable": [] if self._durable is None else self._durable.names.status(), "replays": replays}
