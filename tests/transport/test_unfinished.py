@@ -97,7 +97,7 @@ def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[],
 
                 def take() -> int:
                     channel.keep_alive()
-                    return channel.take(Inbox(), 4096, 1 << 20, wait=False).messages
+                    return channel.receive(Inbox(), 4096, 1 << 20, wait=False).messages
 
                 yield take
         case ["proxy", "ROUTER"]:

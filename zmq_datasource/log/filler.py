@@ -1,6 +1,6 @@
 """The interface of a filler, which receives messages from sockets and appends them to a log.
 
-There are two: for transactions (``acknowledged.acceptor``), and for plain sockets (``source.log_receiver``). The log
+There are two: for transactions (``acknowledged.acceptor``), and for plain sockets (``source.receiver``). The log
 asks for the filler's state at each cut, so state, log and filler are created in this order (``log.state``).
 """
 
@@ -38,7 +38,7 @@ class FillerFacts(NamedTuple):
 
 
 class Filler(Protocol):
-    """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``still_asking`` at any time.
+    """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``awaits_replies`` at any time.
 
     Attributes:
         drain_seconds: After a stop, messages on their way are received for at most so many seconds.
@@ -74,7 +74,7 @@ class Filler(Protocol):
     def finish(self, patience: float) -> None:
         """Append the last messages, and answer open requests for ``patience`` seconds. Called at the end."""
 
-    def still_asking(self) -> bool:
+    def awaits_replies(self) -> bool:
         """Whether requested messages (a replay) may still arrive although the sockets are silent."""
 
     def facts(self) -> FillerFacts:

@@ -28,8 +28,6 @@ from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LogWriter"]
 
-# How long to wait at the end for a disk that refuses.
-_CLOSE_SECONDS = 5.0
 # One chunk that is being written, and the next one.
 _ENOUGH_UNWRITTEN = 2
 
@@ -55,9 +53,11 @@ class LogWriter(Contents):
         saved: The state of the newest chunk, after ``open``; empty if there is none.
         open_bytes: The bytes of the open chunk so far.
         takes_files: Whether ``append_whole`` accepts a file.
+        close_seconds: How long ``close`` repeats writes that the disk refuses.
     """
 
     takes_files = True
+    close_seconds = 5.0
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LogWriter(Contents):
         if not self._sealer.running:
             return
         last = self.cut()
-        self.end_within(_CLOSE_SECONDS)
+        self.end_within(self.close_seconds)
         self._sealer.end(last_act)
         last.result()
 

@@ -130,7 +130,7 @@ class Front:
         """
         for channel in self._channels.values():
             if ready is None or channel.socket in ready:
-                taken = channel.take(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
+                taken = channel.receive(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
                 if taken.messages:
                     now = self._counters.last_received = time.time()
                     self._arrivals.append((int(now * 1_000_000), taken.messages))
