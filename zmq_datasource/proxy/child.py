@@ -190,6 +190,8 @@ class Child:
 
     def _read(self) -> None:
         for line in self._output:
+            if not line.endswith(b"\n"):  # it was killed while it wrote
+                break
             message = json.loads(line)
             with self._changed:
                 self.status = message.get("status", self.status)
