@@ -50,7 +50,7 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
 ) -> None:
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "started", 0)
-    server = process.ServerProcess({}, serves=True, restart_seconds=0.01)
+    server = process.ServerProcess({}, restart_seconds=0.01)
     server.start(PROGRESS)
     server.step(PROGRESS)
     Child.newest.ended = True
@@ -78,7 +78,7 @@ def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
-        process.ServerProcess({}, serves=True).start(PROGRESS)
+        process.ServerProcess({}).start(PROGRESS)
 
 
 def test_a_server_process_that_starts_again_knows_its_subscribers(tmp_path: Path) -> None:
