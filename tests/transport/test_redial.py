@@ -77,7 +77,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
             watch = channel.opened.watch
             yield Reading(
                 channel.keep_alive,
-                lambda: channel.take(inbox, 10, 1 << 20, wait=False).messages,
+                lambda: channel.receive(inbox, 10, 1 << 20, wait=False).messages,
                 lambda: (watch.connections, watch.lost, watch.protocol_errors),
             )
         return

@@ -220,7 +220,7 @@ class Acceptor:
         """Cut the log's chunk, which has the committed transactions already."""
         return self._log.cut()
 
-    def still_asking(self) -> bool:
+    def awaits_replies(self) -> bool:
         """Return False: senders repeat by themselves what is not confirmed."""
         return False
 

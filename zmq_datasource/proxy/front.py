@@ -130,7 +130,7 @@ class Front:
         """
         for channel in self._channels.values():
             if ready is None or channel.socket in ready:
-                taken = channel.take(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
+                taken = channel.receive(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
                 if taken.messages:
                     now = self._counters.last_received = time.time()
                     self._arrivals.append((int(now * 1_000_000), taken.messages))
@@ -155,7 +155,7 @@ class Front:
 
     @property
     def has_whole_group(self) -> bool:
-        """Whether as many messages have gathered as are written at once."""
+        """Whether enough messages have gathered to be written as one group."""
         return self._inbox.messages >= BATCH_MESSAGES or self._inbox.size >= self._round_bytes
 
     def take(self) -> pa.RecordBatch:
