@@ -339,7 +339,7 @@ def test_what_a_query_elsewhere_needs_is_not_deleted(machines: Machines) -> None
         fill(log, value)
     elsewhere = machines.storage()
     position = Reader(elsewhere, "far", 1e9)
-    position.place(lambda: {0: read_index(elsewhere).earliest})
+    position.keep_everything(lambda: {0: read_index(elsewhere).earliest})
     log.commit(3)
     assert machines.firsts() == [0, 1, 2]
     position.move({0: 2}, lazily=False)
@@ -353,7 +353,7 @@ def test_a_query_that_runs_elsewhere_is_known_to_run(machines: Machines) -> None
     fill(machines.writer(), b"0")
     here = machines.storage()
     position = Reader(machines.storage(), None, 1e9)
-    position.place(lambda: {0: 0})
+    position.keep_everything(lambda: {0: 0})
     assert ReaderRecords(here).is_running(position.name)
     readers = Readers(here, retention=0.0)
     readers.own = "mine"
@@ -394,7 +394,9 @@ def test_a_query_that_begins_during_a_deletion_begins_behind_it(machines: Machin
     deleting, elsewhere = Deleting(machines), machines.storage()
     deleting.begin()
     position = Reader(elsewhere, "far", 1e9)
-    placing = threading.Thread(target=position.place, args=(lambda: {0: read_index(elsewhere).earliest},))
+    placing = threading.Thread(
+        target=position.keep_everything, args=(lambda: {0: read_index(elsewhere).earliest},)
+    )
     placing.start()
     placing.join(0.2)
     assert ReaderRecords(elsewhere).read("far") is None
@@ -450,7 +452,7 @@ def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytes
     log.commit(1)
     elsewhere = machines.storage()
     position = Reader(elsewhere, "far", 1e9)
-    position.place(lambda: {0: read_index(elsewhere).earliest})
+    position.keep_everything(lambda: {0: read_index(elsewhere).earliest})
     for _ in range(3):
         log.commit(3)
     assert machines.firsts() == [1, 2, 3]

@@ -9,7 +9,7 @@ import pytest
 from tests.support import stream_options
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.carried import CarriedState
+from zmq_datasource.log.state import CarriedState
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.source.facts import read_counters, read_gaps, saved_tracker
 from zmq_datasource.source.intake import Arrival, Intake

@@ -204,7 +204,7 @@ def test_what_a_chunk_says_of_itself_is_checked(storage: LogStorage) -> None:
     name = put(storage, [batch_of([b"v"])], writer="incarnation")
     path = Path(storage.path_of(name))
     path.write_bytes(path.read_bytes().replace(b'"incarnation"', b'"incarnatiom"'))
-    with pytest.raises(DamagedChunkError, match=f"{name}.* what it says of itself .* was changed"):
+    with pytest.raises(DamagedChunkError, match=f"{name}.* its facts .* were changed"):
         values(storage, name, 0, 1)
 
 

@@ -236,7 +236,7 @@ def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -
     store = Full(str(tmp_path))
     reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
     with ThreadPoolExecutor(1) as executor:
-        placed = executor.submit(reader.place, lambda: {0: log.earliest})
+        placed = executor.submit(reader.keep_everything, lambda: {0: log.earliest})
         wait_for(lambda: store.attempts > 1, "a second attempt")
         wait_for(lambda: log.commit(30) or log.earliest == 20, "room")
         store.has_room.set()
@@ -679,7 +679,7 @@ def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
         monkeypatch.setattr(os, "scandir", refuse)
         push.connect(sides["pull"])
         push.send(b"1")
-        wait_for(lambda: "reading the log along: " in caplog.text, "a refusal")
+        wait_for(lambda: "reading the log on: " in caplog.text, "a refusal")
         push.send(b"2")
         received = [subscriber.receive(20), subscriber.receive(20)]
     assert [message and message.value for message in received] == [b"1", b"2"]

@@ -19,7 +19,7 @@ from tests.log.test_readers import written
 from tests.support import stream_options
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
+from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
@@ -51,7 +51,7 @@ class Followed:
     def look(self) -> Counter[str]:
         """Look for changes; what that has cost."""
         self.store.calls.clear()
-        self.now += LOOKING_SECONDS
+        self.now += REFRESH_SECONDS
         self.follower.refresh()
         return self.store.calls
 
@@ -201,7 +201,7 @@ def test_another_log_in_its_place_is_refused(
     anywhere.end(followed.log)
     Places(anywhere, memory, tmp_path).empty()
     anywhere.writer()
-    with pytest.raises(DataLossError, match="it was made anew"):
+    with pytest.raises(DataLossError, match="it was created again"):
         followed.look()
     assert followed.follower.durable_end == 3
 

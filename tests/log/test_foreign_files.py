@@ -106,7 +106,7 @@ def location(tmp_path: Path) -> Path:
     ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins=True))
     notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
     ReaderRecords(storage).write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
-    storage.staged_files().write(ATTEMPT, 0, [b""])
+    storage.staged_files().write(ATTEMPT, 0, [b"rows"])
     storage.staged_files().finish(ATTEMPT)
     return tmp_path / "log"
 

@@ -224,7 +224,7 @@ def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(
 
 def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path) -> None:
     log, storage = written(tmp_path, 5), LogStorage(str(tmp_path))
-    with ReaderRecords(storage).placing(0.0):
+    with ReaderRecords(storage).exclusive(0.0):
         log.commit(5)
         assert len(chunks(tmp_path)) == 5
     log.retention.remove_expired()

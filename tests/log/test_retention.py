@@ -123,11 +123,11 @@ def test_nothing_goes_while_readers_cannot_be_asked(
     records: RecordsInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log(3)
-    records.error = LogFormatError("reading one.json: it is no record of a reader")
+    records.error = LogFormatError("reading one.json: it is not the record of a reader")
     log.retention.commit(30)
     records.error = None
     assert log.files.did == []
-    assert "no record" in caplog.text
+    assert "not the record" in caplog.text
     log.retention.remove_expired()
     assert log.files.did == deletions(0, 10)
 

@@ -245,7 +245,7 @@ def test_one_holder_at_a_time(store: Store) -> None:
     hold = store.hold("0/writer.lock", 0.0, "PULL tcp://a")
     found = store.holder("0/writer.lock")
     assert found is not None
-    assert str(os.getpid()) in found.who
+    assert str(os.getpid()) in found.process
     assert found.note == "PULL tcp://a" == store.note("0/writer.lock")
     with pytest.raises(LogLockedError, match=f"process {os.getpid()} on "):
         pickle.loads(pickle.dumps(store)).hold("0/writer.lock", 0.0)
@@ -295,7 +295,7 @@ def test_a_killed_holder_of_this_machine_is_followed_at_once(store: Store) -> No
         assert line_of(process) == "held"
         found = store.holder("0/writer.lock")
         assert found is not None
-        assert f"process {process.pid} on " in found.who
+        assert f"process {process.pid} on " in found.process
         assert found.note == "a note"
         process.kill()
         process.wait()
@@ -416,7 +416,7 @@ def test_a_stopped_holder_of_a_directory_keeps_it(tmp_path: Path) -> None:
             store.hold("0/writer.lock", 0.3)
         found = store.holder("0/writer.lock")
         assert found is not None
-        assert f"process {process.pid} on " in found.who
+        assert f"process {process.pid} on " in found.process
 
 
 # Faults.

@@ -313,7 +313,7 @@ def test_an_error_at_the_start_is_raised_by_the_with_block(
 def test_a_proxy_that_does_not_end_is_killed_and_an_error_says_so(
     tmp_path: Path,
 ) -> None:
-    proxy = Proxy(wal_location=tmp_path, linger="1s", **endpoints("pull", "publish")).__enter__()
+    proxy = Proxy(wal_location=tmp_path, linger="1s", **endpoints("pull", "durable")).__enter__()
     proxy.end_seconds = 0.5
     everybody = processes_of(proxy)
     everybody[0].suspend()
@@ -328,6 +328,8 @@ def test_a_proxy_can_be_started_again(tmp_path: Path) -> None:
     for _ in range(2):
         with proxy:
             assert proxy.running
+            assert psutil.Process(proxy.pid).children() == [], "there is nothing to serve"
+            assert proxy.status()["durable"] == []
 
 
 def test_the_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
