@@ -57,7 +57,7 @@ def test_rows_are_what_was_sent(spark: SparkSession, context: Context, tmp_path:
         [
             (0, 0, None, b"v", [b"v"]),
             (0, 1, "t", b"v", [b"t", b"v"]),
-            (0, 2, "\ufffd", b"\x00", [b"\xff", b"\x00"]),
+            (0, 2, "hex:ff", b"\x00", [b"\xff", b"\x00"]),
             (0, 3, "a", b"c", [b"a", b"", b"c"]),
             (0, 4, None, b"", [b""]),
         ],
