@@ -46,8 +46,8 @@ def test_many_duplicates_suggest_a_counter_for_each_topic(
 ) -> None:
     (line,) = told(context, caplog, list(range(1000)), sequenceBy="endpoint")
     assert line == (
-        "500 of the last 1000 messages have the number of an earlier message. If each topic has numbers of its own, set "
-        "sequenceBy=endpoint,topic, and not deduplicate, which would leave out messages that came once. If the "
+        "500 of the last 1000 messages have the number of an earlier message. If each topic has numbers of its own, "
+        "set sequenceBy=endpoint,topic, and not deduplicate, which would leave out messages that came once. If the "
         "publisher sends messages again, deduplicate leaves them out"
     )
 
