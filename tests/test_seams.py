@@ -19,8 +19,6 @@ TESTS = Path(__file__).parent
 # 34: the doctor (workbench).
 REACHES: dict[str, int] = {
     "log/test_readers.py": 2,
-    "source/test_feed_faults.py": 1,
-    "source/test_stop_losses.py": 1,
 }
 
 

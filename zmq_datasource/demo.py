@@ -100,37 +100,28 @@ def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = 
     console.print(sentences)
 
 
-# The way of a message: a figure, those that it should be the sum of, what is wrong otherwise, and why it may be.
-_EQUATIONS = (
-    (
-        "published",
-        ("received",),
-        None,  # nothing: a PUB may drop
-        "the publisher dropped them at its queue, or this machine was too busy to receive them in a minute",
-    ),
-    ("received", ("rows",), None, "they wait in the log for the next run of the query"),
-    ("rows", ("sent", "dropped"), False, "the sink has not counted them"),
-    (
-        "sent",
-        ("arrived",),
-        False,
-        "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted",
-    ),
-)
+# What holds between the figures, and why it may not.
+_EQUATIONS = {
+    "published = received": "the publisher dropped them at its queue, or this machine was too busy to receive them",
+    "received = rows": "they wait in the log for the next run of the query",
+    "rows = sent + dropped": "the sink has not counted them",
+    "sent = arrived": "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted",
+}
+_FAULTS = ("rows = sent + dropped", "sent = arrived")  # a PUB may drop, and rows may wait
 _FIGURES = ("published", "received", "rows", "sent", "dropped", "arrived")
 
 
 def findings(accounts: Mapping[str, Account]) -> Iterator[tuple[bool | None, str]]:
     """What the accounts say: whether it is as it should be (None: neither good nor bad), and a sentence."""
-    for whole, parts, otherwise, why in _EQUATIONS:
-        equation = f"{whole} = {' + '.join(parts)}"
+    for equation, why in _EQUATIONS.items():
+        whole, *parts = re.findall(r"\w+", equation)
         known = {name: a for name, a in accounts.items() if {whole, *parts} <= a.keys()}
         missing = {name: a[whole] - sum(a[part] for part in parts) for name, a in known.items()}
         differences = ", ".join(f"{n:,} ({name})" for name, n in missing.items() if n)
         if not known:
             yield None, f"{equation}: not known. A PUB drops without a word, and a PUSH shares its messages."
         elif differences:
-            yield otherwise, f"{equation}, but for {differences}: {why}."
+            yield False if equation in _FAULTS else None, f"{equation}, but for {differences}: {why}."
         else:
             yield True, f"{equation}, in each query."
     if dropped := accounts.get(_SLOW, {}).get("dropped"):
@@ -155,6 +146,7 @@ class _Run:
         self._live = Live(console=console, transient=True)
         self._spinner = Spinner("dots")
         self._view = LiveView(width=console.width)
+        self._interrupted = threading.Event()
         self._publisher: _Peer | None = None
         self._consumers: dict[str, _Peer] = {}
         self.queries: dict[str, StreamingQuery] = {}
@@ -179,8 +171,10 @@ class _Run:
                 # It stops before Spark: a receiver that stops drains its socket as long as messages come.
                 ending.callback(self._publisher.stop)
                 feed = {"connect": self._publisher.endpoint, "topics": "weather.", "rcvhwm": "100"}
-            # A second Ctrl-C must not break off the end, or processes would be left.
             for signum in (signal.SIGINT, signal.SIGTERM):
+                # PySpark's own handler calls the JVM, which fails within another call: `_wait` raises instead.
+                signal.signal(signum, lambda *_: self._interrupted.set())
+                # A second Ctrl-C must not break off the end, or processes would be left.
                 ending.callback(signal.signal, signum, signal.SIG_IGN)
 
             self._begin("Starting three streaming queries ...")
@@ -262,7 +256,8 @@ class _Run:
             self._show()
             if done():
                 return True
-            time.sleep(min(0.25, left))
+            if self._interrupted.wait(min(0.25, left)):
+                raise KeyboardInterrupt
         return False
 
     def _show(self) -> None:

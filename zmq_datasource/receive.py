@@ -17,11 +17,10 @@ from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.feeds import side_by_side
+from zmq_datasource.source.feeds import run_in_parallel
 from zmq_datasource.source.idle_partitions import IdlePartition
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import log_storage
-from zmq_datasource.source.terms import feed_of
+from zmq_datasource.source.location import feed_of, log_storage
 
 __all__ = ["receive_until", "receive_until_stopped"]
 
@@ -90,7 +89,7 @@ def receive_until(
         forget_signal()
         if outlet is not None:
             outlet.close()
-        side_by_side([receiver.stop for receiver in receivers])
+        run_in_parallel([receiver.stop for receiver in receivers])
 
 
 def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
@@ -144,7 +143,7 @@ class _Receiver:
 
     def _better_receiver(self) -> str | None:
         try:
-            return self._ingest.better_receiver()
+            return self._ingest.replaying_query()
         except LogError as e:
             self._warnings.warn("looking for a query with a replayEndpoint: %s", e)
             return None

@@ -458,13 +458,16 @@ def commit(place, parts, point):
         receiver.settled()
 
 pyarrow.compute.min_max([1])  # the first call takes a quarter of a second
+processes = {}
 for point in sys.argv[2:]:
     for parts in (1, 2):
         process = os.fork()
         if not process:
             commit(Path(sys.argv[1], f"{point}-{parts}"), parts, point)
             os._exit(0)
-        assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL, point
+        processes[process] = point
+for process, point in processes.items():
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL, point
 """
 _POINTS = [
     *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.group.before_write"),

@@ -11,8 +11,8 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, Tran
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.carried import CarriedState
 from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.source.facts import read_counters, read_gaps, saved_tracker
 from zmq_datasource.source.intake import Arrival, Intake
-from zmq_datasource.source.kept import read_counters, read_gaps, tracker_of
 
 COUNTERS = (
     b'{"counters":{"received":%d,"bytes":%d,"malformed":0,"control":0,'
@@ -115,5 +115,5 @@ def test_what_another_filler_has_left_is_counted_on_and_replaced_as_a_whole(
 def test_a_log_without_any_state_begins_with_nothing() -> None:
     assert transactions().restore(b"")
     assert intake(framing="sequenced").restore(b"")
-    assert tracker_of(b"") is None
+    assert saved_tracker(b"") is None
     assert read_counters(b"") == (SourceCounters(), None)

@@ -168,7 +168,7 @@ def test_a_query_that_gathers_first_waits_for_its_disk(
         wait_for(lambda: ingest.log.unsealed or ingest.log.durable_end == 10, "messages that wait")
         end_of_fault = threading.Timer(0.3, lambda: setattr(refusing, "code", None))
         end_of_fault.start()
-        wait_for(lambda: ingest.gather(0.05, None) == 10, "all messages, and no error")
+        wait_for(lambda: ingest.receive_for(0.05, None) == 10, "all messages, and no error")
         end_of_fault.join()
 
 

@@ -28,8 +28,8 @@ from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.raw import RawMessage, raw_of
+from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.intake import Arrival, Intake
-from zmq_datasource.source.kept import read_gaps
 
 
 class Carrying:

@@ -29,8 +29,8 @@ from zmq_datasource.messages.framing.replay import (
 )
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
+from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.intake import Arrival, Intake
-from zmq_datasource.source.kept import read_gaps
 
 GOLDEN = json.loads((DATA / "framings.json").read_text(encoding="utf-8"))
 FRAMINGS = ["sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter"]

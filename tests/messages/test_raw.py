@@ -65,3 +65,20 @@ def test_raw_messages_agree_with_lists_of_frames(lists: list[list[bytes]], chose
 def test_the_middle_column_exists_only_if_a_message_needs_it(lists: list[list[bytes]], kept: bool) -> None:
     for raw in both(lists):
         assert (raw.middle is not None) == kept
+
+
+letters = st.binary(max_size=6).map(lambda content: bytes(b"ab: "[byte % 4] for byte in content))
+
+
+@given(
+    st.lists(st.lists(letters, min_size=1, max_size=3), min_size=1, max_size=6),
+    st.sampled_from([b" ", b":", b": ", b"aa"]),
+)
+def test_a_delimiter_splits_messages_of_one_frame_where_it_comes_first(
+    lists: list[list[bytes]], delimiter: bytes
+) -> None:
+    for raw in both(lists):
+        split = raw.split_topics(delimiter)
+        assert [split.message(row) for row in range(len(split))] == [
+            message[0].split(delimiter, 1) if len(message) == 1 else message for message in lists
+        ]

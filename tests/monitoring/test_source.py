@@ -131,7 +131,7 @@ def test_what_is_shown_is_declared(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUB)
     options = {"socketType": "SUB", "framing": "clone", "deduplicate": True}
     with monitored(tmp_path, endpoint, **options) as (_, monitor):
-        assert set(monitor.metrics()) == {metric.name for metric in SOURCE}
+        assert set(monitor.metrics()) == {metric.name for metric in SOURCE} - {"reader"}  # there is no query
 
 
 def test_reports_are_written_while_it_runs_and_at_its_end(context: Context, tmp_path: Path) -> None:
@@ -240,7 +240,21 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Con
         follow.stop()
     assert (shown["messagesReceived"], shown["messagesLost"], shown["backlogMessages"]) == (3, 2, 2)
     assert "rcvhwm" not in shown  # it has no socket
-    assert shown["source"] == f"log {tmp_path} (mine)"
+    assert (shown["source"], shown["reader"]) == (f"log {tmp_path} (mine)", "mine")
+
+
+def test_a_query_without_a_name_has_the_same_source_in_each_run(tmp_path: Path) -> None:
+    """It is a label in Prometheus, which begins other series for another text."""
+    parsed = stream_options(socketType="PULL", connect=free_endpoint(), walLocation=tmp_path)
+    shown = []
+    for run in ("query-1", "query-2"):
+        feed = Feed(parsed)
+        feed.open()
+        feed.read_as(run)
+        shown.append(SourceMonitor(feed, parsed).metrics())
+        feed.stop()
+    assert [figures["reader"] for figures in shown] == ["query-1", "query-2"]
+    assert shown[0]["source"] == shown[1]["source"]
 
 
 def test_an_unreachable_feed_shows_no_connection(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from zmq_datasource.options import (
     WriteOptions,
 )
 from zmq_datasource.options.parser import describe, parse
-from zmq_datasource.options.types import Endpoints, Location, Timestamp
+from zmq_datasource.options.types import Delimiter, Endpoints, Location, Timestamp
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -422,3 +422,28 @@ def test_incomplete_curve_keys_are_refused(options: dict[str, str], problem: str
 def test_a_location_hides_what_may_be_a_secret(location: str, shown: str | None) -> None:
     assert str(Location(location)) == (shown or location)
     assert Location(location).plain == location
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter"),
+    [
+        (" ", b" "),
+        (":", b":"),
+        ("\0", b"\0"),
+        (r"\0", b"\0"),
+        (r"\x1f", b"\x1f"),
+        (r"\\", b"\\"),
+        (", ", b", "),
+        ("–", "–".encode()),
+    ],
+)
+def test_a_delimiter_is_bytes(text: str, delimiter: bytes) -> None:
+    options = parse(StreamReadOptions, {"connect": "tcp://feed:5556", "topicDelimiter": text})
+    assert options.topic_delimiter == delimiter
+    assert Delimiter.read(str(options.topic_delimiter)) == delimiter
+
+
+@pytest.mark.parametrize("text", ["", r"\q", "\\", r"\x1"])
+def test_what_is_no_delimiter_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="option topicDelimiter="):
+        parse(StreamReadOptions, {"connect": "tcp://feed:5556", "topicDelimiter": text})

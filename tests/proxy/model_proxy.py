@@ -1,4 +1,4 @@
-"""A plain model of a proxy, as far as durable subscribers see it: without a socket, a file or a clock of its own."""
+"""A model of a proxy as its durable subscribers see it, without sockets, files or a clock."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ModelProxy:
         self.earliest = max(self.earliest, before)
 
     def restart(self) -> None:
-        """What is not on the disk is gone."""
+        """Forget everything that is not on the disk."""
         self._waiting.clear()
         self.answers.clear()
         for name in self.names.values():
@@ -133,7 +133,7 @@ class ModelProxy:
             self._waiting[fetch.name] = Waiting(connection, fetch, now)
 
     def step(self, now: float) -> None:
-        """Answer what can be answered."""
+        """Answer the requests that can be answered."""
         for name, waiting in list(self._waiting.items()):
             if self._is_answered(self.names[name], waiting, now):
                 del self._waiting[name]

@@ -1,4 +1,4 @@
-"""proxy.flow: what publishers send is journaled, then published, in order."""
+"""The live process: messages are written, then published, in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zmq_datasource.transport import core
 from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.spec import SocketSpec
 
-pytestmark = pytest.mark.spark  # they are many, and each has sockets to connect and to close
+pytestmark = pytest.mark.spark  # there are many tests, and each one waits for sockets to connect and close
 
 
 def number(value: int) -> bytes:
@@ -101,7 +101,7 @@ def test_a_message_that_no_row_can_hold_is_discarded_and_counted(
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
         push.connect(sides["pull"])
-        sent = [[b"%d" % i, b"." * 300, b"." * 100] for i in range(20)]  # the most in the middle
+        sent = [[b"%d" % i, b"." * 300, b"." * 100] for i in range(20)]  # most bytes are in the middle frame
         for each in (sent[0], [b"", b"x" * 1001, b""], *sent[1:]):
             push.send_multipart(each)
         assert receive(sub, 20) == [[m[0], number(i), *m[1:]] for i, m in enumerate(sent)]
@@ -129,7 +129,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         monkeypatch.setattr(open_chunk_files, "sync_file", stuck)
         push.send(b"1")
         assert reached.wait(30)
-        # What comes meanwhile gathers, and is not published either.
+        # Messages that come meanwhile gather, and are not published either.
         push.send(b"2")
         wait_for(lambda: proxy.flow.received == 2, "received")
         assert not sub.poll(100)
@@ -160,7 +160,7 @@ def test_a_slow_disk_delays_no_publisher(
                 push.send(b"x")
                 sent += 1
                 wait_for(lambda: flow.received == sent, f"message {sent} taken")  # noqa: B023
-            # But not more than memory is to hold.
+            # But memory holds no more than a chunk of them.
             while sent < 1000:
                 push.send(b"x" * 10_000)
                 sent += 1
@@ -188,7 +188,7 @@ def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
         assert pub.recv().startswith(b"\x01marker")
         assert "live." in proxy.flow.status()["subscriptions"]
         second.close(0)
-        assert pub.recv().startswith(b"\x00marker")  # and not the one that another has still
+        assert pub.recv().startswith(b"\x00marker")  # and not the topic that another subscriber still has
         for topic in (b"kept.1", b"live.1", b"other"):
             pub.send_multipart([topic, b"v"])
         assert receive(sub, 1) == [[b"live.1", number(1), b"v"]]
@@ -199,7 +199,7 @@ def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
 
 
 def test_a_peer_cannot_end_the_subscriptions_of_others(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    """libzmq's XPUB passes on a request to leave a topic though its sender has never asked for it."""
+    """libzmq's XPUB passes on a request to unsubscribe from a topic that its sender has never subscribed to."""
     sides = endpoints("bind", "publish")
     with ProxyThreads(tmp_path, sides, topics="kept.") as proxy:
         pub = publisher(context, sides["bind"], (b"kept.",))
@@ -223,12 +223,12 @@ def test_a_peer_cannot_end_the_subscriptions_of_others(context: zmq.Context[Sock
             while heard[-1] != b"\x01after":
                 assert pub.poll(30_000)
                 heard.append(pub.recv())
-            # Whether others want "live." too, libzmq does not tell.
+            # libzmq does not say whether others have subscribed to "live." too.
             assert heard == [b"\x00live.", b"\x01after"]
             for topic in (b"kept.1", b"kept.2"):
                 pub.send_multipart([topic, b"v"])
-            wait_for(lambda: proxy.flow.counters.received == 2, "what the proxy has asked for itself")
-        # And what was taken from others comes again with whoever asks for it.
+            wait_for(lambda: proxy.flow.counters.received == 2, "the messages of the proxy's own topics")
+        # The topic is passed on again for the next subscriber.
         second = context.socket(zmq.SUB)
         second.connect(sides["publish"])
         second.subscribe(b"live.")
@@ -252,14 +252,14 @@ def test_waited_seconds_grow_while_publishing_waits(context: zmq.Context[Socket]
             with suppress(zmq.Again):
                 push.send(bytes(10_000), zmq.NOBLOCK)
             assert time.monotonic() < deadline
-        wait_for(lambda: proxy.flow.status()["waitedSeconds"] > waited, "more, though it waits still")
+        wait_for(lambda: proxy.flow.status()["waitedSeconds"] > waited, "more, while it still waits")
 
 
 def test_transactions_are_published_once_they_are_committed(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("router", "pull", "publish")
-    for first in (0, 3):  # a second proxy on the same log knows what was committed
+    for first in (0, 3):  # a second proxy on the same log knows the committed transactions
         with ProxyThreads(tmp_path, sides) as proxy:
             sub = subscriber(context, proxy, b"")
             with Producer(sides["router"], name="desk") as producer:
@@ -299,10 +299,10 @@ def test_messages_are_dropped_for_a_stalled_subscriber_only(
         got = []
         for i in range(2000):
             push.send(b"%d" % i + b"." * 1000)
-            if i % 5 == 4:  # at its own pace: its queue of 10 is never full
+            if i % 5 == 4:  # it reads so often that its queue of 10 is never full
                 got += receive(healthy, 5)
         assert [int(m[2].split(b".")[0]) for m in got] == list(range(2000))
-        wait_for(lambda: proxy.flow.status()["stalled"], "seen that one takes nothing")
+        wait_for(lambda: proxy.flow.status()["stalled"], "the stalled subscriber to be noticed")
         first = [m[1] for m in receive(stalled, 5)]
         assert first == [number(i) for i in range(5)]
         assert len(log_rows(tmp_path)) <= 2000
@@ -323,7 +323,7 @@ def test_a_stalled_subscriber_is_disconnected_if_the_option_says_so(
             push.send(b"%d" % i + b"." * 1000)
             receive(healthy, 1)
         wait_for(lambda: proxy.flow.status()["disconnected"] == 1, "disconnected")
-        drain(stalled, 200)  # it notices once it has taken what was there
+        drain(stalled, 200)  # it notices when it has read what was queued
         assert monitor.poll(30_000)
         push.send(b"end")
         assert receive(healthy, 1)[0][2] == b"end"
@@ -375,7 +375,7 @@ def test_the_log_stays_within_its_size_and_its_age(context: zmq.Context[Socket],
         wait_for(lambda: log.earliest > 0 and proxy.flow.counters.received == 4001, "received")
         assert log.earliest <= needed
         records.write("desk", ReaderRecord({0: log.durable_end}, 1e9))
-        wait_for(lambda: log.chunks == 1, "what is older, and not needed, deleted")
+        wait_for(lambda: log.chunks == 1, "the older messages, which are not needed, to be deleted")
 
 
 def test_a_full_log_that_is_needed_holds_publishers_back(
@@ -524,7 +524,7 @@ def test_a_flood_of_subscriptions_delays_no_subscriber_and_is_disconnected(
             pub.send_multipart([b"mine", b"%d" % at])
         assert [frames[-1] for frames in receive(other, 50, 5_000)] == [b"%d" % i for i in range(50)]
         wait_for(lambda: proxy.flow_status()["disconnected"] >= 1, "the flood is ended")
-        # What it asked for goes with it.
+        # Its subscriptions end with it.
         wait_for(lambda: len(proxy.flow_status()["subscriptions"]) < 10, "the end of its subscriptions")
 
 
@@ -550,7 +550,7 @@ def test_topics_beyond_the_bound_are_not_passed_on_to_publishers(
             pub.send_multipart([topic, b"v"])
         assert receive(other, 1)[0][0] == b"kept.1"
         assert "name the prefix in topics of the proxy" in caplog.text
-        # Once there is room, a topic is passed on for the next subscriber that asks for it.
+        # When there is room again, a topic is passed on for the next subscriber that asks for it.
         flood.close(0)
         assert {pub.recv()[:1] for _ in range(4)} == {b"\x00"}
         another = context.socket(zmq.SUB)

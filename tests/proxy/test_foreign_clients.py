@@ -1,4 +1,4 @@
-"""Clients that know the proxy only by docs/proxy.md: its own example in pyzmq, and programs in other languages."""
+"""Clients that were written from docs/proxy.md: its example in pyzmq, and programs in other languages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def topic_of(i: int) -> str:
 
 
 def frames_of(i: int) -> list[bytes]:
-    """Some of the messages have more than topic and value, so that BATCHes of both forms come."""
+    """Some messages have more frames than topic and value, so that BATCHes of both forms come."""
     topic = [topic_of(i).encode()] if i % 3 else []
     between = [b"between"] if i % 3 == 1 and i % 1000 > 500 else []
     return [*topic, *between, b"%d" % i]
 
 
 class Notes:
-    """What the runs of a client have printed, each run by itself."""
+    """The lines that a client has printed, run by run."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -44,7 +44,7 @@ class Notes:
 
     @contextmanager
     def run(self, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-        """Start it; it is killed at the end of the block if it has not ended by itself."""
+        """Start the client; the end of the block kills it."""
         self._files.append(self._directory / f"run-{len(self._files)}")
         with self._files[-1].open("wb") as file:
             process = subprocess.Popen(command, stdout=file)
@@ -55,19 +55,19 @@ class Notes:
             process.wait()
 
     def lines(self, run: int = -1) -> list[str]:
-        """Of one run; a line that its end has cut is left out."""
+        """The whole lines of one run."""
         return self._files[run].read_text().split("\n")[:-1]
 
     def numbers(self, word: str, run: int = -1) -> list[int]:
-        """Those behind ``word``."""
+        """The numbers behind ``word``."""
         return [int(line.split()[1]) for line in self.lines(run) if line.startswith(f"{word} ")]
 
     def wait_for_id(self, position: int) -> None:
-        """Until the present run has got it."""
+        """Wait until the present run has got this message."""
         wait_for(lambda: any(at >= position for at in self.numbers("got")), f"message {position} received")
 
     def acknowledged(self) -> int:
-        """The id before which nothing may come again, by what the clients were told."""
+        """The highest position that a client knows to be on the proxy's disk."""
         return max([0, *(at + 1 for run in range(self.runs) for at in self.numbers("acked", run))])
 
     @property
@@ -76,7 +76,7 @@ class Notes:
 
 
 def kill(proxy: Proxy) -> None:
-    """Both of its processes, at once."""
+    """Kill both processes of the proxy at once."""
     live = psutil.Process(proxy.pid)
     for process in [live, *wait_for(live.children, "the server process")]:
         process.kill()
@@ -89,12 +89,12 @@ def publish(context: zmq.Context[Socket], endpoint: str, first: int, end: int) -
 
 
 def next_id(proxy: Proxy) -> int:
-    """The first id that the one durable subscriber has not acknowledged, by the proxy's account."""
+    """The position of the only durable subscriber in the proxy's status."""
     return sum(account["nextId"] for account in proxy.status().get("durable", ()))
 
 
 def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:
-    """All came, in order within each run, and none from below ``floors``, where a run had to begin."""
+    """Check that all messages came, in order within each run, and none below the floor of its run."""
     everything: set[int] = set()
     for run in range(notes.runs):
         got = notes.numbers("got", run)
@@ -128,9 +128,9 @@ def test_a_durable_client_survives_its_own_death_and_the_proxys(
                 if dies_with_it:
                     kill(proxy)
             assert notes.numbers("got")[-1] < MESSAGES - 101, "killed in the middle"
-            # A proxy that runs on also knows what it has not written down yet.
+            # A proxy that was not killed also knows positions that it has not written yet.
             floors.append(max(notes.acknowledged(), 0 if dies_with_it else next_id(proxy)))
-    # It comes again before the proxy does, which is then killed alone.
+    # The client starts before the proxy; then the proxy alone is killed.
     with notes.run(command) as client:
         with (
             pytest.raises(SocketError, match="has ended by itself"),
@@ -167,11 +167,11 @@ def test_a_replay_client_in_plain_pyzmq_follows_the_docs(
         dealer = context.socket(zmq.DEALER)
         dealer.connect(sides["replay"])
 
-        def served() -> bool:  # what is in the log can be asked for a moment later
+        def served() -> bool:  # the server process follows the log a moment later
             dealer.send_multipart([b"", number(1001)])
             return receive(dealer, 1)[0][1:] != last
 
-        wait_for(served, "the end of the log served")
+        wait_for(served, "the end of the log in a replay")
         assert receive(dealer, 1) == [[b"", *last]]
         dealer.send_multipart([b"", number(990) + number(995)])
         assert receive(dealer, 6) == [

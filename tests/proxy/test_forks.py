@@ -1,4 +1,4 @@
-"""Programs that fork: a child is told that it cannot use its parent's clients, and keeps no proxy alive."""
+"""Programs that fork: a child cannot use its parent's clients, and keeps no proxy alive."""
 
 from __future__ import annotations
 

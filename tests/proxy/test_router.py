@@ -1,4 +1,4 @@
-"""The ROUTER of a proxy's servers: it takes little, whatever clients send, and never waits for one of them."""
+"""The ROUTER of the server process: it bounds what it takes from clients, and never waits for one of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def connected(context: zmq.Context[Socket], tmp_path: Path) -> Iterator[tuple[Ro
 
 def inbox(router: Router) -> list[Request]:
     router.receive()
-    return router.inbox()
+    found = list(router.requests)
+    router.requests.clear()
+    return found
 
 
 def test_requests_to_a_busy_server_are_bounded_in_bytes(context: zmq.Context[Socket], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the live process and the server process bear what the system refuses them for a while."""
+"""The live process and the server process wait out faults of the system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmq_datasource.proxy.view import Progress
 
 
 class Child:
-    """A server process that needs no process."""
+    """Takes the place of ``child.Child``, without a process."""
 
     refusal: OSError | None = None
     started = 0
@@ -50,7 +50,7 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
 ) -> None:
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "started", 0)
-    server = process.ServerProcess({}, serves=True, restart_seconds=0.01)
+    server = process.ServerProcess({}, restart_seconds=0.01)
     server.start(PROGRESS)
     server.step(PROGRESS)
     Child.newest.ended = True
@@ -61,7 +61,7 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
         return caplog.text.count("Too many open files; trying again") >= 2
 
     wait_for(refused, "refused twice")
-    assert server.status == {"started": 1}, "the last figures stay"
+    assert server.status == {"started": 1}, "the last status stays"
     server.end()
     monkeypatch.setattr(Child, "refusal", None)
 
@@ -78,11 +78,11 @@ def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
     monkeypatch.setattr(process, "Child", Child)
     monkeypatch.setattr(Child, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
-        process.ServerProcess({}, serves=True).start(PROGRESS)
+        process.ServerProcess({}).start(PROGRESS)
 
 
 def test_a_server_process_that_starts_again_knows_its_subscribers(tmp_path: Path) -> None:
-    """Its record is all that a killed one has left."""
+    """A killed server process leaves nothing but the records."""
     storage = opened(tmp_path)
     records, notes = ReaderRecords(storage), SubscriberNotes("me", 1, [], 0.0)
     given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}

@@ -1,4 +1,4 @@
-"""A durable subscriber's side of its protocol, without a socket and by a clock of the test's own."""
+"""The session of a durable subscriber, without a socket and with a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
 
 
 class Subscribed:
-    """A session, what it says, and the time; it has been opened at 0, and has asked for the first messages."""
+    """A session, its requests, and the time. It was opened at 0, and has sent its first FETCH."""
 
     def __init__(
         self, timeout: float | None = 30.0, opened: bool = True, at: int = 0, start: Start | None = None
@@ -45,7 +45,7 @@ class Subscribed:
             self.it.receive(encode(message), self.now)
 
     def hear_rows(self, first: int, *ids: int, after: int | None = None, done: int = 0) -> None:
-        """A BATCH of these ids; it ends behind the last one, or before ``after``."""
+        """Receive a BATCH of these ids that ends behind the last one, or before ``after``."""
         columns, buffers = rows([(number, b"a", b"%d" % number) for number in ids])
         head = Batch(
             session=self.session,
@@ -61,7 +61,7 @@ class Subscribed:
     session = 1
 
     def said(self) -> list[FromClient]:
-        """What is to be sent, as if it were sent now."""
+        """The requests that the session sends now."""
         return [message for message, _ in self.said_with_topics()]
 
     def said_with_topics(self) -> list[tuple[Any, Sequence[bytes]]]:
@@ -70,7 +70,7 @@ class Subscribed:
         return messages
 
     def pass_time(self, seconds: float, step: float = 0.5) -> list[tuple[float, FromClient]]:
-        """What is said meanwhile, and when."""
+        """The requests that the session sends meanwhile, with their times."""
         said, end = [], self.now + seconds
         while self.now < end:
             self.now += step
@@ -80,12 +80,12 @@ class Subscribed:
 
     def taken(self) -> list[int]:
         ids = []
-        while (message := self.it.take()) is not None:
+        while (message := self.it.inbox.take()) is not None:
             ids.append(message[0])
         return ids
 
     def fill_memory(self) -> None:
-        """Two answers are there, with the ids 0 to 3, and none is asked for."""
+        """Receive two answers with the ids 0 to 3, so that no request is open."""
         self.hear_rows(0, 0, 1)
         self.hear_rows(2, 2, 3)
         self.said()
@@ -128,15 +128,15 @@ def test_it_begins_by_opening_its_name_and_asks_for_messages_once_it_has_it(
     assert here.said_with_topics() == [(OPEN, [b"a", b"b"])]
     assert (here.it.is_open, here.it.forgotten, here.it.new) == (False, False, False)
     here.hear_rows(0, 0)
-    assert (here.taken(), here.said()) == ([], []), "nothing was asked for yet"
+    assert (here.taken(), here.said()) == ([], []), "there was no FETCH yet"
     here.hear(Opened(session=2, next=5, end=100, new=True))
-    assert not here.it.is_open, "that answers another question"
+    assert not here.it.is_open, "it answers another session"
     here.hear(Opened(session=1, next=7, end=100, new=True))
     assert here.it.is_open
     assert here.it.new
     assert here.said_with_topics() == [(fetch(7, done=7), [])]
     assert "subscribed as 'me' at tcp://proxy:1, from id 7 on" in caplog.text
-    assert (here.it.done, here.it.confirmed, here.it.handed) == (7, 7, None)
+    assert (here.it.inbox.done, here.it.confirmed, here.it.inbox.handed) == (7, 7, None)
     assert not here.it.has_unconfirmed
 
 
@@ -172,8 +172,12 @@ def test_the_messages_that_come_are_given_with_all_their_frames() -> None:
     columns, buffers = rows([(3, b"a", b"x"), (5, None, b"y")])
     head = Batch(session=1, first=0, next=9, end=100, done=0, rows=2, columns=columns)
     here.it.receive([bytes(frame) for frame in encode(head, buffers)], 0)
-    assert [here.it.take(), here.it.take(), here.it.take()] == [(3, (b"a", b"x")), (5, (b"", b"y")), None]
-    assert here.it.handed == 5
+    assert [here.it.inbox.take(), here.it.inbox.take(), here.it.inbox.take()] == [
+        (3, (b"a", b"x")),
+        (5, (b"", b"y")),
+        None,
+    ]
+    assert here.it.inbox.handed == 5
 
 
 @pytest.mark.parametrize(
@@ -194,10 +198,10 @@ def test_the_next_answer_is_asked_for_when_one_has_come_and_two_are_in_memory_at
     assert here.said() == [fetch(2)], "nothing is taken yet"
     here.hear_rows(2, 2, 3)
     assert here.said() == []
-    assert here.pass_time(60) == [], "no silence: nothing is asked"
-    assert [here.it.take(), here.it.take()] == [(0, (b"a", b"0")), (1, (b"a", b"1"))]
+    assert here.pass_time(60) == [], "without a request there is no silence"
+    assert [here.it.inbox.take(), here.it.inbox.take()] == [(0, (b"a", b"0")), (1, (b"a", b"1"))]
     assert here.pass_time(0.5) == []
-    assert here.it.take() == (2, (b"a", b"2")), "so the first answer is used up"
+    assert here.it.inbox.take() == (2, (b"a", b"2")), "the last message of the first answer"
     assert here.pass_time(0.5) == [(61.0, fetch(4))]
     here.hear_rows(4, 4)
     assert here.taken() == [3, 4]
@@ -215,7 +219,7 @@ def test_an_answer_without_messages_moves_it_on() -> None:
 
 
 def test_a_second_answer_is_ignored() -> None:
-    """It was asked for twice."""
+    """The request was repeated."""
     here = Subscribed()
     here.hear_rows(0, 0, 1)
     here.said()
@@ -226,7 +230,7 @@ def test_a_second_answer_is_ignored() -> None:
 
 
 def test_an_answer_beyond_what_was_asked_for_is_ignored() -> None:
-    """Else the ids in between would never come."""
+    """Otherwise the ids in between would never come."""
     here = Subscribed()
     here.hear_rows(5, 5, 6)
     here.hear(empty(5, after=9), lost(5, 9))
@@ -292,7 +296,7 @@ def test_the_bytes_of_a_large_message_are_no_silence() -> None:
 
 
 def test_silence_begins_with_the_request() -> None:
-    """A proxy says nothing while nothing is asked: that is no reason for a new connection."""
+    """A proxy without a request sends nothing, which is no reason for a new connection."""
     here = Subscribed()
     here.fill_memory()
     here.pass_time(60)
@@ -331,7 +335,7 @@ def test_a_proxy_that_is_not_asked_is_not_silent() -> None:
 
 
 def test_a_proxy_that_was_never_there_is_not_silent() -> None:
-    """The caller decides how long it waits for the first answer."""
+    """The caller bounds the wait for the first answer."""
     here = Subscribed(timeout=1, opened=False)
     here.pass_time(100, step=1)
 
@@ -352,8 +356,8 @@ def test_a_queue_that_takes_nothing_more_is_that_of_a_dead_connection() -> None:
 def test_a_new_connection_goes_on_where_it_was_with_what_is_done() -> None:
     here = Subscribed()
     here.hear_rows(0, *range(5))
-    assert here.it.take() is not None
-    here.it.ack(0)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(0)
     here.said()
     here.it.reconnected(1)
     assert here.said() == [fetch(5, done=1)]
@@ -426,18 +430,18 @@ def test_text_from_a_proxy_has_no_control_characters() -> None:
     assert len(str(here.it.refusal)) < 3000
 
 
-# What is done.
+# Acknowledging.
 
 
 def test_the_next_request_carries_done() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)
-    assert [here.it.take(), here.it.take()] != [None, None]
-    here.it.ack(0)
+    assert [here.it.inbox.take(), here.it.inbox.take()] != [None, None]
+    here.it.inbox.ack(0)
     here.said()
     here.hear_rows(3, 3)
     here.hear_rows(4, 4)
-    assert (here.it.done, here.it.confirmed) == (1, 0)
+    assert (here.it.inbox.done, here.it.confirmed) == (1, 0)
     assert here.pass_time(1) == [(1.0, fetch(5, done=1, max_bytes=0, wait=0))]
 
 
@@ -446,16 +450,16 @@ def test_a_position_that_has_moved_is_sent_once_a_second() -> None:
     here.hear_rows(0, 0, 1, 2, 3)
     here.hear_rows(4, 4)
     here.said()
-    assert here.it.take() is not None
-    here.it.ack(0)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(0)
     assert here.pass_time(0.5) == []
     told = fetch(5, done=1, max_bytes=0, wait=0)
     assert here.pass_time(0.5) == [(1.0, told)]
     here.hear(empty(5, done=1))
     assert here.it.confirmed == 1
-    assert here.pass_time(10) == [], "it stands still"
-    assert here.it.take() is not None
-    here.it.ack(1)
+    assert here.pass_time(10) == [], "it does not move"
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(1)
     assert here.pass_time(0.5) == [(11.5, fetch(5, done=2, max_bytes=0, wait=0))]
 
 
@@ -463,11 +467,11 @@ def test_a_position_is_confirmed_when_the_proxy_says_so() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, done=0)
     here.taken()
-    here.it.ack(1)
+    here.it.inbox.ack(1)
     assert here.it.has_unconfirmed
     here.hear(empty(2, done=1))
     assert here.it.has_unconfirmed
-    here.hear(empty(0, done=2))  # late, but true
+    here.hear(empty(0, done=2))  # it comes late
     assert not here.it.has_unconfirmed
     here.hear(Lost(session=1, first=2, next=9, end=100, done=1))
     assert here.it.confirmed == 2, "it never goes back"
@@ -477,11 +481,11 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1)
     here.taken()
-    here.it.ack(1)
+    here.it.inbox.ack(1)
     here.said()
     here.it.confirm(True, here.now)
     assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
-    here.hear(empty(2, done=1))  # the answer to what was asked before
+    here.hear(empty(2, done=1))  # the answer to the FETCH before
     assert here.said() == [fetch(2, done=2, wait=0, confirm=True)]
     here.hear(empty(2, done=2))
     assert here.it.confirmed == 2
@@ -494,8 +498,8 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_at_once() -> None:
 def test_a_confirmation_is_asked_for_again_behind_messages_that_have_come() -> None:
     here = Subscribed()
     here.fill_memory()
-    assert here.it.take() is not None
-    here.it.ack(0)
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(0)
     here.it.confirm(True, here.now)
     asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
     assert here.said() == [asked], "there is no room for messages"
@@ -507,12 +511,12 @@ def test_a_confirmation_is_asked_for_again_behind_messages_that_have_come() -> N
 def test_without_room_an_answer_that_confirms_too_little_is_followed_by_the_same_request() -> None:
     here = Subscribed()
     here.fill_memory()
-    here.it.take()
-    here.it.ack(0)
+    here.it.inbox.take()
+    here.it.inbox.ack(0)
     here.it.confirm(True, here.now)
     asked = fetch(4, done=1, max_bytes=0, wait=0, confirm=True)
     assert here.said() == [asked]
-    here.hear(empty(4, done=0))  # the answer to what was asked before
+    here.hear(empty(4, done=0))  # the answer to the FETCH before
     assert here.said() == [asked]
     here.hear(empty(4, done=1))
     assert here.said() == [], "it is confirmed"
@@ -530,37 +534,37 @@ def test_nothing_is_confirmed_before_the_name_is_there() -> None:
 def test_ids_of_other_topics_are_acknowledged_after_all_messages_before_them() -> None:
     here = Subscribed()
     here.hear_rows(0, 3, after=10)
-    assert here.it.take() is not None
-    assert here.it.take() is None
-    assert here.it.done == 0, "message 3 may be worked on"
-    here.it.ack(3)
-    assert here.it.done == 4
-    assert here.it.take() is None
-    assert here.it.done == 10
+    assert here.it.inbox.take() is not None
+    assert here.it.inbox.take() is None
+    assert here.it.inbox.done == 0, "message 3 may be worked on"
+    here.it.inbox.ack(3)
+    assert here.it.inbox.done == 4
+    assert here.it.inbox.take() is None
+    assert here.it.inbox.done == 10
 
 
 def test_ids_of_other_topics_wait_for_a_message_before_them() -> None:
     here = Subscribed()
     here.hear_rows(0, 3, after=10)
     here.hear_rows(10, 12, after=20)
-    assert here.it.take() is not None
-    here.it.ack(3)
-    assert here.it.take() == (12, (b"a", b"12"))
-    assert here.it.done <= 10
-    here.it.take()
-    assert here.it.done <= 10
-    here.it.ack(12)
-    here.it.take()
-    assert here.it.done == 20
+    assert here.it.inbox.take() is not None
+    here.it.inbox.ack(3)
+    assert here.it.inbox.take() == (12, (b"a", b"12"))
+    assert here.it.inbox.done <= 10
+    here.it.inbox.take()
+    assert here.it.inbox.done <= 10
+    here.it.inbox.ack(12)
+    here.it.inbox.take()
+    assert here.it.inbox.done == 20
 
 
 def test_the_position_of_a_subscriber_to_a_rare_topic_moves() -> None:
-    """Else the log would keep everything for it."""
+    """Otherwise the log would keep everything for it."""
     here = Subscribed()
     here.hear(empty(0, after=50))
     assert here.taken() == []
     assert here.taken() == []
-    assert here.it.done == 50
+    assert here.it.inbox.done == 50
     assert here.said() == [fetch(50)]
     here.hear(empty(50))
     assert here.said() == [fetch(50, done=50)]
@@ -571,12 +575,12 @@ def test_done_is_never_beyond_what_has_come() -> None:
     here.hear_rows(0, 0)
     here.taken()
     here.said()
-    here.it.ack(7)
+    here.it.inbox.ack(7)
     here.it.reconnected(0)
-    assert here.said() == [fetch(1, done=1)], "or the proxy would refuse the question"
+    assert here.said() == [fetch(1, done=1)], "the proxy would refuse a larger done"
 
 
-# What was lost.
+# Losses.
 
 
 def lost(first: int, after: int) -> Lost:
@@ -596,23 +600,23 @@ def test_what_was_lost_is_counted_once_and_logged(caplog: pytest.LogCaptureFixtu
 
 
 def test_lost_ids_are_acknowledged_after_all_messages_before_them() -> None:
-    """Or a proxy that waits for its subscribers would wait for ever for one whose next message is rare."""
+    """Otherwise a proxy with whenFull=wait would wait for a subscriber to a rare topic for ever."""
     here = Subscribed()
     here.hear(lost(0, 100))
-    assert here.it.done == 0, "the caller has not asked"
+    assert here.it.inbox.done == 0, "the caller has not asked for the next message"
     here.taken()
     here.taken()
-    assert here.it.done == 100
+    assert here.it.inbox.done == 100
     here.hear_rows(100, 100, 101)
     here.taken()
     here.hear(lost(102, 150))
     here.taken()
-    here.it.ack(100)
+    here.it.inbox.ack(100)
     here.taken()
-    assert here.it.done == 101
-    here.it.ack(101)
+    assert here.it.inbox.done == 101
+    here.it.inbox.ack(101)
     here.taken()
-    assert here.it.done == 150
+    assert here.it.inbox.done == 150
 
 
 def test_repeated_losses_do_not_fill_the_log_output(
@@ -626,7 +630,7 @@ def test_repeated_losses_do_not_fill_the_log_output(
     assert 0 < len([r for r in caplog.records if "the proxy deleted" in r.getMessage()]) < 10
 
 
-# Going elsewhere.
+# Seeking.
 
 
 def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_has_moved() -> None:
@@ -635,7 +639,7 @@ def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_ha
     here.said()
     here.it.forget(here.now)
     assert here.said() == [Forget(name="me", session=2)]
-    here.hear(Opened(session=2, next=100, end=100, new=False))  # it was late
+    here.hear(Opened(session=2, next=100, end=100, new=False))  # an answer to an earlier session
     here.hear(Forgotten(session=2))
     assert here.it.forgotten
 
@@ -643,8 +647,8 @@ def test_a_subscription_can_be_ended_while_the_proxy_has_not_answered_that_it_ha
 def test_a_seek_drops_messages_that_have_come() -> None:
     here = Subscribed()
     here.hear_rows(0, 0, 1, 2)
-    here.it.take()
-    here.it.ack(0)
+    here.it.inbox.take()
+    here.it.inbox.ack(0)
     here.hear(lost(3, 40))
     here.said()
     here.it.seek(Start("latest"), here.now)
@@ -660,12 +664,12 @@ def test_a_seek_drops_messages_that_have_come() -> None:
     assert not here.it.is_open
     here.hear(Opened(session=2, next=20, end=100, new=False))
     assert here.said() == [fetch(20, done=20, session=2)]
-    assert (here.it.handed, here.it.done, here.it.confirmed) == (None, 20, 20)
+    assert (here.it.inbox.handed, here.it.inbox.done, here.it.confirmed) == (None, 20, 20)
     here.hear_rows(20, 20)
     assert here.taken() == [20]
-    assert here.it.done == 20
+    assert here.it.inbox.done == 20
     here.hear(Lost(session=2, first=21, next=30, end=100, done=20))
-    assert here.it.lost == 37 + 9, "also what was lost once before"
+    assert here.it.lost == 37 + 9, "a second loss of the same ids counts too"
 
 
 def test_a_seek_is_repeated_after_silence() -> None:
@@ -707,7 +711,7 @@ def test_a_subscription_is_ended_and_nothing_is_asked_after_that() -> None:
 
 
 def test_messages_do_not_answer_a_forget() -> None:
-    """The question is lost with its connection, and the answer to the one before arrives."""
+    """The FORGET is lost with its connection, and the answer to the FETCH before it arrives."""
     here = Subscribed()
     here.it.forget(here.now)
     here.said()

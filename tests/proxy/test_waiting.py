@@ -1,4 +1,4 @@
-"""What is read for a FETCH that waits."""
+"""The rows that are read for a FETCH."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmq_datasource.proxy.waiting import Waiting
 
 
 class Clock:
-    """Stands still unless something is read."""
+    """Monotonic seconds that only reading moves."""
 
     now = 0.0
 
@@ -43,6 +43,6 @@ def test_a_search_for_a_rare_topic_is_answered_before_the_client_asks_again(
     fetch = Fetch(name="me", session=1, first=0, done=0, max_bytes=1000, wait=MOST_WAIT_MS)
     asked = Waiting(b"peer", fetch, (b"rare",), OtherTopics(clock))  # type: ignore[arg-type]
     while asked.read(1_000_000, 1000, None):
-        assert clock.now <= MOST_WAIT_MS / 1000, "it is looked at again, and has no answer"
+        assert clock.now <= MOST_WAIT_MS / 1000, "it has no answer after its wait"
     assert not asked.rows
     assert asked.cursor.position == MOST_WAIT_MS / 10

@@ -24,7 +24,7 @@ SECOND_OUTPUT = "weather.commits.before_write:2"  # after the first batch, which
 
 
 class Log:
-    """One that this process fills, so that a killed query loses nothing with it."""
+    """A log that this process fills, so that a query loses no messages when it is killed."""
 
     def __init__(self, location: Path, partitions: int = 1) -> None:
         self.location = location
@@ -37,7 +37,7 @@ class Log:
             writer.open()
 
     def fill(self, chunks: int) -> None:
-        """Add chunks of three messages, one partition after the other."""
+        """Add chunks of three messages to each partition in turn."""
         for _ in range(chunks):
             for writer in self._writers:
                 values = [b"%d" % (self._next + n) for n in range(3)]

@@ -52,7 +52,7 @@ def server() -> Iterator[BucketServer]:
 
 @pytest.fixture
 def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A place for one log."""
+    """The location of a log in the bucket."""
     monkeypatch.setattr(BucketStore, "beat_seconds", 0.1)
     monkeypatch.setattr(BucketStore, "looking_seconds", 0.05)
     monkeypatch.setattr(BucketStore, "settling_seconds", 0.05)
@@ -153,7 +153,7 @@ def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, buc
     assert query.rows == numbered(200)
 
 
-def test_what_is_known_of_publishers_goes_along(context: Context, bucket: str) -> None:
+def test_counters_of_publishers_continue_at_another_machine(context: Context, bucket: str) -> None:
     def numbers(*sent: int) -> None:
         for number in sent:
             pub.send_multipart([b"t", b"p", number.to_bytes(8, "big"), b"v"])
@@ -174,7 +174,7 @@ def test_what_is_known_of_publishers_goes_along(context: Context, bucket: str) -
     assert totals.lost == 2
 
 
-def test_a_query_whose_feed_is_silent_hears_that_it_has_lost_the_log(context: Context, bucket: str) -> None:
+def test_a_query_with_a_silent_feed_notices_that_it_has_lost_the_log(context: Context, bucket: str) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     store = log_at(bucket).store
     with (
@@ -196,7 +196,7 @@ def test_a_query_whose_feed_is_silent_hears_that_it_has_lost_the_log(context: Co
 def test_senders_wait_while_the_bucket_is_away_and_nothing_is_lost(
     context: Context, server: BucketServer, bucket: str
 ) -> None:
-    """Memory fills up to its bound, and what is not in the bucket does not count."""
+    """Memory fills up to its bound, and only messages in the bucket count as received."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
     options = {"connect": endpoint, "walChunkBytes": CHUNK, "rcvhwm": 10, "zmq_rcvbuf": 4096}
     numbers = itertools.count()
@@ -226,7 +226,7 @@ def log_of(query: Query) -> LogWriter:
     return log
 
 
-def test_a_process_that_is_killed_while_the_bucket_is_away_loses_what_was_not_there(
+def test_a_process_that_is_killed_while_the_bucket_is_away_loses_only_unsealed_messages(
     context: Context, server: BucketServer, bucket: str
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -249,9 +249,7 @@ def test_a_process_that_is_killed_while_the_bucket_is_away_loses_what_was_not_th
     assert kept == sorted(set(kept))  # a PUSH sends again what its reader has not taken
 
 
-def test_a_transaction_that_was_acknowledged_is_in_the_bucket_whatever_happens(
-    server: BucketServer, bucket: str
-) -> None:
+def test_an_acknowledged_transaction_is_in_the_bucket(server: BucketServer, bucket: str) -> None:
     endpoint = free_endpoint()
     options = {"socketType": "ROUTER", "bind": endpoint}
     with receiving(bucket, **options) as receiver, Producer(endpoint, name="p", sendTimeout="2s") as producer:
@@ -291,12 +289,12 @@ def test_acknowledged_rows_are_there_for_a_query_elsewhere(bucket: str) -> None:
 
 
 @pytest.mark.parametrize("store", ["ftp://host/x", "relative/path", "file:///mnt/log", "/mnt/log", ""])
-def test_what_is_no_bucket_is_refused(store: str) -> None:
+def test_a_location_that_is_not_a_bucket_is_refused(store: str) -> None:
     with pytest.raises(OptionError, match="walStore"):
         ZmqDataSource({"walStore": store}).reader(ZmqDataSource({}).schema())
 
 
-def test_what_has_no_effect_with_a_bucket_is_refused(tmp_path: Path) -> None:
+def test_options_without_effect_in_a_bucket_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="option serveLog has no effect with walStore"):
         stream_options(connect="tcp://a:1", walStore="s3://bucket/log", serveLog="tcp://*:5599")
     with pytest.raises(OptionError, match="a log is in one place"):

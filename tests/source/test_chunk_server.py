@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_protocol import BEGIN, FRAME_BYTES, Access, Request, pack_head, unpack_head
 from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks, chunks_for
+from zmq_datasource.transport import link
 
 ELSEWHERE = LogStorage("/not/on/this/machine")
 _SERVE = """
@@ -151,7 +153,7 @@ def test_a_chunk_that_is_gone_or_damaged_is_an_error_with_its_file_and_ids(
     refused(chunk, DamagedChunkError, "it is a directory")
 
 
-def test_what_the_driver_cannot_read_now_is_tried_again(
+def test_a_chunk_that_the_driver_cannot_read_now_is_requested_again(
     log: LogStorage, server: ChunkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk = add(log, 0, [b"v"])
@@ -171,7 +173,7 @@ def test_what_the_driver_cannot_read_now_is_tried_again(
     assert not faults
 
 
-def test_strangers_are_not_served_and_bad_requests_end_nothing(
+def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_the_server(
     context: zmq.Context[Socket],
     log: LogStorage,
     server: ChunkServer,
@@ -234,6 +236,39 @@ def test_an_answer_to_another_request_is_dropped(context: zmq.Context[Socket]) -
         answered.result(10)
 
 
+def test_while_there_is_no_free_descriptor_the_wait_for_an_answer_does_not_double(
+    context: zmq.Context[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It doubles with each new connection, and not with each attempt to open one."""
+    public, private = zmq.curve_keypair()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.CURVE_SERVER, 1)
+    router.setsockopt(zmq.CURVE_SECRETKEY, private)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    new_socket, refusals = link.new_socket, iter(range(10))
+
+    def refuse(*arguments: Any) -> Any:
+        if next(refusals, None) is not None:
+            raise zmq.ZMQError(errno.EMFILE)
+        return new_socket(*arguments)
+
+    def answer_the_third() -> None:
+        for _ in range(3):
+            client, frame = router.recv_multipart()
+        _, request = Request.of_frame(frame)
+        router.send_multipart([client, pack_head(request.number, 0), b"5"])
+
+    monkeypatch.setattr(link, "new_socket", refuse)
+    router.setsockopt(zmq.RCVTIMEO, 10_000)
+    access = Access((f"tcp://127.0.0.1:{port}",), public, bytes(32), "a log")
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answer_the_third)
+        with RemoteChunks(access, ELSEWHERE, again=0.1, give_up=5.0) as chunks:
+            assert chunks.begin() == 5
+        answered.result(10)
+    assert next(refusals, None) is None
+
+
 def test_a_cut_between_executor_and_driver_is_outlived(log: LogStorage, server: ChunkServer) -> None:
     values = [os.urandom(10_000) for _ in range(1500)]
     chunks = [add(log, first, values[first : first + 500]) for first in range(0, 1500, 500)]
@@ -256,7 +291,7 @@ def test_a_cut_between_executor_and_driver_is_outlived(log: LogStorage, server: 
     assert got == values
 
 
-def test_a_slow_line_costs_time_and_no_second_request(
+def test_a_slow_line_causes_no_second_request(
     log: LogStorage, server: ChunkServer, reached: Counter[str]
 ) -> None:
     values = [os.urandom(10_000) for _ in range(300)]
@@ -289,7 +324,7 @@ def test_a_driver_that_does_not_answer_is_an_error_with_a_way_out(
         read(access, add(log, 0, [b"v"]), again=0.1, give_up=0.3)
 
 
-def test_a_driver_that_stands_still_is_waited_for_and_one_that_is_killed_is_an_error(log: LogStorage) -> None:
+def test_a_task_waits_for_a_stopped_driver_and_fails_if_it_was_killed(log: LogStorage) -> None:
     chunk = add(log, 0, [b"v"])
     driver = subprocess.Popen(
         [sys.executable, "-c", _SERVE, log.root],
@@ -342,7 +377,7 @@ def test_clients_that_read_nothing_neither_fill_the_servers_memory_nor_stop_it(
         assert reached["source.chunk.before_read"] <= 4
 
 
-def test_no_request_ends_the_server_and_if_it_has_ended_it_can_be_stopped(
+def test_no_request_ends_the_server_and_a_server_that_has_ended_can_be_stopped(
     log: LogStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     chunk = add(log, 0, [b"v"])
@@ -365,7 +400,7 @@ def test_no_request_ends_the_server_and_if_it_has_ended_it_can_be_stopped(
     assert "executors that do not see it cannot read it" in caplog.text
 
 
-def test_many_tasks_are_served_side_by_side_and_no_file_stays_open(log: LogStorage) -> None:
+def test_many_tasks_are_served_at_once_and_no_file_stays_open(log: LogStorage) -> None:
     chunks = [add(log, 10 * number, [b"%d" % i for i in range(10)]) for number in range(60)]
     server = ChunkServer(log, log.log_id(), most_bytes=1)  # each answer leaves before the next is read
 

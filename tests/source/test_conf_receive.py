@@ -22,7 +22,7 @@ CONF = REPOSITORY / "conf"
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], int | None]]:
-    """What the receiver was told."""
+    """The options that the receiver got."""
     taken: list[tuple[dict[str, str], int | None]] = []
     monkeypatch.setattr(
         receive_module, "receive_until_stopped", lambda given, number, _: taken.append((given, number))

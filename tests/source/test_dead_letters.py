@@ -1,9 +1,10 @@
-"""Dead letters: kept whole, readable, and never in the way."""
+"""Dead letters: whole, readable, and never delaying the feed."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import zmq_datasource.source.dead_letters as dead_letters_module
 from tests.support import fill_disk, log_at, stream_options, tiny_disk, wait_for
 from tests.support.bucket_server import BucketServer
 from tests.support.publishers import Publisher
+from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.options.types import Location
@@ -35,14 +37,25 @@ def letters(location: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["timestamp"])
 
 
-def nobody(count: int) -> None:
-    raise AssertionError(f"{count} letters lost")
+@pytest.fixture
+def counters() -> SourceCounters:
+    return SourceCounters()
+
+
+@pytest.fixture
+def no_losses() -> Iterator[SourceCounters]:
+    """Counters of a test in which no letter may be lost."""
+    counters = SourceCounters()
+    yield counters
+    assert counters.dead_letters_lost == 0
 
 
 @pytest.mark.parametrize("uri", [False, True])
-def test_letters_are_kept_whole_with_their_reason(uri: bool, tmp_path: Path) -> None:
+def test_letters_are_kept_whole_with_their_reason(
+    uri: bool, tmp_path: Path, no_losses: SourceCounters
+) -> None:
     location = tmp_path / "letters"
-    with DeadLetters(Location(location.as_uri() if uri else location), "vllm", nobody) as box:
+    with DeadLetters(Location(location.as_uri() if uri else location), "vllm", no_losses) as box:
         for number in range(3):
             box.add([letter(number)])
     kept = letters(location)
@@ -54,43 +67,43 @@ def test_letters_are_kept_whole_with_their_reason(uri: bool, tmp_path: Path) -> 
     assert pyarrow.parquet.read_schema(path).names == DEAD_LETTER_SCHEMA.names
 
 
-def test_letters_of_a_moment_share_a_file(tmp_path: Path) -> None:
+def test_letters_of_a_moment_share_a_file(tmp_path: Path, no_losses: SourceCounters) -> None:
     limits = LetterLimits(file_messages=100)
-    with DeadLetters(Location(tmp_path), "vllm", nobody, limits=limits) as box:
+    with DeadLetters(Location(tmp_path), "vllm", no_losses, limits=limits) as box:
         box.add([letter(n) for n in range(150)])
         box.add([letter(n) for n in range(50)])
     assert len(letters(tmp_path)) == 200
     assert len(list(tmp_path.iterdir())) <= 2
 
 
-def test_a_location_that_cannot_be_written_is_counted_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_letters_for_a_location_that_cannot_be_written_are_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, counters: SourceCounters
 ) -> None:
     (tmp_path / "file").write_text("no directory")
-    lost: list[int] = []
-    with DeadLetters(Location(tmp_path / "file"), "vllm", lost.append) as box:
+    with DeadLetters(Location(tmp_path / "file"), "vllm", counters) as box:
         box.add([letter(1), letter(2)])
-    assert sum(lost) == 2
+    assert counters.dead_letters_lost == 2
     assert "2 dead letters could not be kept" in caplog.text
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
-def test_letters_wait_for_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_letters_wait_for_a_full_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, counters: SourceCounters
+) -> None:
     limits = LetterLimits(file_seconds=0.0, retry_pause=0.02)
-    lost: list[int] = []
     with tiny_disk(tmp_path / "tiny", "256k") as disk:
         blocker = fill_disk(disk)
-        with DeadLetters(Location(disk), "custom", lost.append, limits=limits) as box:
+        with DeadLetters(Location(disk), "custom", counters, limits=limits) as box:
             box.add([letter(1)])
             wait_for(lambda: "trying again" in caplog.text, "a refusal")
             blocker.unlink()
             wait_for(lambda: list(disk.glob("*.parquet")), "the letter")
-        assert not lost
+        assert not counters.dead_letters_lost
         assert len(list(disk.iterdir())) == 1
 
 
-def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_system_that_hangs_delays_nothing_and_the_waiting_letters_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counters: SourceCounters
 ) -> None:
     hanging = threading.Event()
     limits = LetterLimits(waiting_bytes=10_000, close_seconds=0.05)
@@ -101,44 +114,47 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_bounds_what_waits(
         make_directory(*arguments)
 
     monkeypatch.setattr(dead_letters_module, "make_directory", hang)
-    lost: list[int] = []
-    with DeadLetters(Location(tmp_path), "vllm", lost.append, limits=limits) as box:
+    with DeadLetters(Location(tmp_path), "vllm", counters, limits=limits) as box:
         for number in range(30):
             box.add([letter(number, 1000)])
-    assert sum(lost) == 30  # at the bound, and at the end what still waited
-    assert len(lost) > 20
+        assert counters.dead_letters_lost >= 20, "at the bound"
+    assert counters.dead_letters_lost == 30, "and at the end the letters that still waited"
     hanging.set()
     wait_for(lambda: letters(tmp_path), "the thread to end")
 
 
-def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(tmp_path: Path) -> None:
+def test_a_letter_of_any_size_is_kept_by_a_disk_that_keeps_up(
+    tmp_path: Path, no_losses: SourceCounters
+) -> None:
     limits = LetterLimits(waiting_bytes=10_000)
-    with DeadLetters(Location(tmp_path), "vllm", nobody, limits=limits) as box:
+    with DeadLetters(Location(tmp_path), "vllm", no_losses, limits=limits) as box:
         box.add([letter(0)])
         box.add([letter(1), letter(2, 100_000)])
     assert [len(kept["frames"][-1]) for kept in letters(tmp_path)][-1] == 100_000
 
 
-def test_a_bound_counts_what_earlier_runs_have_kept_and_says_the_way_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_bound_counts_files_of_earlier_runs_and_the_error_says_the_way_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, counters: SourceCounters
 ) -> None:
     bound = 20_000
-    with DeadLetters(Location(tmp_path), "vllm", nobody, bound) as box:
+    with DeadLetters(Location(tmp_path), "vllm", counters, bound) as box:
         box.add([letter(1)])
     (tmp_path / "other.parquet").write_bytes(b"x" * bound)
-    lost: list[int] = []
-    with DeadLetters(Location(tmp_path), "vllm", lost.append, bound) as box:
+    assert counters.dead_letters_lost == 0
+    with DeadLetters(Location(tmp_path), "vllm", counters, bound) as box:
         box.add([letter(2), letter(3)])
-    assert sum(lost) == 2
+    assert counters.dead_letters_lost == 2
     assert "or set deadLetterLocation" in caplog.text
     assert len(letters(tmp_path)) == 1
 
 
-def test_a_thread_that_cannot_start_costs_the_letters_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_thread_that_cannot_start_loses_only_letters(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    counters: SourceCounters,
 ) -> None:
-    lost: list[int] = []
-    with DeadLetters(Location(tmp_path), "vllm", lost.append) as box:
+    with DeadLetters(Location(tmp_path), "vllm", counters) as box:
         with monkeypatch.context() as patch:
 
             def refuse(_self: threading.Thread) -> None:
@@ -147,33 +163,34 @@ def test_a_thread_that_cannot_start_costs_the_letters_alone(
             patch.setattr(threading.Thread, "start", refuse)
             box.add([letter(1)])
         box.add([letter(2)])
-    assert lost == [1]
+    assert counters.dead_letters_lost == 1
     assert "can't start new thread" in caplog.text
     assert len(letters(tmp_path)) == 1
 
 
-def test_a_bound_holds_while_letters_come(tmp_path: Path) -> None:
-    lost: list[int] = []
+def test_a_bound_holds_while_letters_come(tmp_path: Path, counters: SourceCounters) -> None:
     limits = LetterLimits(file_seconds=0.0)
-    with DeadLetters(Location(tmp_path), "vllm", lost.append, 40_000, limits) as box:
+    with DeadLetters(Location(tmp_path), "vllm", counters, 40_000, limits) as box:
         for number in range(100):
             box.add([letter(number, 1000)])
-    assert len(letters(tmp_path)) + sum(lost) == 100
-    assert lost
+    assert len(letters(tmp_path)) + counters.dead_letters_lost == 100
+    assert counters.dead_letters_lost
     assert len(letters(tmp_path)) > 10
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40_000
 
 
 @pytest.mark.parametrize("end", ["", "/"])
-def test_a_location_that_is_made_is_for_its_user_alone(end: str, tmp_path: Path) -> None:
-    with DeadLetters(Location(f"{tmp_path}/new/letters{end}"), "vllm", nobody) as box:
+def test_a_new_location_can_be_read_only_by_its_user(
+    end: str, tmp_path: Path, no_losses: SourceCounters
+) -> None:
+    with DeadLetters(Location(f"{tmp_path}/new/letters{end}"), "vllm", no_losses) as box:
         box.add([letter(1)])
     assert (tmp_path / "new" / "letters").stat().st_mode & 0o077 == 0
     assert len(letters(tmp_path / "new" / "letters")) == 1
 
 
 @pytest.mark.parametrize("location", ["nosuch://bucket/x", "hdfs2://x", "mock://x"])
-def test_a_location_of_no_file_system_is_refused(location: str) -> None:
+def test_a_location_on_an_unknown_file_system_is_refused(location: str) -> None:
     with pytest.raises(OptionError, match="deadLetterLocation"):
         check_location("deadLetterLocation", Location(location))
 
@@ -189,7 +206,7 @@ def test_credentials_in_a_location_never_show() -> None:
 
 
 def receive_a_malformed_message(publisher: Publisher, **options: Any) -> None:
-    """And a good one after it; the source has stopped."""
+    """Receive a message that does not fit, and one that does, and stop."""
     ingest = Ingest(stream_options(connect=publisher.endpoint, framing="vllm", **options))
     ingest.start()
     try:

@@ -56,13 +56,13 @@ class Discarding:
             self._writer.cut().result(30)
 
     def discard(self, end: int) -> int:
-        """Go on until at least the ids below ``end`` are discarded; the first id there is."""
+        """Append until the ids below ``end`` are discarded. Returns the first id in the log."""
         while read_index(self.storage).earliest < end:
             self.add(1)
         return read_index(self.storage).earliest
 
     def is_listed_by(self, query: ZmqStreamReader) -> None:
-        """Wait until a query knows what there is, as the thread of its metrics finds out now and then."""
+        """Wait until a query knows the first id, which the thread of its metrics refreshes now and then."""
         end = read_index(self.storage).end
         wait_for(lambda: (query.reportLatestOffset() or {})["next"] == {"0": end}, f"id {end}")
 
@@ -92,7 +92,7 @@ def querying(log: Discarding, fails: bool = False, **options: Any) -> Iterator[Z
 
 
 def planned(query: ZmqStreamReader) -> tuple[Offset, Offset, Callable[[], list[int]]]:
-    """The next batch: its offsets, and what its tasks read."""
+    """Run the next batch. Returns its offsets, and the rows that its tasks read."""
     start = query.initialOffset()
     end = query.latestOffset(start, ALL)
     return start, end, tasks(query, start, end)
@@ -113,7 +113,10 @@ def losses(query: ZmqStreamReader) -> tuple[int, int]:
 
 
 def counted(query: ZmqStreamReader, start: Offset, expired: int) -> Offset:
-    """The end of the next batch, once that many ids are counted as lost: the query lists the log now and then."""
+    """Wait until so many ids are counted as lost (the query lists the log now and then).
+
+    Returns the end of the next batch.
+    """
 
     def asked() -> Offset | None:
         end = query.latestOffset(start, ALL)
@@ -145,7 +148,7 @@ def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
     assert not list(log.path.glob("readers/*.skipped"))
 
 
-def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
+def test_a_batch_whose_messages_were_all_discarded_has_no_rows(log: Discarding) -> None:
     with querying(log) as query:
         start, end, read = planned(query)
         begin = log.discard(11)
@@ -162,7 +165,7 @@ def test_a_batch_of_which_all_is_discarded_has_no_rows(log: Discarding) -> None:
         assert start["next"] == {"0": 0}
 
 
-def test_a_batch_that_a_restart_repeats_counts_what_is_gone_once(log: Discarding) -> None:
+def test_a_repeated_batch_counts_skipped_messages_once(log: Discarding) -> None:
     with querying(log) as query:
         start, end, read = planned(query)
         log.discard(3)
@@ -173,7 +176,9 @@ def test_a_batch_that_a_restart_repeats_counts_what_is_gone_once(log: Discarding
         assert losses(query) == (1, 4)
 
 
-def test_what_the_last_batch_before_a_stop_has_skipped_is_counted_by_the_next_run(log: Discarding) -> None:
+def test_messages_skipped_in_the_last_batch_before_a_stop_are_counted_by_the_next_run(
+    log: Discarding,
+) -> None:
     with querying(log) as query:
         _, end, read = planned(query)
         log.discard(3)
@@ -183,7 +188,7 @@ def test_what_the_last_batch_before_a_stop_has_skipped_is_counted_by_the_next_ru
         assert losses(query) == (1, 4)
 
 
-def test_what_cannot_be_recorded_is_logged(
+def test_skipped_messages_that_cannot_be_recorded_are_logged(
     log: Discarding, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -197,8 +202,8 @@ def test_what_cannot_be_recorded_is_logged(
     assert "Read-only file system. dataLosses and messagesExpired leave these ids out" in caplog.text
 
 
-def test_the_planning_goes_on_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
-    """A batch is cut off by bytes (``maxBytesPerTrigger``): for that its values are read."""
+def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
+    """To limit a batch by bytes (``maxBytesPerTrigger``), planning reads its values."""
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
     goes_on = Deletions(log.storage, log.storage.log_id(), fails=False)
@@ -208,10 +213,10 @@ def test_the_planning_goes_on_after_ids_that_are_discarded_meanwhile(log: Discar
         end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), fails)
 
 
-def test_ids_that_go_while_a_batch_is_planned_are_left_out(
+def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
     log: Discarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of the metrics lists the log while Spark's calls plan."""
+    """The thread of the metrics lists the log while a call of Spark plans."""
     ranges, interrupted = Positions.ranges, []
 
     def interrupted_once(positions: Positions, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
@@ -230,7 +235,7 @@ def test_ids_that_go_while_a_batch_is_planned_are_left_out(
         assert losses(query) == (1, 4)
 
 
-def test_a_time_is_looked_for_in_what_is_left(log: Discarding) -> None:
+def test_a_starting_time_is_found_among_the_remaining_messages(log: Discarding) -> None:
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
     assert first_since(log.storage, chunks, 0) == 4
@@ -247,7 +252,7 @@ WRITER = (
 )
 
 
-def test_a_task_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: Discarding) -> None:
+def test_a_task_with_failOnDataLoss_fails_because_the_writer_deleted_the_ids(log: Discarding) -> None:
     with querying(log, fails=True) as query:
         _, _, read = planned(query)
         log.discard(3)
@@ -255,7 +260,7 @@ def test_a_task_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: 
             read()
 
 
-def test_a_planning_that_may_lose_nothing_says_that_the_writer_deleted_the_ids(log: Discarding) -> None:
+def test_planning_with_failOnDataLoss_fails_because_the_writer_deleted_the_ids(log: Discarding) -> None:
     with querying(log, fails=True) as query:
         start, end, _ = planned(query)
         log.discard(3)
@@ -288,7 +293,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_machine_that_does_not_see_the_log_goes_on_as_one_that_does(log: Discarding) -> None:
+def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: Discarding) -> None:
     def elsewhere(query: ZmqStreamReader, start: Offset, end: Offset) -> list[LogInputPartition]:
         return [
             LogInputPartition(
@@ -360,7 +365,7 @@ def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_batch_read_ends_if_the_log_stays_away(log: Discarding, fails: bool) -> None:
+def test_a_batch_read_fails_if_the_log_stays_away(log: Discarding, fails: bool) -> None:
     reader = ZmqLogReader(
         parse(BatchReadOptions, {"walLocation": str(log.path), "failOnDataLoss": str(fails).lower()})
     )
@@ -370,10 +375,10 @@ def test_a_batch_read_ends_if_the_log_stays_away(log: Discarding, fails: bool) -
         ids(reader, shares)
 
 
-def test_a_query_that_may_lose_messages_goes_on_after_a_chunk_that_is_missing(
+def test_a_query_without_failOnDataLoss_continues_after_a_missing_chunk(
     log: Discarding, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in a later batch, when the first chunk of the log is still there."""
+    """Also in a later batch, if the first chunk of the log still exists."""
     with querying(log) as query:
         _, end, read = planned(query)
         without_a_chunk_in_the_middle(log.path)

@@ -15,7 +15,7 @@ from zmq_datasource.source.receiver import Receiver
 def told(
     context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture, numbers: list[int], **options: str
 ) -> list[str]:
-    """What a receiver says of messages with these numbers,."""
+    """Receive messages with these numbers. Returns the logged warnings."""
     push, endpoint = bound(context, zmq.PUSH)
     asked = stream_options(
         connect=endpoint,
@@ -37,7 +37,7 @@ def told(
     return [record.getMessage() for record in caplog.records if "had come before" in record.getMessage()]
 
 
-def test_a_counter_for_each_topic_that_is_taken_for_one_is_told(
+def test_many_duplicates_suggest_a_counter_for_each_topic(
     context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = told(context, caplog, list(range(1000)), sequenceBy="endpoint")
@@ -48,7 +48,7 @@ def test_a_counter_for_each_topic_that_is_taken_for_one_is_told(
     )
 
 
-def test_messages_that_come_again_where_topics_are_counted_are_told(
+def test_many_duplicates_with_topics_counted_suggest_deduplicate(
     context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = told(context, caplog, [*range(950), *range(50)], sequenceBy="endpoint,topic")
@@ -60,7 +60,7 @@ def test_messages_that_come_again_where_topics_are_counted_are_told(
 @pytest.mark.parametrize(
     "numbers", [[*range(970), *range(30)], [*range(500), *range(499)]], ids=["few", "too early"]
 )
-def test_few_duplicates_are_not(
+def test_few_duplicates_cause_no_warning(
     numbers: list[int], context: zmq.Context[Socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert told(context, caplog, numbers, sequenceBy="endpoint,topic") == []

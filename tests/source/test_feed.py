@@ -56,7 +56,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Query:
-    """Spark's order of steps, as far as a source sees them; ``rows`` is what was committed.
+    """A query that makes Spark's calls in Spark's order; ``rows`` has the committed rows.
 
     Args:
         checkpoint: The offset that an earlier run has ended at; None if there was none.
@@ -71,7 +71,7 @@ class Query:
         self._checkpoint = checkpoint
 
     def begin(self) -> Offset:
-        """Where the next batch begins, asked for until there was one; as Spark does, asks next for what there is."""
+        """Ask for the beginning of the query until there is one, and then for the latest offset, as Spark does."""
         return self.plan()[0]
 
     def plan(self) -> tuple[Offset, Offset]:
@@ -79,7 +79,7 @@ class Query:
         return begin, self.reader.latestOffset(begin, ALL)
 
     def beginning(self) -> Offset:
-        """All that Spark asks before it repeats a first batch that was planned."""
+        """Make the calls that Spark makes before it repeats a planned first batch."""
         return self.reader.initialOffset()
 
     def run(self, begin: Offset, end: Offset) -> None:
@@ -146,7 +146,7 @@ def ends_at(location: Path | str, end: int) -> bool:
 
 
 def filled(location: Path, chunks: int) -> LogWriter:
-    """A log with chunks of a message each: 0, 1, ..."""
+    """A log with the messages 0, 1, ..., each in its own chunk."""
     log = LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
     log.open()
     for number in range(chunks):
@@ -182,7 +182,7 @@ def test_a_query_joins_a_feed_that_is_received_already(context: Context, tmp_pat
         assert two.rows == numbered(200, 100)
 
 
-def test_what_one_query_has_not_read_is_kept_from_the_other(context: Context, tmp_path: Path) -> None:
+def test_a_query_does_not_delete_messages_that_another_has_not_read(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as fast, querying(tmp_path, connect=endpoint) as slow:
         fast.step(), slow.step()
@@ -202,7 +202,7 @@ def test_what_one_query_has_not_read_is_kept_from_the_other(context: Context, tm
 def test_another_feed_in_the_same_log_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its query would get messages of a feed that it did not ask for."""
+    """The query would read messages of a feed that it did not ask for."""
     monkeypatch.setattr(ingest_module, "LOCK_WAIT_SECONDS", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     other = free_endpoint()
@@ -217,7 +217,7 @@ def test_another_feed_in_the_same_log_is_refused(
 
 
 def test_endpoints_come_and_go_between_runs(context: Context, tmp_path: Path) -> None:
-    """The log and the checkpoint stay good."""
+    """The log and the checkpoint stay valid."""
     pushes = [bound(context, zmq.PUSH) for _ in range(3)]
     checkpoint, rows = None, 0
     for names in ((0,), (0, 1), (1, 2)):
@@ -253,10 +253,12 @@ def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
 # One ends, another receives.
 
 
-def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_path: Path) -> None:
+def test_when_the_receiving_query_stops_another_query_receives(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with Connections(push) as connections, querying(tmp_path, connect=endpoint) as two:
-        with querying(tmp_path, connect=endpoint) as one:
+    # The retention keeps the messages that the first query has not read when it is stopped.
+    options = {"connect": endpoint, "walRetention": "1h"}
+    with Connections(push) as connections, querying(tmp_path, **options) as two:
+        with querying(tmp_path, **options) as one:
             one.step(), two.step()  # the first to ask receives
             assert one.receives
             send(push, 0, 100)
@@ -267,17 +269,17 @@ def test_when_the_receiving_query_stops_another_goes_on(context: Context, tmp_pa
         send(push, 100, 200)
         two.until(200)
         assert two.rows == numbered(200)
-        with querying(tmp_path, checkpoint, connect=endpoint) as again:
+        with querying(tmp_path, checkpoint, **options) as again:
             again.until(100)
             assert not again.receives
             assert again.rows == numbered(200, 100)
 
 
 @pytest.mark.parametrize("socket_type", ["PULL", "ROUTER"])
-def test_when_the_receiving_process_is_killed_a_query_goes_on(
+def test_when_the_receiving_process_is_killed_a_query_receives(
     context: Context, tmp_path: Path, socket_type: str
 ) -> None:
-    """What was acknowledged, or sealed, is there once; ids go on."""
+    """Acknowledged and sealed messages are there once, and ids continue."""
     endpoint = free_endpoint()
     options = {"socketType": socket_type, "bind": endpoint, "walFlushInterval": "20ms"}
     arguments = [f"{name}={value}" for name, value in (options | {"walLocation": str(tmp_path)}).items()]
@@ -336,7 +338,7 @@ def test_a_query_that_cannot_receive_in_place_of_another_says_why(
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
         one.step(), two.step()
         one.reader.stop()
-        # Whoever is quicker: the port, or the query that stands by.
+        # Either the port is free first, or the standby is quicker.
         taken = context.socket(zmq.PULL)
         wait_for(lambda: two.receives, "the second to receive")
         with querying(tmp_path, bind=endpoint) as three:
@@ -389,7 +391,7 @@ def test_receive_stands_by_for_another(tmp_path: Path) -> None:
 def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(
     context: Context, tmp_path: Path
 ) -> None:
-    """As a host whose lease on a shared file system has ended: another has the lock, and it does not know."""
+    """As on a shared file system: the lease of a host has ended, and another host has the lock."""
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one:
         one.step()
@@ -423,7 +425,7 @@ def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(
 # Where a query goes on.
 
 
-def test_a_query_goes_on_from_its_checkpoint_whatever_the_log_recorded(tmp_path: Path) -> None:
+def test_a_query_continues_from_its_checkpoint_and_not_from_its_record(tmp_path: Path) -> None:
     filled(tmp_path, 4).close()
     with querying(tmp_path, maxMessagesPerTrigger=1) as query:
         query.step(), query.step()
@@ -432,8 +434,10 @@ def test_a_query_goes_on_from_its_checkpoint_whatever_the_log_recorded(tmp_path:
         assert query.rows == numbered(4, 2)
 
 
-def test_a_new_query_with_latest_takes_nothing_over_from_another(context: Context, tmp_path: Path) -> None:
-    """Also if that one was stopped in its first batch, or before it, and has the same options."""
+def test_a_new_query_with_latest_gets_no_older_messages_of_another_query(
+    context: Context, tmp_path: Path
+) -> None:
+    """Even if that query has the same options, and was stopped in its first batch or before it."""
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as one:
         one.begin()
@@ -467,7 +471,7 @@ def test_a_stopped_query_keeps_its_messages_from_a_new_one_with_the_same_options
 
 
 def test_a_first_batch_is_repeated_as_it_was_planned(context: Context, tmp_path: Path) -> None:
-    """Spark has noted its end, and asks for its beginning once more; also after two crashes."""
+    """Spark has recorded its end, and asks for its beginning again; even after two crashes."""
     push, endpoint = bound(context, zmq.PUSH)
     filled(tmp_path, 5).close()  # which is before the beginning
     options = {"connect": endpoint, "walRetention": "10m"}
@@ -486,7 +490,7 @@ def test_a_first_batch_is_repeated_as_it_was_planned(context: Context, tmp_path:
 
 
 def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offset, Offset]:
-    """Planned once the log has all of it: a batch of a part would leave the rest to the next."""
+    """Wait until the log has all messages: otherwise the batch would have only a part of them."""
     begin = query.begin()
     send(push, start, end)
     wait_for(lambda: ends_at(query.location, end), f"a log up to {end}")
@@ -494,7 +498,7 @@ def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offse
 
 
 def test_an_empty_first_batch_is_repeated_as_an_empty_one(context: Context, tmp_path: Path) -> None:
-    """Of a union, another source has had the rows: Spark has noted this one's beginning as its end."""
+    """In a union, only another source has rows: Spark has recorded this source's beginning as its end."""
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walRetention": "10m"}
     with querying(tmp_path, **options) as query:
@@ -530,7 +534,9 @@ def test_a_named_query_that_was_killed_before_its_first_batch_begins_at_the_same
         assert query.rows == []
 
 
-def test_a_copy_of_a_checkpoint_costs_the_original_nothing(context: Context, tmp_path: Path) -> None:
+def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(
+    context: Context, tmp_path: Path
+) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walRetention": "10m"}
     with querying(tmp_path, **options) as one:
@@ -551,7 +557,7 @@ def test_a_copy_of_a_checkpoint_costs_the_original_nothing(context: Context, tmp
 
 
 def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Context, tmp_path: Path) -> None:
-    """However old what one of them has not read is by then, and whichever comes first."""
+    """However old the unread messages of one query are, and in any order of the starts."""
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walRetention": "5m"}
     for first in (0, 1):
@@ -579,7 +585,7 @@ def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Con
                 assert slow.rows == numbered(11)
 
 
-def test_a_query_without_a_name_is_told_once_what_that_means(
+def test_a_query_without_a_name_logs_one_warning(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -610,8 +616,8 @@ def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.Mo
             two.step()
 
 
-def test_a_lock_whose_file_was_removed_locks_nobody_out_of_nothing(tmp_path: Path) -> None:
-    """Of two that come just then, one has the name."""
+def test_a_removed_lock_file_does_not_let_two_queries_have_one_name(tmp_path: Path) -> None:
+    """Of two queries that start at that moment, one gets the name."""
     storage = LogStorage(str(tmp_path))
     storage.open_log()
     records = ReaderRecords(storage)
@@ -678,7 +684,7 @@ def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) 
     assert readers.needed() == 2
 
 
-def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_that_runs(
+def test_without_a_retention_an_ended_query_keeps_no_messages_from_a_running_one(
     tmp_path: Path,
 ) -> None:
     storage, clock = LogStorage(str(tmp_path)), Clock()
@@ -694,8 +700,8 @@ def test_without_a_retention_a_query_that_has_ended_holds_nothing_beside_one_tha
     lock.release()
 
 
-def test_what_the_last_reader_of_a_log_has_not_read_stays(tmp_path: Path) -> None:
-    """Nothing else has a use for the room."""
+def test_messages_that_the_last_reader_of_a_log_has_not_read_stay(tmp_path: Path) -> None:
+    """No other reader needs the room."""
     storage, clock = LogStorage(str(tmp_path)), Clock()
     storage.open_log()
     records = ReaderRecords(storage)
@@ -731,8 +737,8 @@ def test_a_reader_without_a_name_makes_room_for_one_that_runs_when_the_log_is_fu
     assert readers.needed() == 2
 
 
-def test_a_partition_that_a_reader_has_never_seen_is_kept_whole_for_it(tmp_path: Path) -> None:
-    """It was stopped before there was a second receiver: all of that one's messages are new to it."""
+def test_a_partition_that_a_reader_does_not_know_keeps_all_messages_for_it(tmp_path: Path) -> None:
+    """The reader was stopped before the second receiver began, so it has read none of its messages."""
     first = LogStorage(str(tmp_path))
     first.open_log()
     records = ReaderRecords(first)
@@ -746,8 +752,8 @@ def test_a_partition_that_a_reader_has_never_seen_is_kept_whole_for_it(tmp_path:
     lock.release()
 
 
-def test_a_query_whose_position_was_dropped_says_so(context: Context, tmp_path: Path) -> None:
-    """Through the queries themselves: the log is full, one query runs, and one does not come back in time."""
+def test_a_query_whose_position_was_dropped_fails_with_the_reason(context: Context, tmp_path: Path) -> None:
+    """With real queries: the log is full, one query runs, and another does not come back in time."""
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walMaxBytes": "50k", "walRetention": "10m"}
     with querying(tmp_path, **options) as running:
@@ -789,7 +795,7 @@ def test_a_named_query_that_is_away_holds_a_full_log(context: Context, tmp_path:
 
 
 def test_history_makes_room_for_new_messages(context: Context, tmp_path: Path) -> None:
-    """Long before its time has passed: nothing waits for messages that no query needs."""
+    """Long before its retention has passed, because no query needs the messages."""
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walMaxBytes": "100k", "walChunkBytes": "5k", "walRetention": "7d"}
     with querying(tmp_path, **options) as query:
@@ -800,7 +806,7 @@ def test_history_makes_room_for_new_messages(context: Context, tmp_path: Path) -
         assert 1 < log_rows(tmp_path).num_rows < 20
 
 
-def test_a_full_log_that_discards_tells_the_query_that_it_overtakes(context: Context, tmp_path: Path) -> None:
+def test_a_query_counts_messages_that_a_full_log_has_discarded(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walMaxBytes": "50k", "whenFull": "discard"}
     with querying(tmp_path, **options) as fast:
@@ -822,10 +828,8 @@ def test_a_full_log_that_discards_tells_the_query_that_it_overtakes(context: Con
         assert [i for i, _ in fast.rows] == list(range(len(fast.rows)))
 
 
-def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
-    context: Context, tmp_path: Path
-) -> None:
-    """A query that followed was given ids that the copy does not have; whoever opens the log to write refuses."""
+def test_an_offset_beyond_the_end_of_a_restored_copy_is_refused(context: Context, tmp_path: Path) -> None:
+    """A query that followed has read ids that the copy does not have, so a writer refuses to open the log."""
     push, endpoint = bound(context, zmq.PUSH)
     log = tmp_path / "log"
     with querying(log, connect=endpoint) as one, querying(log, connect=endpoint) as two:
@@ -845,7 +849,7 @@ def test_a_restored_copy_of_the_log_is_no_place_for_the_ids_after_it(
 def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
     context: Context, tmp_path: Path
 ) -> None:
-    """Of the query that received: its chunks are forced to the disk, so from its second batch on the log keeps no mark
+    """The query that received forces its chunks to the disk, so from its second batch on the log keeps no mark
     of what it was given.
     """
     push, endpoint = bound(context, zmq.PUSH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "hold_seconds", 0.1)
 
 
-def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(
+def test_a_query_waits_while_the_feed_of_the_receiving_process_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, feed, faults = free_endpoint(), LogStorage.feed, [DiskFaultError("too many open files")]
@@ -63,10 +64,10 @@ def test_a_query_that_begins_while_nobody_can_read_who_receives_waits(
 # Standing by.
 
 
-def test_of_several_that_cannot_receive_in_place_of_another_each_says_why(
+def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them has the lock for a moment whenever it tries, and the others see that."""
+    """Each attempt of one query holds the lock for a moment, which the others see."""
     take_over(monkeypatch, takeover=0.3)
     endpoint = free_endpoint()
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
@@ -85,10 +86,10 @@ def test_of_several_that_cannot_receive_in_place_of_another_each_says_why(
 
 
 @pytest.mark.parametrize("least", [1, 1000])
-def test_whatever_keeps_a_query_from_receiving_in_place_of_another_is_said(
+def test_any_error_of_a_takeover_ends_the_query_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    """An error that nobody has thought of must not end the thread alone; and is heard while a batch is held back."""
+    """Any error must end the query, and not only its thread, even while a batch is held back."""
     take_over(monkeypatch, takeover=0.1)
     endpoint = free_endpoint()
     held_back = {"bind": endpoint, "minMessagesPerTrigger": least}
@@ -104,8 +105,8 @@ def test_whatever_keeps_a_query_from_receiving_in_place_of_another_is_said(
             wait_for(lambda: two.step() < 0, "an error", 5.0)
 
 
-def test_a_log_that_is_gone_is_not_made_anew_by_who_stands_by(context: Context, tmp_path: Path) -> None:
-    """It would take messages into a log that no checkpoint knows."""
+def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:
+    """It would receive messages into a log that no checkpoint knows."""
     _, endpoint = bound(context, zmq.PUSH)
     log = tmp_path / "log"
     with querying(log, connect=endpoint) as one, querying(log, connect=endpoint) as two:
@@ -121,10 +122,10 @@ def test_a_log_that_is_gone_is_not_made_anew_by_who_stands_by(context: Context, 
             two.step()
 
 
-def test_who_follows_a_feed_does_not_go_on_with_another(
+def test_a_query_that_follows_a_feed_fails_when_another_feed_is_received(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two that receive the lock is free, and whoever comes then may receive something else."""
+    """Between two receivers the lock is free, and a process with another feed may take it."""
     take_over(monkeypatch, standby=0.3)
     _, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as one, querying(tmp_path, connect=endpoint) as two:
@@ -137,10 +138,10 @@ def test_who_follows_a_feed_does_not_go_on_with_another(
         other.close()
 
 
-def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
+def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It drains for longer than a thread is waited for."""
+    """The takeover drains its socket for longer than ``stop`` waits for the standby thread."""
     monkeypatch.setattr(Feed, "join_seconds", 0.5)
     stop_sooner(monkeypatch, 1.0)
     push, endpoint = bound(context, zmq.PUSH)
@@ -152,13 +153,19 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
         two = Query(tmp_path, connect=endpoint, walFlushInterval="1h")
         two.step()
         assert two.reader.feeds is not None
-        stopping, start = two.reader.feeds.parts[0]._stopping, Ingest.start
+        (feed,) = two.reader.feeds.parts.values()
+        stops, stop, start = threading.Event(), feed.stop, Ingest.start
 
         def slow(ingest: Ingest) -> None:
             start(ingest)
-            assert stopping.wait(30)
+            assert stops.wait(30)
+
+        def stop_feed() -> None:
+            stops.set()
+            stop()
 
         monkeypatch.setattr(Ingest, "start", slow)
+        monkeypatch.setattr(feed, "stop", stop_feed)
         one.reader.stop()
         connections.wait_for_only(2)
         send(push, 0, 10)
@@ -176,7 +183,9 @@ def test_a_query_that_is_stopped_while_it_takes_over_seals_what_it_has_taken(
         ('{"next": {"7": 1}}', r"the log has no partition \[7\], only \[0\]"),
     ],
 )
-def test_offsets_that_a_user_has_mistyped_are_no_data_loss(tmp_path: Path, offsets: str, said: str) -> None:
+def test_mistyped_offsets_are_an_option_error_and_no_data_loss(
+    tmp_path: Path, offsets: str, said: str
+) -> None:
     filled(tmp_path, 4).close()
     with (
         querying(tmp_path, startingOffsets=offsets, failOnDataLoss=False) as query,
@@ -186,7 +195,7 @@ def test_offsets_that_a_user_has_mistyped_are_no_data_loss(tmp_path: Path, offse
 
 
 def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
-    """Each would keep all messages from its time on."""
+    """Each position would keep all messages from then on."""
     filled(tmp_path, 4).close()
     for _ in range(3):
         late = "2200-01-01T00:00:00Z"
@@ -198,11 +207,11 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
     assert ReaderRecords(LogStorage(str(tmp_path))).names() == []
 
 
-# What is kept for whom.
+# Which messages are kept for which reader.
 
 
-def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_path: Path) -> None:
-    """The query that receives is the slow one; the other is ahead of it, and only just being restarted."""
+def test_a_full_log_drops_only_readers_that_keep_it_full(context: Context, tmp_path: Path) -> None:
+    """The receiving query is the slow one. The other is ahead of it, and is being restarted."""
     push, endpoint = bound(context, zmq.PUSH)
     options: dict[str, Any] = {"connect": endpoint, "walMaxBytes": "50k"}
     with querying(tmp_path, **options) as slow:
@@ -224,7 +233,7 @@ def test_a_full_log_drops_only_those_that_keep_it_full(context: Context, tmp_pat
         assert name in positions(tmp_path)
 
 
-def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> None:
+def test_a_full_log_drops_no_more_readers_than_necessary(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
     records = ReaderRecords(storage)
@@ -241,10 +250,10 @@ def test_room_is_made_by_dropping_no_more_than_that_takes(tmp_path: Path) -> Non
     assert positions(tmp_path) == ["named", "restarts", "slow"]
 
 
-def test_the_time_of_a_query_that_does_not_run_begins_when_it_stops(
+def test_the_timeout_of_a_reader_begins_when_its_query_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its feed was silent for long, so its position had not moved."""
+    """Its feed had been silent for long, so its record was old."""
     storage = LogStorage(str(tmp_path))
     filled(tmp_path, 4).close()
     path = ReaderRecords(storage).path_of("desk")
@@ -298,10 +307,10 @@ def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_pa
     assert query.rows == numbered(8)
 
 
-def test_a_passing_fault_of_the_disk_ends_no_query_that_follows(
+def test_a_passing_disk_fault_does_not_end_a_query_that_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that lasts for walRetryTimeout does."""
+    """A fault that lasts for walRetryTimeout does end it."""
     log = filled(tmp_path, 2)
     with querying(tmp_path, walRetryTimeout="200ms") as query:
         query.until(2)

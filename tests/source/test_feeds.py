@@ -52,11 +52,11 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
-    monkeypatch.setattr(Feeds, "look_seconds", 0.01)
+    monkeypatch.setattr(Feeds, "refresh_seconds", 0.01)
 
 
 class Several(Query):
-    """A query on a log with several partitions; ``placed`` is what was committed, with partition and id."""
+    """A query on a log with several partitions; ``placed`` has the committed rows with partition and id."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -80,7 +80,7 @@ class Several(Query):
         return sorted(int(value) for _, _, value in self.placed)
 
     def check(self) -> None:
-        """Ids go up by one in each partition, and none comes twice."""
+        """Check that ids go up by one in each partition."""
         for partition in {p for p, _, _ in self.placed}:
             ids = [i for p, i, _ in self.placed if p == partition]
             assert ids == list(range(ids[0], ids[0] + len(ids)))
@@ -119,7 +119,7 @@ def fill(location: Path, partition: int, *values: bytes) -> None:
 def test_a_first_batch_that_is_repeated_has_the_same_rows_in_each_partition(
     context: Context, tmp_path: Path
 ) -> None:
-    """Also where one of them has none: its log has older messages, which the query was not to have."""
+    """Also if a partition has no rows in it: its log has older messages, which the query must not read."""
     pubs = [bound(context, zmq.PUB) for _ in range(2)]
     for partition in range(2):
         fill(tmp_path, partition, b"1000", b"1001", b"1002")
@@ -179,7 +179,7 @@ def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Pa
         assert begins == shares
 
 
-def test_subs_have_publishers_of_their_own(context: Context, tmp_path: Path) -> None:
+def test_each_sub_receives_from_its_own_publishers(context: Context, tmp_path: Path) -> None:
     pubs = [bound(context, zmq.XPUB) for _ in range(3)]
     endpoints = ",".join(endpoint for _, endpoint in pubs)
     with several(tmp_path, socketType="SUB", connect=endpoints, receivers=2) as query:
@@ -217,10 +217,13 @@ def test_a_limit_is_for_the_batch_and_partitions_share_it(context: Context, tmp_
 
 
 @pytest.mark.parametrize("then", [1, 4])
-def test_another_number_of_receivers_goes_on_with_the_same_log(
+def test_another_number_of_receivers_continues_with_the_same_log(
     context: Context, tmp_path: Path, then: int
 ) -> None:
-    """What fewer receivers no longer fill is read to its end; what more of them fill begins at its first id."""
+    """Fewer receivers: partitions without one are read to their end.
+
+    More receivers: new partitions are read from their first id.
+    """
     push, endpoint = bound(context, zmq.PUSH)
     with several(tmp_path, connect=endpoint, receivers=2) as query:
         query.step()
@@ -241,7 +244,7 @@ def test_another_number_of_receivers_goes_on_with_the_same_log(
         assert query.values == list(range(100, 300))
 
 
-def test_a_query_that_follows_takes_up_the_partitions_that_come(tmp_path: Path) -> None:
+def test_a_query_that_follows_opens_new_partitions(tmp_path: Path) -> None:
     fill(tmp_path, 0, b"0", b"1")
     with several(tmp_path) as query:
         query.until(2)
@@ -291,7 +294,7 @@ def test_queries_on_a_shared_feed_have_all_partitions(context: Context, tmp_path
 
 
 @pytest.mark.parametrize("reader", [{}, {"reader": "mine"}])
-def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_partition(
+def test_an_unfinished_first_batch_begins_at_the_same_ids_again(
     context: Context, tmp_path: Path, reader: dict[str, str]
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -312,9 +315,7 @@ def test_a_first_batch_that_was_not_finished_begins_at_the_same_place_in_each_pa
         assert again.values == list(range(100))
 
 
-def test_a_repeated_first_batch_has_no_rows_of_a_partition_that_came_later(
-    context: Context, tmp_path: Path
-) -> None:
+def test_a_repeated_first_batch_has_no_rows_of_a_newer_partition(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with several(tmp_path, connect=endpoint) as query:
         query.begin()
@@ -331,10 +332,10 @@ def test_a_repeated_first_batch_has_no_rows_of_a_partition_that_came_later(
         assert again.values == list(range(100))
 
 
-def test_who_shares_a_feed_out_otherwise_is_refused(
+def test_a_receiver_with_another_division_of_the_feed_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would receive some of it twice."""
+    """It would receive some messages twice."""
     monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     endpoints = ",".join(bound(context, zmq.XPUB)[1] for _ in range(4))
     options = {"socketType": "SUB", "connect": endpoints, "walLocation": tmp_path}
@@ -355,7 +356,7 @@ def test_who_shares_a_feed_out_otherwise_is_refused(
 
 @contextmanager
 def shared_otherwise(location: Path) -> Iterator[None]:
-    """Another process fills another partition, with another share of the feed."""
+    """Another process fills another partition with another share of the feed."""
     other = LogWriter(LogStorage(str(location), 5), chunk_bytes=1 << 20, max_bytes=1 << 30)
     other.open(feed="another division")
     try:
@@ -364,10 +365,10 @@ def shared_otherwise(location: Path) -> Iterator[None]:
         other.close()
 
 
-def test_what_an_earlier_receiver_has_said_is_not_taken_for_one_that_runs(
+def test_the_noted_feed_of_a_stopped_receiver_refuses_no_other_division(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query that waits for it would wait for ever."""
+    """Otherwise the query would wait for that receiver for ever."""
     monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     options = stream_options(socketType="PULL", connect=endpoint, walLocation=tmp_path, receivers=2)
@@ -378,7 +379,7 @@ def test_what_an_earlier_receiver_has_said_is_not_taken_for_one_that_runs(
         Ingest(options, 1).open_unless_received()
 
 
-def test_who_stands_by_ends_where_it_may_not_receive(
+def test_a_standby_with_another_division_of_the_feed_fails(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_over(monkeypatch, takeover=0.1)
@@ -403,7 +404,7 @@ def test_a_port_that_is_taken_leaves_all_partitions_free(context: Context, tmp_p
 
 
 def send_until(push: Socket, number: int, enough: Callable[[], bool]) -> int:
-    """Send numbers, from this one on, until that is so; the next number."""
+    """Send numbers from this one on until the condition is true. Returns the next number."""
 
     def is_enough() -> bool:
         nonlocal number
@@ -415,12 +416,12 @@ def send_until(push: Socket, number: int, enough: Callable[[], bool]) -> int:
 
 
 def partitions_since(query: Several, first: int) -> set[int]:
-    """The log partitions in which messages from this one on have come."""
+    """The log partitions that have a message from this number on."""
     return {partition for partition, _, value in query.placed if int(value) >= first}
 
 
 def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp_path: Path) -> None:
-    """One is killed and begun again; the other ones, and who reads, go on."""
+    """One receiver is killed and restarted; the others and the query continue."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=1)
 
     def program(share: str) -> subprocess.Popen[str]:
@@ -489,7 +490,7 @@ def test_a_batch_read_has_all_partitions(tmp_path: Path) -> None:
 def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
     context: Context, tmp_path: Path
 ) -> None:
-    """Others have read it meanwhile, and would have had its beginning deleted."""
+    """Other queries have read it meanwhile, and without the record its beginning would be deleted."""
     fill(tmp_path, 0, b"0")
     with several(tmp_path, reader="away") as away:
         away.until(1)
@@ -517,7 +518,7 @@ def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
             ingest.stop()
 
 
-def test_what_a_new_partition_has_lost_is_told(tmp_path: Path) -> None:
+def test_losses_in_a_new_partition_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, 0, b"0")
     with several(tmp_path) as query:
         query.until(1)
@@ -547,8 +548,10 @@ def test_endpoints_in_another_order_are_another_division(context: Context, tmp_p
         one.stop()
 
 
-def test_of_two_that_begin_at_the_same_moment_one_notices(context: Context, tmp_path: Path) -> None:
-    """Each has looked before the other one had the lock of its partition."""
+def test_of_two_divisions_that_begin_at_the_same_moment_one_is_refused(
+    context: Context, tmp_path: Path
+) -> None:
+    """Each has checked before the other one had the lock of its partition."""
     _, endpoint = bound(context, zmq.PUSH)
     options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
     ingest = Ingest(stream_options(**options, receivers=3), 1)
@@ -572,7 +575,7 @@ def test_of_two_that_begin_at_the_same_moment_one_notices(context: Context, tmp_
 
 
 def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginning(tmp_path: Path) -> None:
-    """Though the query was to begin with what comes from now on; also if its first batch is repeated."""
+    """Even with startingOffsets=latest, and if the first batch is repeated."""
     fill(tmp_path, 0, b"0")
     options = {"startingOffsets": "latest", "reader": "me"}
     with several(tmp_path, **options) as query:
@@ -586,8 +589,8 @@ def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginnin
         assert query.placed == [(1, 0, b"1"), (1, 1, b"2")]
 
 
-def test_a_first_batch_that_had_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
-    """A query without a name dies after it, and another one begins in the same way."""
+def test_a_first_batch_with_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
+    """A query without a name dies after it, and another query begins in the same way."""
     for partition in (0, 1):
         fill(tmp_path, partition)
     with several(tmp_path) as query:
@@ -614,7 +617,7 @@ def test_a_time_that_one_partition_has_is_enough(tmp_path: Path) -> None:
         ZmqLogReader(parse(BatchReadOptions, later)).partitions()
 
 
-def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
+def test_a_passing_fault_while_partitions_are_listed_does_not_end_the_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, 0, b"0")
@@ -632,10 +635,10 @@ def test_a_passing_fault_in_looking_for_partitions_ends_no_query(
         query.until(2)
 
 
-def test_of_two_partitions_that_come_both_are_taken_up_or_none(
+def test_of_two_new_partitions_both_are_opened_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault at the second one would leave the first one known to nobody."""
+    """After a fault at the second one, nothing would stop the first one."""
     fill(tmp_path, 0, b"0")
     with several(tmp_path) as query:
         query.until(1)
@@ -656,7 +659,7 @@ def test_of_two_partitions_that_come_both_are_taken_up_or_none(
         assert query.values == [0, 1, 2]
 
 
-def test_a_start_that_is_cut_short_leaves_nothing_to_stop(
+def test_after_a_failed_start_there_is_nothing_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, 0, b"0")
@@ -671,11 +674,11 @@ def test_a_start_that_is_cut_short_leaves_nothing_to_stop(
     query.reader.stop()
 
 
-def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
+def test_committed_chunks_of_a_partition_without_a_receiver_are_deleted(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the newest chunk, which has the numbers of its publishers; and not what another query needs."""
-    monkeypatch.setattr(IdlePartition, "look_seconds", 0.0)
+    """Except the newest chunk, which has the state of its publishers, and messages that another query needs."""
+    monkeypatch.setattr(IdlePartition, "check_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(5):
         fill(tmp_path, 0, b"0")
@@ -710,7 +713,7 @@ def test_what_is_done_in_a_partition_without_a_receiver_is_deleted(
 def test_the_retention_holds_in_a_partition_without_a_receiver(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(IdlePartition, "look_seconds", 0.0)
+    monkeypatch.setattr(IdlePartition, "check_seconds", 0.0)
     push, endpoint = bound(context, zmq.PUSH)
     for _ in range(3):
         fill(tmp_path, 1, b"0")
@@ -722,7 +725,7 @@ def test_the_retention_holds_in_a_partition_without_a_receiver(
         assert len(list(LogStorage(str(tmp_path), 1).chunks())) == 3
 
 
-def test_a_program_deletes_what_is_done_in_a_partition_without_a_receiver(
+def test_receive_deletes_committed_chunks_of_a_partition_without_a_receiver(
     context: Context, tmp_path: Path
 ) -> None:
     _, endpoint = bound(context, zmq.PUSH)

@@ -13,8 +13,17 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, bound, channel_of, log_rows, stop_sooner, stream_options, wait_for
-from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError
+from tests.support import (
+    Socket,
+    bound,
+    channel_of,
+    free_endpoint,
+    log_rows,
+    stop_sooner,
+    stream_options,
+    wait_for,
+)
+from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError, NoPeerError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
@@ -24,7 +33,7 @@ Context = zmq.Context[Socket]
 
 
 def at_each_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Have the store of the log do this before it writes anything."""
+    """Let the store of the log call this before each write."""
     monkeypatch.setattr(failpoints, "reach", lambda name: name == "log.store.before_write" and act())
 
 
@@ -46,7 +55,7 @@ def ingesting(location: Path, endpoint: str, **options: object) -> Iterator[Inge
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "drain" not in request.node.name:  # nobody sends when the others stop
+    if "drain" not in request.node.name:  # no publisher sends when the other tests stop
         stop_sooner(monkeypatch)
 
 
@@ -59,7 +68,7 @@ def send_numbers(sock: Socket, count: int) -> None:
         sock.send(b"%d" % i)
 
 
-def test_what_was_received_is_durable_once_it_is_asked_for(context: Context, tmp_path: Path) -> None:
+def test_seal_makes_received_messages_durable(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint, walFlushInterval="1h") as ingest:
         send_numbers(push, 10)
@@ -67,14 +76,14 @@ def test_what_was_received_is_durable_once_it_is_asked_for(context: Context, tmp
         assert numbers(tmp_path) == list(range(10))
 
 
-def test_messages_become_durable_by_themselves_in_time(context: Context, tmp_path: Path) -> None:
+def test_messages_become_durable_after_the_flush_interval(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint, walFlushInterval="50ms") as ingest:
         send_numbers(push, 1)
         wait_for(lambda: ingest.log.durable_end == 1, "one durable message without asking")
 
 
-def test_stop_drains_what_the_socket_holds(context: Context, tmp_path: Path) -> None:
+def test_stop_receives_the_messages_that_the_socket_has(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=200_000)
     with ingesting(tmp_path, endpoint):
         send_numbers(push, 100_000)
@@ -140,7 +149,7 @@ def test_a_paused_receiver_still_answers(context: Context, tmp_path: Path) -> No
     assert log_rows(tmp_path).num_rows == sent
 
 
-def test_a_fault_that_came_before_is_told_to_who_asks(
+def test_a_seal_raises_an_earlier_error_of_receiving(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -164,7 +173,7 @@ def test_a_fault_that_came_before_is_told_to_who_asks(
         ingest.stop()
 
 
-def test_a_second_query_on_the_log_is_told_who_holds_it(context: Context, tmp_path: Path) -> None:
+def test_the_error_of_a_second_writer_names_the_holder_of_the_lock(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint):
         second = Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL"))
@@ -202,15 +211,15 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
     assert numbers(tmp_path) == list(range(5))
 
 
-def test_gathering_ends_at_the_timeout_or_when_nothing_comes(context: Context, tmp_path: Path) -> None:
+def test_receive_for_ends_at_the_timeout_or_after_silence(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint) as ingest:
-        assert ingest.gather(0.05, None) == 0
+        assert ingest.receive_for(0.05, None) == 0
         send_numbers(push, 10)
-        assert ingest.gather(30, 0.3) == 10
+        assert ingest.receive_for(30, 0.3) == 10
 
 
-def test_feeds_have_logs_of_their_own() -> None:
+def test_each_feed_has_its_own_default_log() -> None:
     one = log_storage(stream_options(connect="tcp://a:1,tcp://b:1")).root
     assert one == log_storage(stream_options(connect="tcp://b:1,tcp://a:1", rcvhwm=5, walMaxBytes="1g")).root
     assert one != log_storage(stream_options(connect="tcp://a:1,tcp://b:1", topics="x")).root
@@ -260,3 +269,12 @@ def test_receiving_never_waits_for_sealing(
     sealed = list(LogStorage(str(tmp_path)).chunks())
     assert len(sealed) <= 6, "what had come meanwhile is sealed together"
     assert len(numbers(tmp_path)) == 50_021
+
+
+def test_a_feed_whose_publisher_never_answers_fails_after_connect_timeout(tmp_path: Path) -> None:
+    ingest = Ingest(stream_options(walLocation=tmp_path, connect=free_endpoint(), connectTimeout="200ms"))
+    ingest.start()
+    with pytest.raises(NoPeerError):
+        wait_for(ingest.check, "an error")
+    with pytest.raises(NoPeerError):
+        ingest.stop()

@@ -1,4 +1,4 @@
-"""Losses seen, counted and healed: publishers in processes of their own, real sockets, real logs, no Spark."""
+"""Losses that are found, counted and healed: publishers in other processes, real sockets and logs, no Spark."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from zmq_datasource.errors import MalformedMessageError, MessageLossError, ZmqDa
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences import Totals
+from zmq_datasource.source.facts import read_counters, read_gaps
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.kept import read_counters, read_gaps
 from zmq_datasource.source.receiver import Receiver
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
@@ -37,7 +37,7 @@ DETECTOR = {"framing": "custom", "sequenceFrame": 0, "sequencePath": "frameNumbe
 def ingesting(
     location: Path, fails: type[ZmqDataSourceError] | None = None, **options: Any
 ) -> Iterator[Ingest]:
-    """A running ingest, stopped at the end; if it has failed by then, it says so once more."""
+    """A running ingest, stopped at the end. If it has failed, ``stop`` must raise ``fails``."""
     ingest = Ingest(stream_options(walLocation=location, **options))
     ingest.start()
     try:
@@ -48,12 +48,12 @@ def ingesting(
 
 
 def wait_for_silence(publisher: Publisher) -> None:
-    """Until the publisher knows that a subscriber has gone: it would take it for the next one."""
+    """Wait until the publisher knows that its subscriber has gone, so that it waits for the next one."""
     wait_for(lambda: not publisher.ask("subscriptions")["subscriptions"], "the subscriber to be gone")
 
 
 def totals(ingest: Ingest) -> Totals:
-    """What was tracked of all that has arrived."""
+    """The sums of the tracker for all messages that have arrived."""
     ingest.seal()
     found = ingest.facts().totals
     assert found is not None
@@ -74,7 +74,7 @@ def gaps(location: Path) -> list[tuple[int, int, bool]]:
 
 
 @pytest.mark.parametrize("name", ["sequenced", "vllm", "bitcoin", "clone", "dafka", "detector"])
-def test_each_format_shows_what_is_missing_and_what_comes_twice(name: str, tmp_path: Path) -> None:
+def test_each_framing_shows_losses_and_duplicates(name: str, tmp_path: Path) -> None:
     framing = DETECTOR if name == "detector" else {"framing": name}
     with (
         Publisher(name) as publisher,
@@ -95,7 +95,7 @@ def test_each_format_shows_what_is_missing_and_what_comes_twice(name: str, tmp_p
     assert gaps(tmp_path) == [(told[0] + 5, told[0] + 7, False)]
 
 
-def test_jupyter_is_read_and_not_judged(tmp_path: Path) -> None:
+def test_jupyter_messages_are_read_without_tracking(tmp_path: Path) -> None:
     with (
         Publisher("jupyter", topic="stream.stdout") as publisher,
         ingesting(tmp_path, connect=publisher.endpoint, framing="jupyter") as ingest,
@@ -110,7 +110,7 @@ def test_jupyter_is_read_and_not_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sequenced", "dafka"])
-def test_a_publisher_that_tells_its_count_shows_a_missing_tail(name: str, tmp_path: Path) -> None:
+def test_a_publisher_that_announces_its_end_shows_losses_at_the_end(name: str, tmp_path: Path) -> None:
     with (
         Publisher(name) as publisher,
         ingesting(tmp_path, connect=publisher.endpoint, framing=name) as ingest,
@@ -125,7 +125,7 @@ def test_a_publisher_that_tells_its_count_shows_a_missing_tail(name: str, tmp_pa
     assert gaps(tmp_path) == [(5, 8, False)]
 
 
-def test_bitcoins_topics_count_apart_wrap_and_restart(tmp_path: Path) -> None:
+def test_each_topic_of_bitcoin_has_a_counter_that_wraps_and_restarts(tmp_path: Path) -> None:
     with (
         Publisher("bitcoin", topic="rawtx") as publisher,
         ingesting(tmp_path, connect=publisher.endpoint, framing="bitcoin") as ingest,
@@ -159,7 +159,7 @@ def test_topics_of_dafka_are_its_subjects(tmp_path: Path) -> None:
     assert set(log_rows(tmp_path).column("topic").to_pylist()) == {"weather"}
 
 
-def test_a_stalled_reader_of_a_small_queue_loses_exactly_what_is_judged_lost() -> None:
+def test_the_losses_of_a_stalled_reader_are_counted_exactly() -> None:
     counters = SourceCounters()
     with Publisher("vllm", sndhwm=10) as publisher:
         options = stream_options(connect=publisher.endpoint, framing="vllm", rcvhwm=10)
@@ -232,7 +232,7 @@ def test_a_gap_is_fetched_from_the_publisher(topic_in_replay: bool, tmp_path: Pa
 
 
 def test_with_replay_a_stalled_reader_loses_nothing(tmp_path: Path) -> None:
-    """The log is full, receiving stops, the publisher's queue of 10 runs over; then there is room again."""
+    """The log is full, receiving pauses, the publisher's queue of 10 overflows, and then there is room again."""
     options = {"walMaxBytes": "256k", "walChunkBytes": "64k", "rcvhwm": 10, "zmq_rcvbuf": 4096}
     with vllm(tmp_path, options, sndhwm=10, buffer=50_000) as (publisher, ingest):
         sent = 0
@@ -253,7 +253,7 @@ def test_with_replay_a_stalled_reader_loses_nothing(tmp_path: Path) -> None:
         assert ingest.seal() == ingest.counters.received == sent
 
 
-def test_what_the_publisher_no_longer_has_stays_lost(tmp_path: Path) -> None:
+def test_messages_that_the_publisher_no_longer_has_stay_lost(tmp_path: Path) -> None:
     with vllm(tmp_path, {}, buffer=10) as (publisher, ingest):
         publisher.ask("send 5")
         publisher.ask("skip 100")
@@ -267,7 +267,7 @@ def test_what_the_publisher_no_longer_has_stays_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("replay_from", "first"), [("earliest", 0), ("7", 7)])
-def test_history_comes_first_when_it_is_asked_for(replay_from: str, first: int, tmp_path: Path) -> None:
+def test_history_comes_before_the_live_flow(replay_from: str, first: int, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with Publisher("vllm", replay=endpoint) as publisher:
         publisher.ask("send 20")
@@ -286,7 +286,7 @@ def test_history_comes_first_when_it_is_asked_for(replay_from: str, first: int, 
     assert sequences(tmp_path) == list(range(first, 40))
 
 
-def test_a_query_that_comes_back_asks_for_what_it_missed(tmp_path: Path) -> None:
+def test_a_restarted_query_asks_for_missed_messages(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     options = {"framing": "vllm", "replayEndpoint": endpoint}
     with Publisher("vllm", replay=endpoint) as publisher:
@@ -295,7 +295,7 @@ def test_a_query_that_comes_back_asks_for_what_it_missed(tmp_path: Path) -> None
             publisher.ask("send 5")
             wait_for_rows(ingest, 5)
         wait_for_silence(publisher)
-        publisher.ask("send 30")  # nobody listens
+        publisher.ask("send 30")  # without a subscriber
         with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
             wait_for_rows(ingest, 35)
             publisher.ask("wait-subscriber")
@@ -305,7 +305,7 @@ def test_a_query_that_comes_back_asks_for_what_it_missed(tmp_path: Path) -> None
     assert sequences(tmp_path) == list(range(40))
 
 
-def test_a_replay_endpoint_that_nobody_serves_holds_nothing_up_for_long(tmp_path: Path) -> None:
+def test_a_replay_endpoint_without_a_server_delays_the_feed_only_by_the_timeout(tmp_path: Path) -> None:
     with (
         Publisher("vllm") as publisher,
         ingesting(
@@ -329,7 +329,7 @@ def test_a_replay_endpoint_that_nobody_serves_holds_nothing_up_for_long(tmp_path
             wait_for(lambda: ingest.seal() > 10, "the failure")
 
 
-def test_each_publisher_is_asked_for_its_own(tmp_path: Path) -> None:
+def test_each_publisher_is_asked_for_its_own_messages(tmp_path: Path) -> None:
     replays = [free_endpoint(), free_endpoint()]
     with ExitStack() as stack:
         publishers = [stack.enter_context(Publisher("vllm", replay=replay)) for replay in replays]
@@ -354,7 +354,7 @@ def test_each_publisher_is_asked_for_its_own(tmp_path: Path) -> None:
     assert Counter(log_rows(tmp_path).column("publisher").to_pylist()) == {names[0]: 11, names[1]: 12}
 
 
-def test_a_restarted_publisher_is_no_loss_and_is_asked_in_its_new_numbers(tmp_path: Path) -> None:
+def test_gaps_of_a_restarted_publisher_are_asked_for_in_its_new_numbers(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     first = Publisher("vllm", replay=endpoint)
     options = {"framing": "vllm", "replayEndpoint": endpoint, "zmq_reconnect_ivl": 20}
@@ -377,8 +377,8 @@ def test_a_restarted_publisher_is_no_loss_and_is_asked_in_its_new_numbers(tmp_pa
 
 
 @pytest.mark.parametrize("heal", [True, False])
-def test_a_restart_whose_beginning_was_missed_costs_only_that(heal: bool, tmp_path: Path) -> None:
-    """The subscriber is back a moment too late, as it usually is."""
+def test_only_messages_missed_at_a_restart_are_lost(heal: bool, tmp_path: Path) -> None:
+    """The subscriber reconnects a moment too late for the first messages, as usual."""
     endpoint = free_endpoint()
     options = {"framing": "vllm", "deduplicate": True, "zmq_reconnect_ivl": 20}
     if heal:
@@ -402,7 +402,7 @@ def test_a_restart_whose_beginning_was_missed_costs_only_that(heal: bool, tmp_pa
         first.kill()
 
 
-def test_history_is_waited_for_while_the_publisher_is_not_there_yet(tmp_path: Path) -> None:
+def test_the_feed_waits_for_the_history_of_a_publisher_that_starts_later(tmp_path: Path) -> None:
     endpoint, replay = free_endpoint(), free_endpoint()
     with ingesting(
         tmp_path,
@@ -425,7 +425,7 @@ def test_history_is_waited_for_while_the_publisher_is_not_there_yet(tmp_path: Pa
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_loss_that_cannot_be_healed_fails_the_query(sealed: bool, tmp_path: Path) -> None:
-    """Once, if a row goes into the log with the loss or after it; else the next run asks for the messages again."""
+    """Once, if the log has a row from then or later. Otherwise the next run asks for the messages again."""
     endpoint = free_endpoint()
     options = {"framing": "vllm", "replayEndpoint": endpoint, "onLoss": "fail", "walFlushInterval": "1h"}
     with Publisher("vllm", replay=endpoint, buffer=1) as publisher:
@@ -455,7 +455,7 @@ def test_a_loss_that_cannot_be_healed_fails_the_query(sealed: bool, tmp_path: Pa
 
 
 class RouterOnItsOwnTerms:
-    """A replay endpoint that answers as the test says: (sequence or None for the end) for each request."""
+    """A replay endpoint that sends these replies to each request: sequences, and None for the end."""
 
     def __init__(
         self,
@@ -507,7 +507,7 @@ class RouterOnItsOwnTerms:
         ([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, None]], [3]),
     ],
 )
-def test_a_replay_that_is_not_whole_is_asked_for_again(
+def test_an_incomplete_replay_is_requested_again(
     answers: list[list[int | None]], asked: list[int], context: Context, tmp_path: Path
 ) -> None:
     with (
@@ -530,7 +530,7 @@ def test_a_replay_that_is_not_whole_is_asked_for_again(
     assert sorted(sequences(tmp_path)) == list(range(9))
 
 
-def test_a_replay_host_whose_name_is_gone_ends_nothing(
+def test_a_replay_host_that_no_longer_resolves_does_not_end_receiving(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -558,7 +558,7 @@ def test_a_replay_host_whose_name_is_gone_ends_nothing(
         wait_for_rows(ingest, 3)
 
 
-def test_a_publisher_without_history_is_not_asked_as_fast_as_it_loses(
+def test_a_publisher_without_history_is_asked_at_a_bounded_rate(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -583,7 +583,7 @@ def test_a_publisher_without_history_is_not_asked_as_fast_as_it_loses(
 # What does not fit, and what fails.
 
 
-def test_malformed_messages_fail_the_query_if_so_wished_and_it_can_go_on(tmp_path: Path) -> None:
+def test_with_onMalformed_fail_a_query_fails_and_can_be_restarted(tmp_path: Path) -> None:
     with Publisher("vllm") as publisher:
         options = {"connect": publisher.endpoint, "framing": "vllm", "onMalformed": "fail"}
         with ingesting(tmp_path, MalformedMessageError, **options) as ingest:
@@ -621,7 +621,9 @@ def test_a_loss_fails_the_query_once(tmp_path: Path) -> None:
             assert totals(ingest).lost == 4
 
 
-def test_noise_is_logged_at_a_bounded_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_messages_are_logged_at_a_bounded_rate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
         Publisher("vllm") as publisher,
         ingesting(tmp_path, connect=publisher.endpoint, framing="vllm") as ingest,
@@ -635,7 +637,7 @@ def test_noise_is_logged_at_a_bounded_rate(tmp_path: Path, caplog: pytest.LogCap
     assert 1 <= sum("does not fit" in record.message for record in caplog.records) <= 10
 
 
-def test_what_is_no_row_is_remembered_with_the_next_row(tmp_path: Path) -> None:
+def test_the_state_of_messages_without_a_row_is_stored_with_the_next_row(tmp_path: Path) -> None:
     with (
         Publisher("vllm") as publisher,
         ingesting(tmp_path, connect=publisher.endpoint, framing="vllm") as ingest,
@@ -649,7 +651,7 @@ def test_what_is_no_row_is_remembered_with_the_next_row(tmp_path: Path) -> None:
         assert counters.malformed == 1
 
 
-def test_numbering_that_means_something_else_now_is_judged_anew(
+def test_with_another_numbering_tracking_begins_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("sequenced") as publisher:
@@ -664,13 +666,13 @@ def test_numbering_that_means_something_else_now_is_judged_anew(
                 publisher.ask("send 1")
                 wait_for(lambda: totals(ingest).lost == 3, "the gap")
             assert len(gaps(tmp_path)) == 1
-    assert "tracking sequences begins anew" in caplog.text
+    assert "tracking of sequences begins again" in caplog.text
 
 
 # Kills.
 
 
-def test_killed_at_any_moment_it_forgets_no_gap_and_counts_no_loss_twice(tmp_path: Path) -> None:
+def test_a_receiver_killed_at_any_moment_keeps_gaps_and_counts_each_loss_once(tmp_path: Path) -> None:
     chance = random.Random(7)
     log = tmp_path / "log"
     with Publisher("sequenced", publisher="p") as publisher:

@@ -16,7 +16,7 @@ from tests.support import Socket, bound, free_endpoint, stop_sooner, wait_for
 from tests.support.publishers import Publisher
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.kept import read_gaps, states_beside
+from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
 Context = zmq.Context[Socket]
@@ -30,7 +30,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def ranks(count: int, replay: bool) -> Iterator[tuple[list[Publisher], dict[str, Any]]]:
-    """So many vLLM ranks, and the options that receive from them."""
+    """Start so many vLLM ranks. Returns them with the options to receive from them."""
     replays = [free_endpoint() for _ in range(count if replay else 0)]
     publishers = [
         Publisher("vllm", values_from=1000 * n, **({"replay": replays[n]} if replay else {}))
@@ -58,7 +58,7 @@ def told(query: Several) -> dict[str, Any]:
 
 
 def receive(query: Several, publishers: list[Publisher], each: int, expected: int) -> None:
-    """Have each rank send so many, once it is heard, until the query has so many rows in all."""
+    """Let each rank send ``each`` messages once it has a subscriber, and wait until the query has all rows."""
     query.step()
     for publisher in publishers:
         publisher.ask("wait-subscriber")
@@ -72,7 +72,7 @@ def leave(publishers: list[Publisher]) -> None:
 
 
 @pytest.mark.parametrize("receivers", [(1, 2), (2, 1), (2, 1, 2), (1, 2, 1, 2)])
-def test_with_replay_another_number_of_receivers_gets_all_that_was_sent_meanwhile_once(
+def test_with_a_replay_another_number_of_receivers_gets_each_missed_message_once(
     receivers: tuple[int, ...], tmp_path: Path
 ) -> None:
     checkpoint, values = None, []
@@ -93,7 +93,7 @@ def test_with_replay_another_number_of_receivers_gets_all_that_was_sent_meanwhil
 
 
 @pytest.mark.parametrize("receivers", [(1, 2), (2, 1, 2), (1, 2, 1, 2)])
-def test_without_replay_another_number_of_receivers_counts_exactly_what_was_lost(
+def test_without_a_replay_another_number_of_receivers_counts_losses_exactly(
     receivers: tuple[int, ...], tmp_path: Path
 ) -> None:
     checkpoint = None
@@ -112,13 +112,13 @@ def test_without_replay_another_number_of_receivers_counts_exactly_what_was_lost
 
 
 def lost_in_tables(log: Path) -> int:
-    """What all gap tables of a log show as missing."""
+    """The missing messages in all gap tables of a log."""
     missing = 0
     for partition in LogStorage(str(log)).partitions():
         storage = LogStorage(str(log), partition)
         missing += sum(
             gap["messages"]
-            for gap in read_gaps(read_saved_state(storage), states_beside(storage))
+            for gap in read_gaps(read_saved_state(storage), states_of_other_partitions(storage))
             if gap["healed"] is None
         )
     return missing
@@ -132,8 +132,8 @@ def send(pubs: list[tuple[Socket, str]], *numbers: int) -> None:
             )
 
 
-def test_a_gap_that_another_partition_has_noticed_is_filled(context: Context, tmp_path: Path) -> None:
-    """And no table shows it as missing any more."""
+def test_a_partition_fills_a_gap_that_another_one_has_noticed(context: Context, tmp_path: Path) -> None:
+    """And no table lists it as missing."""
     pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
     options = {"socketType": "SUB", "framing": "sequenced", "connect": ",".join(e for _, e in pubs)}
     with several(tmp_path, receivers=1, **options) as query:
@@ -152,7 +152,7 @@ def test_a_gap_that_another_partition_has_noticed_is_filled(context: Context, tm
 
 
 @pytest.mark.parametrize("receivers", [(1, 2), (2, 1), (2, 1, 2)])
-def test_no_duplicate_passes_when_another_number_receives(
+def test_duplicates_are_found_after_the_number_of_receivers_changes(
     receivers: tuple[int, ...], context: Context, tmp_path: Path
 ) -> None:
     pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
@@ -184,8 +184,10 @@ def subscribed(query: Several, pubs: list[tuple[Socket, str]]) -> None:
             pass
 
 
-def test_two_publishers_of_one_name_in_two_partitions_stay_two(context: Context, tmp_path: Path) -> None:
-    """Each receiver goes on with its own, however often the query is started again."""
+def test_two_publishers_with_one_name_in_two_partitions_stay_distinct(
+    context: Context, tmp_path: Path
+) -> None:
+    """Each receiver continues with its own publisher, however often the query is restarted."""
     pubs = [bound(context, zmq.XPUB, xpub_verboser=1) for _ in range(2)]
     options: dict[str, Any] = {
         "socketType": "SUB",

@@ -38,7 +38,7 @@ def until(query: Query, count: int) -> None:
 
 
 class Sender:
-    """Sends numbers through a PUSH, a hundred at a time, until it is told to end."""
+    """Sends numbers through a PUSH, a hundred at a time, until ``end``."""
 
     def __init__(self, context: Context) -> None:
         self._push, self.endpoint = bound(context, zmq.PUSH, sndhwm=1000)
@@ -103,7 +103,7 @@ def test_nothing_is_lost_while_the_server_is_away(context: Context, tmp_path: Pa
 def test_nothing_is_lost_while_the_way_to_the_server_is_cut(
     context: Context, tmp_path: Path, server: S3Server
 ) -> None:
-    """Nobody answers, and nobody says so: for a receiver, and for a query on another machine."""
+    """No packet arrives, and no error either: for a receiver, and for a query on another machine."""
     with Sender(context) as sender, Middlebox(server.endpoint) as way:
         store = server.location("cut", way.endpoint)
         with (

@@ -21,7 +21,7 @@ def receive(receiver: Receiver, count: int) -> None:
     wait_for(lambda: (receiver.receive(), receiver.pending)[1] >= count, f"{count} messages")
 
 
-def test_ordinary_traffic_arrives_as_it_was_sent(context: Context) -> None:
+def test_messages_arrive_as_they_were_sent(context: Context) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     sent = [
         [b""],
@@ -58,8 +58,47 @@ def test_topics_are_prefixes(context: Context) -> None:
         assert receiver.take().column("topic").to_pylist() == ["a1", "bc2"]
 
 
-def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
-    """libzmq drops subscriptions beyond the SUB's own SNDHWM, without a word."""
+def test_a_topic_before_a_delimiter_is_a_topic(context: Context) -> None:
+    """As bluesky, monerod and others send it, in one frame. The SUB still compares the beginning of that frame."""
+    publisher, endpoint = bound(context, zmq.XPUB)
+    options = stream_options(connect=endpoint, topics="json-", topicDelimiter=":", includeFrames="true")
+    with Receiver(options, SourceCounters()) as receiver:
+        assert publisher.recv() == b"\x01json-"
+        for message in (b'json-full-txpool_add:[{"id":"a:b"}]', b"other:1", b"json-without"):
+            publisher.send(message)
+        publisher.send_multipart([b"json-two", b"in:frames"])
+        receive(receiver, 3)
+        rows = receiver.take()
+    assert rows.column("topic").to_pylist() == ["json-full-txpool_add", None, "json-two"]
+    assert rows.column("value").to_pylist() == [b'[{"id":"a:b"}]', b"json-without", b"in:frames"]
+
+
+def test_topics_before_a_delimiter_have_counters_of_their_own(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = stream_options(
+        connect=endpoint,
+        socketType="PULL",
+        topicDelimiter=" ",
+        framing="custom",
+        topicFrame=0,
+        sequenceFrame=-1,
+        sequencePath="seq",
+        sequenceBy="endpoint,topic",
+    )
+    counters = SourceCounters()
+    with Receiver(options, counters) as receiver:
+        for message in (b'a {"seq": 1}', b'b {"seq": 7}', b'a {"seq": 2}', b'b {"seq": 9}'):
+            push.send(message)
+        receive(receiver, 4)
+        rows = receiver.take()
+        tracker = receiver.intake.tracker
+        assert tracker is not None
+        assert [(gap.first, gap.last) for gap in tracker.gaps] == [(8, 8)]
+    assert rows.column("sequence").to_pylist() == [1, 7, 2, 9]
+
+
+def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
+    """libzmq silently drops subscriptions beyond the SUB's own SNDHWM."""
     count = 3000
     publisher, endpoint = bound(context, zmq.XPUB, sndhwm=0, rcvhwm=0)
     topics = ",".join(f"t{i:04}" for i in range(count))
@@ -74,7 +113,7 @@ def test_a_sub_asks_for_all_its_topics(context: Context) -> None:
         receive(receiver, count)
 
 
-def test_a_frame_over_the_limit_costs_the_connection_and_not_the_feed(
+def test_a_frame_over_the_limit_ends_only_its_connection(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmq_datasource.transport.redial.Redialer.lost_seconds", 0.2)
@@ -113,8 +152,8 @@ def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
         assert most <= 5
 
 
-def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(context: Context) -> None:
-    """An Arrow array holds 2 GiB: so what is taken at once must not grow with the number of endpoints."""
+def test_a_round_over_many_sockets_is_bounded_and_takes_them_in_turn(context: Context) -> None:
+    """An Arrow array holds 2 GiB, so a round must not grow with the number of endpoints."""
     size, each = 1 << 20, 8
     publishers = [bound(context, zmq.XPUB, sndhwm=0) for _ in range(6)]
     options = stream_options(connect=",".join(endpoint for _, endpoint in publishers), framing="vllm")
@@ -130,10 +169,10 @@ def test_a_round_over_many_sockets_is_bounded_as_a_whole_and_takes_them_in_turn(
             receiver.receive()
             assert receiver.pending_bytes - before <= receiver_module.ROUND_BYTES + size + 100
             order += [int(value[:1]) for value in receiver.take().column("value").to_pylist()]
-        assert set(order[: each * 5]) == set(range(6))  # nobody waits until all the others are done
+        assert set(order[: each * 5]) == set(range(6))  # in turn: no socket waits until all others are empty
 
 
-def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
+def test_a_message_too_large_for_a_row_is_counted_and_skipped(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
@@ -152,7 +191,7 @@ def test_a_message_no_row_can_hold_is_counted_and_does_not_stop_the_feed(
     assert counters.oversize == 2
 
 
-def test_a_bound_sub_hears_a_publisher_that_connects_later(context: Context) -> None:
+def test_a_bound_sub_receives_from_a_publisher_that_connects_later(context: Context) -> None:
     endpoint = free_endpoint()
     with Receiver(stream_options(bind=endpoint), SourceCounters()) as receiver:
         publisher = context.socket(zmq.XPUB)
@@ -162,7 +201,7 @@ def test_a_bound_sub_hears_a_publisher_that_connects_later(context: Context) -> 
         receive(receiver, 1)
 
 
-def test_a_restarted_publisher_is_heard_again(context: Context) -> None:
+def test_a_sub_receives_again_after_a_publisher_restarts(context: Context) -> None:
     publisher, endpoint = bound(context, zmq.XPUB)
     with Receiver(stream_options(connect=endpoint), SourceCounters()) as receiver:
         assert publisher.recv() == b"\x01"

@@ -16,14 +16,14 @@ from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
 from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.source.log_receiver import LogReceiver
+from zmq_datasource.source.receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
 
 Context = zmq.Context[Socket]
 
 
 class Filler:
-    """Takes a message whenever it is to, and notes what it is asked."""
+    """A filler that receives one message a round, and notes the calls."""
 
     drain_seconds = 5.0
 
@@ -56,13 +56,13 @@ class Filler:
         done.set_result(7)
         return done
 
-    def hold_still(self) -> None:
-        self.asked.append("hold still")
+    def postpone(self) -> None:
+        self.asked.append("postpone")
 
-    def settle(self, patience: float) -> None:
-        self.asked.append("settle")
+    def finish(self, patience: float) -> None:
+        self.asked.append("finish")
 
-    def still_asking(self) -> bool:
+    def awaits_replies(self) -> bool:
         return False
 
     def facts(self) -> FillerFacts:
@@ -92,7 +92,7 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReceivingThread, "tick_seconds", 0.001)
 
 
-def test_a_socket_that_cannot_be_opened_is_an_error_of_the_start() -> None:
+def test_start_raises_the_error_of_a_socket_that_cannot_be_opened() -> None:
     filler = Filler()
     filler.cannot_open = EndpointError("in use")
     thread = thread_of(filler, log())
@@ -102,7 +102,7 @@ def test_a_socket_that_cannot_be_opened_is_an_error_of_the_start() -> None:
     assert filler.asked == []
 
 
-def test_who_asks_for_a_seal_hears_why_receiving_has_ended() -> None:
+def test_a_request_to_seal_raises_the_error_that_has_ended_receiving() -> None:
     filler = Filler()
     thread = thread_of(filler, log())
     thread.start()
@@ -116,15 +116,15 @@ def test_who_asks_for_a_seal_hears_why_receiving_has_ended() -> None:
     thread.stop()
 
 
-def test_while_there_is_an_obstacle_nothing_is_received_and_everybody_else_is_answered() -> None:
+def test_a_pause_receives_nothing_and_answers_requests_to_seal() -> None:
     filler, full, counters = Filler(), log(), SourceCounters()
     thread = thread_of(filler, full, counters)
     thread.start()
     full.full = True
     wait_for(lambda: counters.paused_by == "logFull", "the pause")
-    wait_for(lambda: filler.asked[-1] == "hold still", "the last round")
+    wait_for(lambda: filler.asked[-1] == "postpone", "the last round")
     received = filler.asked.count("receive")
-    assert filler.asked[filler.asked.index("hold still") - 1] == "cut"  # what was there is handed over
+    assert filler.asked[filler.asked.index("postpone") - 1] == "cut"  # what was there is handed over
     assert thread.request_seal().result(10).result(10) == 7
     full.fault = "no space left"  # another cause, the same pause
     wait_for(lambda: counters.paused_by == "diskFault", "the other cause")
@@ -135,7 +135,7 @@ def test_while_there_is_an_obstacle_nothing_is_received_and_everybody_else_is_an
     thread.stop()
 
 
-def test_while_the_disk_has_enough_to_do_what_comes_is_gathered() -> None:
+def test_while_the_disk_is_busy_no_chunk_is_cut() -> None:
     filler, busy = Filler(), log()
     busy.busy, busy.open_bytes = True, 1
     counters = SourceCounters()
@@ -159,7 +159,7 @@ def test_a_disk_that_refuses_for_too_long_ends_a_pause() -> None:
     thread.stop()
 
 
-def test_a_stop_takes_what_is_on_its_way_and_then_what_is_under_way_is_answered() -> None:
+def test_a_stop_drains_the_sockets_and_then_finishes() -> None:
     filler, slow = Filler(), log()
     thread = thread_of(filler, slow)
     slow.slow = True  # nothing is received before the stop
@@ -168,10 +168,10 @@ def test_a_stop_takes_what_is_on_its_way_and_then_what_is_under_way_is_answered(
     slow.slow = False
     thread.stop()
     assert filler.messages == 0
-    assert filler.asked[-2:] == ["settle", "close"]
+    assert filler.asked[-2:] == ["finish", "close"]
 
 
-def test_a_feed_that_goes_on_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_does_not_wait_for_the_end_of_a_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     filler = Filler()
     filler.messages, filler.drain_seconds = 10**9, 0.05
     thread = thread_of(filler, log())
@@ -188,7 +188,7 @@ def test_a_feed_that_goes_on_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -
 def received(
     context: Context, append: Callable[[pa.RecordBatch], None], kind: type[LogReceiver] = LogReceiver
 ) -> Iterator[LogReceiver]:
-    """A receiver that has taken three messages off its socket, and the append of its log."""
+    """A receiver that has received three messages, and the ``append`` of its log."""
     push, endpoint = bound(context, zmq.PUSH)
     options = stream_options(connect=endpoint, socketType="PULL")
     with kind(options, SourceCounters(), 1 << 20) as it:
@@ -199,7 +199,7 @@ def received(
         yield it
 
 
-def test_what_cannot_even_be_read_is_counted_as_lost(context: Context) -> None:
+def test_messages_that_cannot_become_rows_are_counted_as_lost(context: Context) -> None:
     class Unreadable(LogReceiver):
         def take(self) -> pa.RecordBatch:
             super().take()
@@ -211,7 +211,7 @@ def test_what_cannot_even_be_read_is_counted_as_lost(context: Context) -> None:
         assert (it.facts().pending, it.facts().refused) == (0, 3)
 
 
-def test_what_the_log_refuses_is_counted_as_lost(context: Context) -> None:
+def test_messages_that_the_log_refuses_are_counted_as_lost(context: Context) -> None:
     def refuse(_: pa.RecordBatch) -> None:
         assert it.facts().appending
         raise LogWriteError("no space left")
@@ -223,12 +223,13 @@ def test_what_the_log_refuses_is_counted_as_lost(context: Context) -> None:
         assert (it.facts().pending, it.facts().refused) == (0, 3)
 
 
-def test_what_came_before_a_failure_is_in_the_log_first(context: Context) -> None:
+def test_messages_before_a_failure_are_appended_first(context: Context) -> None:
     class Failing(LogReceiver):
-        failure = cast("Any", MessageLossError("never came"))
+        failure: Any = None
 
     rows: list[int] = []
     with received(context, lambda messages: rows.append(messages.num_rows), Failing) as it:
+        Failing.failure = MessageLossError("never came")
         with pytest.raises(MessageLossError):
             it.cut()
         assert rows == [3]

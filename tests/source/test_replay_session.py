@@ -1,4 +1,4 @@
-"""When a publisher is asked for messages again, and what of its replies is believed: without a socket, by a clock."""
+"""When a session asks for messages, and which replies it believes: without a socket, with a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT = 10.0
 
 
 class Asking:
-    """A session at a publisher that has sent the numbers 0 to 4, and the live flow's tracker; at the time 0."""
+    """A session, and the tracker of a live flow that has brought the numbers 0 to 4; at the time 0."""
 
     def __init__(self, heard: int = 5, sample: bool = False) -> None:
         self.now = 0.0
@@ -26,7 +26,7 @@ class Asking:
         self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters)
         self.it.reachable = True
         self.tracker = SequenceTracker(Numbering(("endpoint",)), 10, 10)
-        self.it.heard(self.now)
+        self.it.restart_silence(self.now)
         self.live(1)
         if heard:
             self.hear(*range(heard))
@@ -34,27 +34,27 @@ class Asking:
             self.tracker.counters[KEY].sample = Sample.of(4, b"4")
 
     def live(self, connection: int | None) -> None:
-        """Which connection of the live flow is up."""
+        """Set the connection of the live flow."""
         self.it.live = connection
         self.tracker.connections[KEY] = connection or 0
 
     def hear(self, *numbers: int) -> None:
-        """The live flow brings these."""
+        """Receive these numbers by the live flow."""
         self.tracker.track(runs_of(Keys([KEY]), integers_of(numbers)), lambda row: 0)
-        self.it.heard(self.now)
+        self.it.restart_silence(self.now)
 
     def step(self, live_waits: bool = False) -> list[Gap]:
         return self.it.step(self.tracker, live_waits, self.tracker.next_number(KEY) or 0, self.now)
 
     def asked(self) -> list[int]:
-        """From where on it asks, as if it were sent now."""
+        """Take the requests: the sequences from which on they ask."""
         starts = [int.from_bytes(frames[1], "big") for frames in self.it.outbox]
         assert list(self.it.outbox) == [request(start) for start in starts]
         self.it.outbox.clear()
         return starts
 
     def reply(self, *numbers: int | None, value: str = "") -> None:
-        """None is the end."""
+        """Receive these replies; None is the last reply of a replay."""
         for number in numbers:
             frames = (
                 [END, b""] if number is None else [number.to_bytes(8, "big"), f"{value}{number}".encode()]
@@ -62,7 +62,7 @@ class Asking:
             self.it.receive([b"", *frames], self.now)
 
     def take(self) -> tuple[list[int | None], bool]:
-        """Replies, tracked as the intake does; and whether they are of a publisher that has restarted."""
+        """Take replies, track them, and return them and whether the publisher has restarted."""
         onwards = self.it.onwards
         replies, anew = self.it.take(self.tracker, self.now)
         if anew:
@@ -73,12 +73,12 @@ class Asking:
         return [reply.sequence for reply in replies], anew
 
     def redials(self) -> bool:
-        """As the link does."""
+        """Whether the session asks for a new connection; reset it, as the link does."""
         redial, self.it.redial = self.it.redial, False
         return redial
 
     def times(self, seconds: float) -> list[float]:
-        """When it asks, in this many seconds more; each answer is that there is nothing."""
+        """The times at which the session asks in the next ``seconds``, if each replay is empty."""
         asked, end = [], self.now + seconds
         while self.now < end:
             self.now += 0.5
@@ -98,25 +98,25 @@ class Asking:
 # What follows.
 
 
-def test_a_silent_feed_is_asked_after_a_second_then_ever_more_rarely() -> None:
+def test_a_silent_feed_is_asked_after_a_second_and_then_more_and_more_rarely() -> None:
     asking = Asking()
     assert asking.times(200) == [1, 3, 7, 15, 31, 63, 123, 183]
-    asking.it.heard(asking.now)
+    asking.it.restart_silence(asking.now)
     assert asking.times(5) == [201, 203]
-    asking.it.postpone(asking.now)  # nothing was received in the meantime: that was no silence
+    asking.it.extend_deadlines(asking.now)  # nothing was received in the meantime: that was no silence
     assert asking.times(5) == [209]
-    assert asking.it.still_asking() is False
-    asking.it.heard(asking.now)
-    assert asking.it.still_asking() is True
+    assert asking.it.hurry() is False
+    asking.it.restart_silence(asking.now)
+    assert asking.it.hurry() is True
     assert asking.times(1) == [210.5]
-    assert asking.it.still_asking() is False
+    assert asking.it.hurry() is False
 
 
 def test_a_publisher_that_is_not_connected_is_not_asked() -> None:
     asking = Asking()
     asking.it.reachable = False
     assert asking.times(100) == []
-    assert asking.it.still_asking() is False
+    assert asking.it.hurry() is False
 
 
 def test_a_feed_whose_messages_wait_is_not_silent() -> None:
@@ -127,7 +127,7 @@ def test_a_feed_whose_messages_wait_is_not_silent() -> None:
     assert not asking.it.is_due(1.5)
 
 
-def test_what_was_lost_at_the_end_of_a_burst_is_asked_for_with_a_message_that_is_known() -> None:
+def test_a_request_for_losses_at_the_end_of_a_burst_begins_with_the_sample() -> None:
     asking = Asking(sample=True)
     asking.now = 1.0
     asking.step()
@@ -144,7 +144,7 @@ def test_what_was_lost_at_the_end_of_a_burst_is_asked_for_with_a_message_that_is
 
 
 def with_gaps() -> Asking:
-    """The numbers 5 and 6, and 8, are missing; and asked for."""
+    """A session that has asked for the missing numbers 5, 6 and 8."""
     asking = Asking()
     asking.hear(7, 9)
     assert asking.step() == []
@@ -163,7 +163,7 @@ def test_a_gap_is_filled_by_one_request() -> None:
     assert asking.asked() == []
 
 
-def test_what_a_replay_did_not_bring_is_asked_for_again_as_long_as_each_brings_something() -> None:
+def test_gaps_are_asked_for_again_as_long_as_each_replay_fills_some() -> None:
     asking = with_gaps()
     for sequence, start in ((6, 5), (5, 8)):
         asking.reply(sequence, None)
@@ -178,7 +178,7 @@ def test_what_a_replay_did_not_bring_is_asked_for_again_as_long_as_each_brings_s
     assert not asking.redials()
 
 
-def test_it_is_not_asked_as_fast_as_a_publisher_loses() -> None:
+def test_requests_have_a_pause_between_them() -> None:
     asking = with_gaps()
     asking.reply(5, None)
     asking.take()
@@ -189,7 +189,7 @@ def test_it_is_not_asked_as_fast_as_a_publisher_loses() -> None:
     assert asking.asked() == [6]
 
 
-def test_after_silence_it_is_asked_three_times_each_on_a_new_connection() -> None:
+def test_after_silence_a_request_is_repeated_three_times_on_new_connections() -> None:
     asking = with_gaps()
     given_up: list[Gap] = []
     asked = []
@@ -202,20 +202,20 @@ def test_after_silence_it_is_asked_three_times_each_on_a_new_connection() -> Non
     assert [(gap.first, gap.last) for gap in given_up] == [(5, 6), (8, 8)]
 
 
-def test_a_reply_puts_off_the_silence_and_so_does_a_pause_of_ours() -> None:
+def test_a_reply_and_a_pause_extend_the_deadline_of_a_request() -> None:
     asking = with_gaps()
     asking.now = 9.0
     asking.reply(5)
     asking.now = 18.0
     assert not asking.it.is_due(asking.now)
-    asking.it.postpone(asking.now)
+    asking.it.extend_deadlines(asking.now)
     asking.now = 27.0
     assert not asking.it.is_due(asking.now)
     asking.now = 28.0
     assert asking.it.is_due(asking.now)
 
 
-def test_a_request_that_cannot_leave_ends_in_silence() -> None:
+def test_a_request_that_cannot_be_sent_ends_by_silence() -> None:
     asking = Asking()
     asking.hear(7)
     asking.step()
@@ -229,7 +229,7 @@ def test_a_request_that_cannot_leave_ends_in_silence() -> None:
 # Whose replies they are.
 
 
-def test_what_comes_unasked_is_left_alone() -> None:
+def test_replies_without_a_request_are_dropped() -> None:
     asking = Asking()
     asking.reply(5, 6, None)
     assert asking.it.pending == 0
@@ -246,7 +246,7 @@ def test_replies_are_counted_until_they_are_taken() -> None:
 
 
 @pytest.mark.parametrize("what", ["our connection", "the live connection", "a restart"])
-def test_a_request_is_void_after(what: str) -> None:
+def test_a_request_is_void_after_a_change_of(what: str) -> None:
     asking = with_gaps()
     asking.reply(5, 6)
     if what == "our connection":
@@ -260,7 +260,7 @@ def test_a_request_is_void_after(what: str) -> None:
     assert asking.it.pending == 0
 
 
-def test_a_replay_with_another_message_is_not_believed_where_nobody_can_have_restarted(
+def test_a_replay_with_another_message_on_the_same_connection_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asking = Asking(sample=True)
@@ -276,7 +276,7 @@ def test_a_replay_with_another_message_is_not_believed_where_nobody_can_have_res
 
 
 def reconnected() -> Asking:
-    """The live flow is connected anew; what follows is asked for."""
+    """A session whose live flow has a new connection, and that has asked onwards."""
     asking = Asking(sample=True)
     asking.live(2)
     asking.now = 1.0
@@ -285,7 +285,7 @@ def reconnected() -> Asking:
     return asking
 
 
-def test_the_same_message_on_a_new_connection_is_of_the_same_publisher() -> None:
+def test_the_same_message_on_a_new_connection_confirms_the_publisher() -> None:
     asking = reconnected()
     asking.reply(4, 5, None)
     assert asking.take() == ([4, 5], False)
@@ -293,7 +293,7 @@ def test_the_same_message_on_a_new_connection_is_of_the_same_publisher() -> None
     assert asking.tracker.totals.restarts == 0
 
 
-def test_another_message_on_a_new_connection_is_of_a_new_life_and_all_of_it_is_asked_for() -> None:
+def test_another_message_on_a_new_connection_shows_a_restart() -> None:
     asking = reconnected()
     asking.reply(4, 5, None, value="another ")
     assert asking.take() == ([], False)
@@ -304,7 +304,7 @@ def test_another_message_on_a_new_connection_is_of_a_new_life_and_all_of_it_is_a
     assert (asking.tracker.totals.restarts, asking.tracker.next_number(KEY)) == (1, 3)
 
 
-def test_a_publisher_that_has_nothing_from_there_on_is_asked_for_all_it_has() -> None:
+def test_a_publisher_without_the_sample_is_asked_for_all_messages() -> None:
     asking = reconnected()
     asking.reply(None)
     assert asking.take() == ([], False)
@@ -313,7 +313,7 @@ def test_a_publisher_that_has_nothing_from_there_on_is_asked_for_all_it_has() ->
     assert not asking.redials()
 
 
-def test_gaps_of_before_wait_until_it_is_known_who_is_there() -> None:
+def test_older_gaps_are_asked_for_only_once_the_publisher_is_confirmed() -> None:
     asking = Asking(sample=True)
     asking.hear(7)
     asking.live(2)
@@ -328,11 +328,11 @@ def test_gaps_of_before_wait_until_it_is_known_who_is_there() -> None:
     assert asking.asked() == [5]
 
 
-def test_what_makes_no_sense_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_replies_that_are_not_valid_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     asking = with_gaps()
     asking.it.receive([b"", b"?"], 0)
     assert asking.counters.malformed_replies == 1
-    assert "makes no sense" in caplog.text
+    assert "is not valid" in caplog.text
     assert asking.it.pending == 0
 
 
@@ -350,7 +350,7 @@ def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
     assert not asking.it.first
 
 
-def test_history_is_waited_for_while_the_live_flow_is_silent_too() -> None:
+def test_a_request_for_history_is_repeated_while_the_live_flow_is_silent() -> None:
     asking = Asking(heard=0)
     asking.it.fetch_first(asking.tracker, 0, 0)
     asking.asked()

@@ -1,4 +1,4 @@
-"""What was lost at the end of a burst, or while nobody listened, is asked for; from the same publisher only."""
+"""Messages lost at the end of a burst, or without a subscriber, are requested, from the same publisher only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def values(location: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("deduplicate", [False, True])
-def test_what_was_lost_at_the_end_of_a_burst_is_fetched_once_the_feed_is_silent(
+def test_losses_at_the_end_of_a_burst_are_fetched_once_the_feed_is_silent(
     deduplicate: bool, tmp_path: Path
 ) -> None:
     with vllm(tmp_path, {"deduplicate": deduplicate}) as (publisher, ingest):
@@ -60,7 +60,7 @@ def test_what_was_lost_at_the_end_of_a_burst_is_fetched_once_the_feed_is_silent(
     assert sequences(tmp_path / "log") == list(range(110))
 
 
-def test_bursts_over_a_small_high_water_mark_arrive_whole(tmp_path: Path) -> None:
+def test_bursts_beyond_a_small_high_water_mark_arrive_completely(tmp_path: Path) -> None:
     with vllm(tmp_path, {"rcvhwm": 10, "zmq_rcvbuf": 4096}, sndhwm=10, buffer=50_000) as (publisher, ingest):
         for _ in range(3):
             sent = publisher.ask("send 4000 200")["next"]
@@ -74,10 +74,8 @@ def test_bursts_over_a_small_high_water_mark_arrive_whole(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("heard_by", ["a running query", "a query that was stopped"])
 @pytest.mark.parametrize("second_has", [5, 30])
-def test_a_publisher_that_has_restarted_in_silence_is_no_continuation(
-    second_has: int, heard_by: str, tmp_path: Path
-) -> None:
-    """Its messages have numbers that were seen, or that are expected; they are others."""
+def test_a_restart_during_silence_is_found(second_has: int, heard_by: str, tmp_path: Path) -> None:
+    """Its new messages have numbers that were received before, or that are expected."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
     options |= {"replayTimeout": "1s"}
@@ -113,7 +111,7 @@ def finish(second: Publisher, ingest: Any, had: int) -> None:
     assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 1)
 
 
-def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> None:
+def test_a_connection_cut_during_silence_is_no_restart(tmp_path: Path) -> None:
     endpoint, replay = free_endpoint(), free_endpoint()
     with Publisher("vllm", endpoint, replay=replay) as publisher, Middlebox(endpoint) as between:
         options = {"connect": between.endpoint, "framing": "vllm", "replayEndpoint": replay}
@@ -132,7 +130,7 @@ def test_a_connection_that_was_cut_in_silence_is_no_restart(tmp_path: Path) -> N
     assert sequences(tmp_path) == list(range(20))
 
 
-def test_after_a_restart_a_query_still_catches_up_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_restarted_query_catches_up_after_the_publisher_has_restarted(tmp_path: Path) -> None:
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
     with ingesting(tmp_path, **options) as ingest:
@@ -155,9 +153,9 @@ def test_after_a_restart_a_query_still_catches_up_when_it_comes_back(tmp_path: P
     assert values(tmp_path) == list(range(300))
 
 
-def test_a_subscriber_that_came_late_asks_for_no_history(tmp_path: Path) -> None:
+def test_a_late_subscriber_asks_for_no_history(tmp_path: Path) -> None:
     with vllm(tmp_path, {}) as (publisher, ingest):
-        publisher.ask("skip 20")  # nothing was heard: nobody knows what would follow
+        publisher.ask("skip 20")  # nothing was received, so the next number is not known
         assert not asked_while_silent(ingest)
         publisher.ask("send 1")
         wait_for_rows(ingest, 1)
@@ -167,9 +165,9 @@ def test_a_subscriber_that_came_late_asks_for_no_history(tmp_path: Path) -> None
 
 
 def asked_while_silent(ingest: Ingest) -> bool:
-    """Whether a silent feed has been asked, once it was time to."""
+    """Wait for the end of the silence. Returns whether a request is open."""
     session = session_of(ingest)
-    wait_for(lambda: session.all_asked, "the end of the silence")
+    wait_for(lambda: session.silence.all_asked, "the end of the silence")
     return session.asks
 
 
@@ -179,7 +177,7 @@ def session_of(ingest: Ingest) -> ReplaySession:
     return replayer.session
 
 
-def test_history_that_was_asked_for_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> None:
+def test_history_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> None:
     with vllm(tmp_path, {"replayFrom": "earliest"}) as (publisher, ingest):
         wait_for(lambda: publisher.ask("requests")["count"], "the first question")
         publisher.ask("skip 20")
@@ -190,8 +188,8 @@ def test_history_that_was_asked_for_is_fetched_though_the_first_answer_had_none(
     assert sequences(tmp_path / "log") == list(range(25))
 
 
-def test_an_answer_without_an_end_marker_is_asked_for_again(context: Context, tmp_path: Path) -> None:
-    """The ROUTER's queue was full: what comes is taken, and the question repeated."""
+def test_a_replay_without_its_last_reply_is_requested_again(context: Context, tmp_path: Path) -> None:
+    """The ROUTER's queue was full: the replies that came count, and the request is repeated."""
     message = {n: str(n).encode() for n in range(10)}
     answers: list[list[int | None]] = [[2, 3, 4], [4, 5, 6, 9], [7, 8, None], [9, None]]
     with (
@@ -214,12 +212,12 @@ def test_an_answer_without_an_end_marker_is_asked_for_again(context: Context, tm
     assert sorted(sequences(tmp_path)) == list(range(10))
 
 
-def test_gaps_of_a_publisher_are_not_filled_by_the_next(tmp_path: Path) -> None:
-    """It has messages under those numbers, but they are others."""
+def test_gaps_of_a_publisher_are_not_filled_after_its_restart(tmp_path: Path) -> None:
+    """The restarted publisher has other messages under these numbers."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
     with ingesting(tmp_path, replayTimeout="60s", **options) as ingest:
-        with Publisher("vllm", endpoint) as first:  # nobody answers the question for the gap
+        with Publisher("vllm", endpoint) as first:  # no publisher answers the request for the gap
             first.ask("wait-subscriber")
             first.ask("send 2")
             first.ask("skip 3")
@@ -234,7 +232,7 @@ def test_gaps_of_a_publisher_are_not_filled_by_the_next(tmp_path: Path) -> None:
     assert values(tmp_path) == [0, 1, 5, 6, *range(1000, 1010)]
 
 
-def test_of_several_publishers_each_is_asked_for_its_own_end(tmp_path: Path) -> None:
+def test_losses_at_the_end_are_fetched_from_each_publisher(tmp_path: Path) -> None:
     replays = [free_endpoint(), free_endpoint()]
     with ExitStack() as stack:
         publishers = [
@@ -254,7 +252,7 @@ def test_of_several_publishers_each_is_asked_for_its_own_end(tmp_path: Path) -> 
     assert sorted(values(tmp_path)) == [*range(7), *range(1000, 1009)]
 
 
-def test_killed_in_the_middle_of_what_follows_it_has_each_message_once(tmp_path: Path) -> None:
+def test_a_receiver_killed_during_a_replay_has_each_message_once(tmp_path: Path) -> None:
     endpoint, replay, log = free_endpoint(), free_endpoint(), tmp_path / "log"
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay}
     arguments = [f"{name}={value}" for name, value in options.items()]
@@ -283,7 +281,7 @@ def test_killed_in_the_middle_of_what_follows_it_has_each_message_once(tmp_path:
 # Reads that end.
 
 
-def test_a_read_of_a_live_feed_asks_for_what_follows_before_a_silence_ends_it(tmp_path: Path) -> None:
+def test_a_batch_read_asks_for_later_messages_before_silence_ends_it(tmp_path: Path) -> None:
     endpoint, replay = free_endpoint(), free_endpoint()
     read = ["connect", endpoint, "framing", "vllm", "replayEndpoint", replay, "socketType", "SUB"]
     read += ["timeout", "20s", "idleTimeout", "300ms", "replayFrom", "earliest"]
@@ -299,18 +297,18 @@ def test_a_read_of_a_live_feed_asks_for_what_follows_before_a_silence_ends_it(tm
         assert rows.result(30) == list(range(105))
 
 
-def test_available_now_asks_for_what_follows_before_a_silence_ends_it(tmp_path: Path) -> None:
+def test_available_now_asks_for_later_messages_before_silence_ends_it(tmp_path: Path) -> None:
     with vllm(tmp_path, {}) as (publisher, ingest):
         publisher.ask("send 5")
         publisher.ask("skip 100")
-        assert ingest.gather(20, 0.2) == 105
+        assert ingest.receive_for(20, 0.2) == 105
         publisher.ask("skip 20000")
         before = time.monotonic()
-        ingest.gather(20, 0.2)
+        ingest.receive_for(20, 0.2)
         assert time.monotonic() - before < 15
 
 
-def test_a_read_does_not_wait_for_a_replay_that_nobody_serves(tmp_path: Path) -> None:
+def test_a_read_does_not_wait_for_a_replay_endpoint_without_a_server(tmp_path: Path) -> None:
     with (
         Publisher("vllm") as publisher,
         ingesting(
@@ -321,7 +319,7 @@ def test_a_read_does_not_wait_for_a_replay_that_nobody_serves(tmp_path: Path) ->
         publisher.ask("send 5")
         wait_for_rows(ingest, 5)
         before = time.monotonic()
-        assert ingest.gather(20, 0.2) == 5
+        assert ingest.receive_for(20, 0.2) == 5
         assert time.monotonic() - before < 5
 
 
@@ -329,13 +327,13 @@ def test_a_read_does_not_wait_for_a_replay_that_nobody_serves(tmp_path: Path) ->
 
 
 def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
-    """Nothing is received while it is full: that is no silence of the publisher."""
+    """While nothing is received, the publisher does not count as silent."""
     with vllm(tmp_path, {"walMaxBytes": "64k", "walChunkBytes": "32k"}) as (publisher, ingest):
         publisher.ask("send 200 1000")
         wait_for(lambda: ingest.log.full, "the full log")
         asked = publisher.ask("requests")["count"]
-        silent_at = session_of(ingest).silent_at
-        wait_for(lambda: session_of(ingest).silent_at > silent_at + 1.5, "a pause")
+        over_at = session_of(ingest).silence.over_at
+        wait_for(lambda: session_of(ingest).silence.over_at > over_at + 1.5, "a pause")
         assert publisher.ask("requests")["count"] == asked
         wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= 200)[1], "the others")
         assert totals(ingest).lost == 0
@@ -344,7 +342,9 @@ def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
 # The proxy as the publisher.
 
 
-def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, tmp_path: Path) -> None:
+def test_messages_that_a_proxy_published_without_subscribers_are_fetched(
+    context: Context, tmp_path: Path
+) -> None:
     sides = endpoints("pull", "publish", "replay")
     options = {"connect": sides["publish"], "framing": "vllm", "replayEndpoint": sides["replay"]}
     with ProxyThreads(tmp_path / "proxy", sides), context.socket(zmq.PUSH) as push:
@@ -354,8 +354,8 @@ def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, t
             wait_for(lambda: session.live is not None or ingest.seal(), "the subscription")
             wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
             first = sequences(tmp_path / "log")[0]
-            session.heard(time.monotonic())
-            wait_for(lambda: session.all_asked, "an answer without messages")
+            session.restart_silence(time.monotonic())
+            wait_for(lambda: session.silence.all_asked, "an answer without messages")
             known = ingest.log.durable_end
         for n in range(50):
             push.send(b"%d" % n)
@@ -367,10 +367,10 @@ def test_what_a_proxy_published_to_nobody_is_fetched_from_it(context: Context, t
     assert told == list(range(first, first + known + 50))
 
 
-def test_a_replay_that_repeats_other_values_than_were_published_is_not_believed(
+def test_a_replay_with_other_values_than_were_published_is_dropped(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On one connection nobody has restarted: this is an endpoint of another publisher, say."""
+    """On the same connection no publisher can have restarted. Perhaps the endpoint is that of another publisher."""
     with (
         RouterOnItsOwnTerms(context, [[2, 3, 4, None]]) as router,
         Publisher("vllm") as publisher,

@@ -1,4 +1,4 @@
-"""A receiver that is stopped (SIGSTOP) until another one has taken its place, and goes on then. Real processes."""
+"""A receiver that is stopped (SIGSTOP), and continues when another one has taken its place. Real processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FENCED = re.compile(
 
 
 class Feed:
-    """Numbers that are sent to all receivers there are, and what a reader has seen of them at any time.
+    """Sends numbers to the running receivers, and reads the log again and again.
 
     Args:
         location: Of the log.
@@ -74,7 +74,7 @@ class Feed:
         self._open.close()
 
     def receiver(self, point: str = "", quick: bool = True) -> Receiver:
-        """Start one that stops when it is asked to and has come to this point."""
+        """Start a receiver that can stop at a failpoint: see ``Receiver.stop_at_the_point``."""
         file = self._directory / uuid.uuid4().hex
         where = "--wal-store" if "://" in self.location else "--wal-location"
         command = [sys.executable, "-c", RECEIVER, point, str(file), "quick" if quick else ""]
@@ -83,14 +83,17 @@ class Feed:
         return self._open.enter_context(Receiver(command, file))
 
     def reader(self) -> Reader:
-        """A reader that needs all there is, until it moves."""
+        """A reader at the beginning of the log."""
         made = Reader(log_at(self.location), "far", 1e9)
         self._open.callback(made.end)
         made.place(lambda: {0: 0})
         return made
 
     def flows(self) -> bool:
-        """Send some more, and read all there is: no id has another row than before."""
+        """Send some numbers, and check that each id has the same row as before.
+
+        Returns False if the log could not be read.
+        """
         for _ in range(10):
             try:
                 self._push.send(b"%d" % self._sent, zmq.DONTWAIT)
@@ -114,19 +117,19 @@ class Feed:
         wait_for(lambda: self.flows() and condition(), what, seconds)
 
     def flow_on(self, count: int = 50) -> None:
-        """Until a reader has seen so many more."""
+        """Send and read until ``count`` more rows were read."""
         there = len(self._seen)
         self.flow_until(lambda: len(self._seen) >= there + count, "more rows")
 
     def check_all(self, deleted: bool) -> None:
-        """All rows that a reader has ever seen are there, unless some were deleted; and no message is there twice."""
+        """Check that the log has all rows that were ever read, unless some were deleted, and no message twice."""
         self.flow_until(lambda: True, "rows")
         assert deleted or self.kept == self._seen
         assert len(set(self._seen.values())) == len(self._seen)
 
 
 class Receiver:
-    """A process that receives; use it in a ``with`` block."""
+    """A receiving process; use it in a ``with`` block."""
 
     def __init__(self, command: list[str], file: Path) -> None:
         self._command, self._file = command, file
@@ -142,7 +145,7 @@ class Receiver:
         self._process.wait()
 
     def stop(self) -> None:
-        """Send SIGSTOP, wherever it is."""
+        """Stop the process now (SIGSTOP)."""
         self._process.send_signal(signal.SIGSTOP)
 
     def stop_at_the_point(self) -> None:
@@ -161,7 +164,7 @@ class Receiver:
 
     @property
     def code(self) -> int | None:
-        """What it has ended with; None if it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
 
@@ -182,13 +185,13 @@ def bucket(server: BucketServer) -> str:
 
 
 def lose_lock(directory: str) -> None:
-    """As a shared file system that has given the locks of a host to another one."""
+    """Lose the locks, as on a shared file system that gives the locks of a host to another one."""
     for lock in ("0/writer.lock", "readers/placing.lock"):
         Path(directory, lock).unlink(missing_ok=True)
 
 
 def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> None:
-    """The first receiver stops at a point, and goes on when a second one has received, and perhaps deleted.
+    """Stop a receiver at a failpoint until a second one has received, and perhaps deleted chunks.
 
     Args:
         lose: Lets the second one have the lock.
@@ -222,10 +225,10 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     "point",
     ["log.chunk.before_put", "log.store.before_link", "log.chunk.after_put", "log.chunk.before_delete"],
 )
-def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_directory_whose_lock_is_lost(
+def test_a_stalled_receiver_reuses_no_id_in_a_directory_whose_lock_is_lost(
     context: Context, tmp_path: Path, directory: str, point: str, deleted: bool
 ) -> None:
-    """Also if all was deleted meanwhile that it had written."""
+    """Even if all its chunks were deleted meanwhile."""
     with Feed(context, directory, tmp_path) as feed:
         stalled(feed, point, deleted, lambda: lose_lock(directory))
 
@@ -234,15 +237,15 @@ def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_director
     ("point", "deleted"),
     [("log.store.before_put", False), ("log.store.before_put", True), ("log.chunk.after_put", True)],
 )
-def test_a_receiver_that_has_stalled_gives_out_no_id_a_second_time_in_a_bucket(
+def test_a_stalled_receiver_reuses_no_id_in_a_bucket(
     context: Context, tmp_path: Path, bucket: str, point: str, deleted: bool
 ) -> None:
-    """A holder that is silent loses the lock."""
+    """A holder that is silent loses its lock."""
     with Feed(context, bucket, tmp_path) as feed:
         stalled(feed, point, deleted, lambda: None)
 
 
-def test_receivers_that_stall_one_after_the_other_give_out_each_id_once(
+def test_receivers_that_stall_one_after_another_use_each_id_once(
     context: Context, tmp_path: Path, directory: str
 ) -> None:
     with Feed(context, directory, tmp_path) as feed:
@@ -263,7 +266,7 @@ def test_receivers_that_stall_one_after_the_other_give_out_each_id_once(
         feed.check_all(deleted=False)
 
 
-def test_a_receiver_that_has_stalled_goes_on_in_a_directory_whose_lock_it_has(
+def test_a_stalled_receiver_continues_in_a_directory_whose_lock_it_has(
     context: Context, tmp_path: Path, directory: str
 ) -> None:
     with Feed(context, directory, tmp_path) as feed:
@@ -281,10 +284,10 @@ def test_a_receiver_that_has_stalled_goes_on_in_a_directory_whose_lock_it_has(
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_a_receiver_that_has_stalled_for_a_minute_ends(
+def test_a_receiver_that_has_stalled_for_a_minute_ends_itself(
     context: Context, tmp_path: Path, request: pytest.FixtureRequest, where: str
 ) -> None:
-    """Wherever it is, with the times that count outside of tests."""
+    """In a directory and in a bucket, with the default times."""
     location: str = request.getfixturevalue(where)
     with Feed(context, location, tmp_path) as feed:
         one = feed.receiver(quick=False)

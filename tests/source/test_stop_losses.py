@@ -17,11 +17,12 @@ from tests.support import Socket, bound, fill_disk, offer, stream_options, tiny_
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.monitoring.source import SourceMonitor
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.log_receiver import LogReceiver
+from zmq_datasource.source.receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
@@ -29,7 +30,7 @@ Context = zmq.Context[Socket]
 
 
 def brief(options: StreamReadOptions) -> Ingest:
-    """A receiver whose stop drains the socket for less long."""
+    """A receiver that drains its socket for a shorter time."""
     ingest = Ingest(options)
     assert isinstance(ingest.filler, LogReceiver)
     ingest.filler.drain_seconds = 0.5
@@ -38,7 +39,7 @@ def brief(options: StreamReadOptions) -> Ingest:
 
 @contextmanager
 def sending(push: Socket, seconds: float) -> Iterator[list[int]]:
-    """A PUSH that goes on and on, one message each so many seconds; the list has what it has sent."""
+    """A PUSH that sends a message every ``seconds``; the list has the sent numbers."""
     sent: list[int] = []
     end = threading.Event()
 
@@ -61,7 +62,7 @@ def end_of(log: Path) -> int:
 
 
 @pytest.mark.spark  # no Spark, but a process that drains for five seconds
-def test_a_program_that_is_stopped_while_a_push_goes_on_tells_that_messages_were_lost(
+def test_receive_reports_losses_when_it_is_stopped_while_a_push_sends(
     context: Context, tmp_path: Path
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=1)
@@ -84,8 +85,8 @@ def test_a_program_that_is_stopped_while_a_push_goes_on_tells_that_messages_were
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
-def test_each_stop_tells_of_a_sender_that_goes_on(pause: float, context: Context, tmp_path: Path) -> None:
-    """Also if the socket happens to be empty at that moment."""
+def test_each_stop_reports_a_push_that_still_sends(pause: float, context: Context, tmp_path: Path) -> None:
+    """Even if the socket is empty at the moment of the stop."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     with sending(push, pause):
         for run in range(1, 4):
@@ -97,7 +98,7 @@ def test_each_stop_tells_of_a_sender_that_goes_on(pause: float, context: Context
             assert read_record(LogStorage(str(tmp_path))).stops == run
 
 
-def test_the_next_run_logs_it_once_and_counts_it(
+def test_the_next_run_logs_the_loss_once_and_counts_it(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
@@ -135,12 +136,12 @@ def test_a_stop_that_loses_nothing_records_nothing(context: Context, tmp_path: P
     assert read_record(LogStorage(str(tmp_path))) == StopRecord()
 
 
-def test_a_full_disk_has_room_for_what_a_stop_could_not_seal(
+def test_a_full_disk_has_room_for_the_record_of_a_stop(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number is exact."""
+    """And the recorded number is exact."""
     monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.2)
-    monkeypatch.setattr("zmq_datasource.log.writer._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(LogWriter, "close_seconds", 0.2)
     push, endpoint = bound(context, zmq.PUSH)
     with tiny_disk(tmp_path / "tiny", "4m") as disk:
         log = disk / "log"
@@ -170,7 +171,7 @@ def test_a_full_disk_has_room_for_what_a_stop_could_not_seal(
             again.stop()
 
 
-def test_a_record_that_is_none_is_refused_by_name(context: Context, tmp_path: Path) -> None:
+def test_a_record_that_is_not_valid_is_refused_with_its_name(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
     ingest = Ingest(options)
@@ -182,7 +183,7 @@ def test_a_record_that_is_none_is_refused_by_name(context: Context, tmp_path: Pa
     assert not LogStorage(str(tmp_path)).is_written()
 
 
-def test_who_only_reads_sees_a_loss_without_another_message(context: Context, tmp_path: Path) -> None:
+def test_a_query_that_follows_sees_a_loss_without_another_message(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     options = stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint)
     ingest = brief(options)

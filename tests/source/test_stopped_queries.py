@@ -1,4 +1,4 @@
-"""What a stopped query has not read is there when it comes back, whatever other queries have done. No JVM."""
+"""A stopped query gets its unread messages when it comes back, whatever other queries do. No JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Feed:
-    """A PUSH, and queries on a log that one of them fills at a time."""
+    """A PUSH, and queries on one log, of which one receives at a time."""
 
     def __init__(self, context: Context, directory: Path) -> None:
         self._push, endpoint = bound(context, zmq.PUSH)
@@ -44,7 +44,7 @@ class Feed:
         }
 
     def run(self, name: str, until: Callable[[list[str]], bool], send: int = 0) -> list[str]:
-        """Run a query until it has such values, and stop it; sends so many meanwhile, for many batches."""
+        """Run a query until it has these values, and stop it. Sends ``send`` messages meanwhile, for many batches."""
         sending = threading.Thread(target=self._send, args=(send,))
         sending.start()
         Source(self._directory / name, self._options).run(lambda: until(self.values(name)))
@@ -53,7 +53,7 @@ class Feed:
         return self.values(name)
 
     def reader(self) -> ZmqStreamReader:
-        """Of one more query, whose order of calls the test has."""
+        """A reader of one more query, whose calls the test makes itself."""
         return ZmqStreamReader(parse(StreamReadOptions, self._options))
 
     def _send(self, count: int) -> None:
@@ -76,7 +76,7 @@ def feed(context: Context, tmp_path: Path) -> Feed:
 
 
 def test_a_new_query_does_not_take_the_place_of_a_stopped_one(feed: Feed) -> None:
-    """Spark has done its first batch, which had no rows, and it was stopped before its next trigger."""
+    """Its first batch had no rows, and it was stopped before its next trigger."""
     reader = feed.reader()
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, ReadMaxRows(1))
@@ -90,7 +90,7 @@ def test_a_new_query_does_not_take_the_place_of_a_stopped_one(feed: Feed) -> Non
         reader.stop()
 
 
-def test_a_copy_of_a_checkpoint_costs_the_original_nothing(feed: Feed) -> None:
+def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(feed: Feed) -> None:
     feed.run("original", lambda values: values[-1:] == ["49"], send=50)
     feed.copy("original", "copy")
     copied = feed.run("copy", lambda values: values[-1:] == ["349"], send=300)

@@ -28,7 +28,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
-    monkeypatch.setattr(Ingest, "better_seconds", 0.1)
+    monkeypatch.setattr(Ingest, "replaying_seconds", 0.1)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def earliest(location: Path) -> int:
 
 
 def receive_some(made: Query, push: Socket, begin: int, end: int) -> None:
-    """In many small chunks, all of them committed."""
+    """Send messages into many small chunks, and commit all of them."""
     made.step()
     rows = len(made.rows)
     for number in range(begin, end, 10):
@@ -91,7 +91,7 @@ def test_the_retention_of_a_query_that_follows_holds_for_the_one_that_receives(
             assert earliest(tmp_path) == 0
 
 
-def test_a_query_that_lowers_its_own_retention_has_it_lowered(
+def test_a_query_can_lower_its_own_retention(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
@@ -103,7 +103,7 @@ def test_a_query_that_lowers_its_own_retention_has_it_lowered(
     assert "because a query that reads it has this walRetention" not in caplog.text
 
 
-def test_a_receiver_says_in_what_it_differs_from_the_one_before(
+def test_a_receiver_logs_the_options_that_differ_from_the_last_receivers(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, endpoint = bound(context, zmq.PUSH)
@@ -133,7 +133,9 @@ def replay() -> str:
 
 
 @pytest.mark.spark  # no Spark, but a process
-def test_the_replay_of_a_query_is_used_though_another_one_received_first(replay: str, tmp_path: Path) -> None:
+def test_a_query_with_a_replay_receives_though_another_query_received_first(
+    replay: str, tmp_path: Path
+) -> None:
     with Publisher("vllm", replay=replay) as publisher:
         options = vllm(publisher)
         with query(
@@ -206,8 +208,8 @@ def sequenced(endpoint: str) -> dict[str, Any]:
     return {"connect": endpoint, "socketType": "SUB", "framing": "sequenced"}
 
 
-def test_a_query_that_follows_fails_at_a_loss_if_it_says_so(context: Context, tmp_path: Path) -> None:
-    """And not the other one; started again it goes on after the loss."""
+def test_a_query_that_follows_fails_at_a_loss_with_onLoss_fail(context: Context, tmp_path: Path) -> None:
+    """The receiving query does not fail. The failed query, restarted, continues after the loss."""
     pub, endpoint = bound(context, zmq.XPUB)
     with query(tmp_path, **sequenced(endpoint)) as notebook:
         notebook.step()
@@ -231,7 +233,7 @@ def test_a_query_that_follows_fails_at_a_loss_if_it_says_so(context: Context, tm
 
 
 @pytest.mark.spark  # no Spark, but a process
-def test_a_gap_that_the_receiver_still_asks_for_is_no_loss(replay: str, tmp_path: Path) -> None:
+def test_a_gap_for_which_the_receiver_still_asks_is_no_loss(replay: str, tmp_path: Path) -> None:
     with Publisher("vllm", replay=replay, buffer=3) as publisher:
         options = vllm(publisher) | {"replayEndpoint": replay, "replayTimeout": "1s"}
         with query(tmp_path, **options) as first:

@@ -32,7 +32,7 @@ from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.log_receiver import LogReceiver
+from zmq_datasource.source.receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
 
 REPOSITORY = Path(__file__).resolve().parents[2]

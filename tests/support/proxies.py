@@ -36,7 +36,7 @@ _MARKERS = itertools.count()
 
 
 class ProxyThreads:
-    """What the two processes of a proxy do, in two threads."""
+    """The two processes of a proxy as two threads."""
 
     def __init__(
         self, location: Path, sides: dict[str, str], bounds: RequestBounds = REQUEST_BOUNDS, **options: Any
@@ -71,7 +71,7 @@ class ProxyThreads:
         return wait_for(lambda: self.status is not first and self.status, "a newer status")
 
     def flow_status(self) -> dict[str, Any]:
-        """The status of the flow, put together by its own thread between two steps."""
+        """The status of the flow, which its own thread makes between two steps."""
         wanted: Future[dict[str, Any]] = Future()
         self._wanted.put(wanted)
         return wanted.result(30)
@@ -131,7 +131,7 @@ class ProxyThreads:
 
 
 class Client:
-    """A client of a proxy's durable endpoint that says exactly what a test wants.
+    """A client of a proxy's durable endpoint that sends exactly the messages of a test.
 
     Args:
         options: Of its DEALER, as in ``rcvhwm=1``.
@@ -148,11 +148,11 @@ class Client:
 
     def hear(self, milliseconds: int = 30_000) -> tuple[FromClient | FromProxy, Sequence[bytes]]:
         """The next message, and the frames behind its header."""
-        assert self.socket.poll(milliseconds), "the proxy is silent"
+        assert self.socket.poll(milliseconds), "the proxy does not answer"
         return fetch_protocol.decode(self.socket.recv_multipart())
 
     def open(self, name: str, session: int = 1, topics: Sequence[bytes] = (), **header: Any) -> Opened:
-        """Open a name, or fail. Answers to earlier questions are left out."""
+        """Open a name. Answers to earlier requests are left out."""
         self.say(Open(name=name, session=session, **header), topics)
         while True:
             message, _ = self.hear()
@@ -161,12 +161,12 @@ class Client:
                 return message
 
     def fetch(self, name: str, first: int, session: int = 1, **header: Any) -> tuple[Batch, list[bytes]]:
-        """Ask for what follows an id, or fail; returns the answer, and the last frame of each message."""
+        """Fetch messages from an id on; return the answer, and the last frame of each message."""
         self.say(Fetch(name=name, session=session, first=first, **{"done": first, **header}))
         return self.batch()
 
     def replay(self, first: int, topics: Sequence[bytes] = (), **header: Any) -> tuple[Batch, list[bytes]]:
-        """Ask for a range of ids without a name."""
+        """Fetch a range of ids without a name."""
         self.say(Fetch(first=first, **header), topics)
         return self.batch()
 
@@ -185,7 +185,7 @@ class Client:
 
 
 def publisher(context: zmq.Context[Socket], endpoint: str, topics: tuple[bytes, ...] = (b"",)) -> Socket:
-    """A PUB at the proxy that hears its subscriptions; it has heard these."""
+    """A PUB at the proxy, as an XPUB that has received these subscriptions."""
     sock = context.socket(zmq.XPUB)
     sock.setsockopt(zmq.XPUB_NODROP, 1)
     sock.setsockopt(zmq.SNDHWM, 100_000)
@@ -200,7 +200,7 @@ def publisher(context: zmq.Context[Socket], endpoint: str, topics: tuple[bytes, 
 def subscriber(
     context: zmq.Context[Socket], proxy: ProxyThreads, *topics: bytes, kind: int = zmq.SUB, **options: int
 ) -> Socket:
-    """A plain subscriber that the proxy knows of."""
+    """A plain subscriber whose subscriptions the proxy has received."""
     marker = b"marker %d" % next(_MARKERS)
     sock = context.socket(kind)
     for name, value in options.items():
@@ -213,7 +213,7 @@ def subscriber(
 
 
 def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[bytes]]:
-    """So many messages, or fail."""
+    """Receive so many messages."""
     got: list[list[bytes]] = []
     while len(got) < count:
         assert sock.poll(milliseconds), f"{len(got)} of {count} messages came"
@@ -222,7 +222,7 @@ def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[b
 
 
 def receive_until(sock: Socket, wanted: Callable[[list[bytes]], bool], count: int = 1) -> list[list[bytes]]:
-    """The first ``count`` messages that are wanted; others between them (heartbeats) are left out."""
+    """Receive ``count`` wanted messages; leave out others between them (heartbeats)."""
     got: list[list[bytes]] = []
     deadline = time.monotonic() + 30
     while len(got) < count:
@@ -234,7 +234,7 @@ def receive_until(sock: Socket, wanted: Callable[[list[bytes]], bool], count: in
 
 
 def drain(sock: Socket, quiet_ms: int) -> list[list[bytes]]:
-    """What comes until nothing has come for so long: for what must not come, or not all of it."""
+    """Receive until nothing has come for so long: for messages that must not come, or not all of them."""
     got = []
     while sock.poll(quiet_ms):
         got.append(sock.recv_multipart())

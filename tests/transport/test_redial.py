@@ -77,7 +77,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
             watch = channel.opened.watch
             yield Reading(
                 channel.keep_alive,
-                lambda: channel.take(inbox, 10, 1 << 20, wait=False).messages,
+                lambda: channel.receive(inbox, 10, 1 << 20, wait=False).messages,
                 lambda: (watch.connections, watch.lost, watch.protocol_errors),
             )
         return
@@ -85,7 +85,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
     options = stream_options(connect=endpoints, socketType=kind, zmq_maxmsgsize=maxmsgsize)
     with Receiver(options, counters) as receiver:
         yield Reading(
-            receiver.hold_still,
+            receiver.postpone,
             lambda: receiver.receive(10),
             lambda: (counters.connections_made, counters.connections_lost, counters.protocol_errors),
         )

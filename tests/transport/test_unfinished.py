@@ -18,7 +18,7 @@ from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.types import Endpoint, Endpoints
-from zmq_datasource.proxy.fetch_wire import Request, Router
+from zmq_datasource.proxy.fetch_wire import Router
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
@@ -97,13 +97,13 @@ def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[],
 
                 def take() -> int:
                     channel.keep_alive()
-                    return channel.take(Inbox(), 4096, 1 << 20, wait=False).messages
+                    return channel.receive(Inbox(), 4096, 1 << 20, wait=False).messages
 
                 yield take
         case ["proxy", "ROUTER"]:
             proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
             with closing(Router(proxy, proxy.durable, 10, LIMIT, 7)) as router:
-                yield lambda: (router.receive(), len(router.inbox()))[1]
+                yield lambda: (router.receive(), len(router.requests), router.requests.clear())[1]
         case ["ROUTER"]:
             ingest = Ingest(stream_options(bind=endpoint, socketType=kind, walLocation=tmp_path))
             ingest.start()
@@ -208,11 +208,8 @@ def test_a_server_keeps_one_frame_more_than_it_accepts(context: Context, tmp_pat
         client.connect(endpoint)
         for frames in (100_000, 8, 7, 1):
             client.send_multipart([b"x"] * frames)
-        requests: list[Request] = []
-        wait_for(
-            lambda: (router.receive(), requests.extend(router.inbox()), len(requests) == 4)[2], "all of them"
-        )
-        assert [len(request.frames) for request in requests] == [8, 8, 7, 1]
+        wait_for(lambda: (router.receive(), len(router.requests) == 4)[1], "all of them")
+        assert [len(request.frames) for request in router.requests] == [8, 8, 7, 1]
 
 
 def test_a_peer_that_has_sent_much_is_not_suspected(

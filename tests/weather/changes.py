@@ -18,7 +18,7 @@ from tests.weather.topologies import DealerRouter, Topology, TwoQueries, VllmRep
 from zmq_datasource.errors import MessageLossError
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.source.kept import read_counters, read_gaps
+from zmq_datasource.source.facts import read_counters, read_gaps
 
 __all__ = ["CHANGES"]
 

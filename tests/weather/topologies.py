@@ -27,7 +27,7 @@ from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.kept import read_gaps
+from zmq_datasource.source.facts import read_gaps
 
 __all__ = ["TOPOLOGIES", "Topology"]
 

@@ -200,16 +200,16 @@ class Acceptor:
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
-    def hold_still(self) -> None:
+    def postpone(self) -> None:
         """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
         self._watch_connections()
         self._fill_backlog()
         try:
-            self._reception.hold_still(self._monotonic())
+            self._reception.postpone(self._monotonic())
         finally:
             self._answer()
 
-    def settle(self, patience: float) -> None:
+    def finish(self, patience: float) -> None:
         """Answer for what is being written, for up to ``patience`` seconds. Called once, after the last round."""
         deadline = time.monotonic() + patience
         while self._reception.busy and time.monotonic() < deadline:
@@ -220,7 +220,7 @@ class Acceptor:
         """Cut the log's chunk, which has the committed transactions already."""
         return self._log.cut()
 
-    def still_asking(self) -> bool:
+    def awaits_replies(self) -> bool:
         """Return False: senders repeat by themselves what is not confirmed."""
         return False
 

@@ -58,6 +58,7 @@ _log = logging.getLogger(__name__)
 _BATCH_OVERHEAD = 512
 # How often rows that the disk has refused are written again.
 _RETRY_SECONDS = 0.1
+_DISK_REFUSES = "the receiver's disk refuses to stage rows; send them again later"
 
 
 class AcceptorTerms(NamedTuple):
@@ -78,10 +79,44 @@ class AcceptorTerms(NamedTuple):
     senders: SenderBounds = SENDER_BOUNDS
 
 
+class _DiskFault:
+    """The session whose rows the disk refuses to stage at present, and since when it refuses."""
+
+    def __init__(self, retry_seconds: float) -> None:
+        self._retry_seconds = retry_seconds
+        self.session: Session | None = None
+        self._since: float | None = None
+        self._next_retry = 0.0
+
+    def refused(self, session: Session, now: float, error: DiskFaultError) -> float | None:
+        """Keep a session for another attempt. If the disk has refused for too long, return for how many seconds."""
+        if self._since is None:
+            self._since = now
+            _log.warning("staging rows: %s; trying again for up to %.0f s", error, self._retry_seconds)
+        waited = now - self._since
+        if waited >= self._retry_seconds:
+            return waited
+        self.session, self._next_retry = session, now + _RETRY_SECONDS
+        return None
+
+    def take_due(self, now: float) -> Session | None:
+        """The session whose rows are to be written again now."""
+        if self.session is None or now < self._next_retry:
+            return None
+        session, self.session = self.session, None
+        return session
+
+    def accepted(self, now: float) -> None:
+        """The disk has staged rows."""
+        if self._since is not None:
+            _log.warning("the disk stages rows again after %.1f s", now - self._since)
+            self._since = None
+
+
 class Reception:
     """Receives, stages, commits and answers; for one thread. ``now`` is in monotonic seconds.
 
-    A sender is silent only while this side listens: its timeouts stand still during a pause (``hold_still``).
+    A sender is silent only while this side listens: its timeouts stand still during a pause (``postpone``).
 
     A LogError that a method raises is about the log, and not about one message.
 
@@ -115,9 +150,7 @@ class Reception:
         self._committer = Committer(counters, self._staging, transactions, log)
         self._sessions = Sessions(terms.senders)
         self._finishing: list[Session] = []
-        self._refused: Session | None = None  # its rows are in memory, and are written again
-        self._refusing_since: float | None = None  # the disk has taken nothing since
-        self._next_retry = 0.0
+        self._fault = _DiskFault(terms.retry_seconds)
         self._last_call = self._paused_seconds = 0.0
         self._answers = Answers(counters, self._abandon)
 
@@ -179,7 +212,7 @@ class Reception:
             _log.warning("discarding %d attempts that were never committed", len(abandoned))
             self._staging.remove(abandoned)
 
-    def hold_still(self, now: float) -> None:
+    def postpone(self, now: float) -> None:
         """Stop the clock of the timeouts since the last call. Call it often while nothing is received."""
         self._paused_seconds += now - self._last_call
         self.answer_completed(now)
@@ -245,7 +278,7 @@ class Reception:
                 received=0 if session is None else session.received,
                 committed=None if last is None else last.number,
                 by=None if last is None else last.attempt,
-                busy=self._refused is not None or (session is None and self._sessions.is_full(now)),
+                busy=self._fault.session is not None or (session is None and self._sessions.is_full(now)),
             ),
         )
 
@@ -320,25 +353,21 @@ class Reception:
 
     def _check_disk(self) -> None:
         """Raise RefusedError while rows of any session wait for the disk, so that no other rows do."""
-        if self._refused is not None:
-            raise RefusedError(BUSY, "the receiver's disk refuses to stage rows; send them again later")
+        if self._fault.session is not None:
+            raise RefusedError(BUSY, _DISK_REFUSES)
 
     def _write(self, session: Session, now: float) -> None:
-        """Write what the session's file lacks, and go on.
+        """Write the rows of a session to its file. Then answer, or force the file to the disk if it has its end.
 
         Raises:
-            RefusedError: The disk refuses. If it is ``busy``, the session is written again by ``_retry_refused``.
+            RefusedError: The disk refuses. If the code is ``busy``, ``_retry_refused`` writes the rows again.
         """
         try:
             session.file.write()
         except DiskFaultError as e:
-            if self._refusing_since is None:
-                self._refusing_since = now
-                _log.warning("staging rows: %s; trying again for up to %.0f s", e, self._terms.retry_seconds)
-            waited = now - self._refusing_since
-            if waited < self._terms.retry_seconds:
-                self._refused, self._next_retry = session, now + _RETRY_SECONDS
-                self._check_disk()
+            waited = self._fault.refused(session, now, e)
+            if waited is None:
+                raise RefusedError(BUSY, _DISK_REFUSES) from e
             self._forget(session)
             raise RefusedError(
                 "storage", f"{e}. The disk has refused for {waited:.0f} s (walRetryTimeout)"
@@ -346,9 +375,7 @@ class Reception:
         except LogWriteError as e:
             self._forget(session)
             raise RefusedError("storage", str(e)) from e
-        if self._refusing_since is not None:
-            _log.warning("the disk stages rows again after %.1f s", now - self._refusing_since)
-            self._refusing_since = None
+        self._fault.accepted(now)
         if session.file.is_ended:
             # The disk takes its time, and other senders are served meanwhile.
             session.finishing = self._forcing.submit(session.file.finish)
@@ -359,10 +386,9 @@ class Reception:
         self._answers.add(session.peer, Taken(attempt=session.attempt, received=session.received))
 
     def _retry_refused(self, now: float) -> None:
-        session = self._refused
-        if session is None or now < self._next_retry:
+        session = self._fault.take_due(now)
+        if session is None:
             return
-        self._refused = None
         with self._answers.refusing(session.peer, session.attempt):
             try:
                 self._write(session, now)
@@ -477,8 +503,8 @@ class Reception:
     def _forget(self, session: Session) -> None:
         """End a session, and delete its file."""
         self._sessions.remove(session)
-        if self._refused is session:
-            self._refused = None
+        if self._fault.session is session:
+            self._fault.session = None
         if session.finishing is not None:
             wait([session.finishing])
         session.file.discard()

@@ -1,7 +1,7 @@
 """What fills a log: whoever takes messages off sockets and appends them.
 
 It is built after the log, and the log after what its filler remembers (``log.carried``), because the log asks for that
-at every cut. Transactions do it (``acknowledged.acceptor``), and plain sockets (``source.log_receiver``).
+at every cut. Transactions do it (``acknowledged.acceptor``), and plain sockets (``source.receiver``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FillerFacts(NamedTuple):
 
 
 class Filler(Protocol):
-    """Used in a ``with`` block by one thread; ``facts`` and ``still_asking`` may be called by any, at any time.
+    """Used in a ``with`` block by one thread; ``facts`` and ``awaits_replies`` may be called by any, at any time.
 
     Attributes:
         drain_seconds: For how long, after a stop, what is still on its way is received at most.
@@ -68,13 +68,13 @@ class Filler(Protocol):
     def cut(self) -> Future[int]:
         """Append what was received, and cut the log's chunk; for the rest see ``LogWriter.cut``, and ``receive``."""
 
-    def hold_still(self) -> None:
-        """To be called every few hundred milliseconds while nothing is received: connections live on."""
+    def postpone(self) -> None:
+        """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
 
-    def settle(self, patience: float) -> None:
-        """To be called after the last round: append the rest, and for so many seconds answer what is under way."""
+    def finish(self, patience: float) -> None:
+        """Append the rest, and answer for ``patience`` seconds what is being written. Called after the last round."""
 
-    def still_asking(self) -> bool:
+    def awaits_replies(self) -> bool:
         """Whether messages were asked for that may still come though the sockets are silent."""
 
     def facts(self) -> FillerFacts:

@@ -28,8 +28,6 @@ from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LogWriter"]
 
-# How long a disk that refuses is waited for at the end.
-_CLOSE_SECONDS = 5.0
 # Chunks for the disk: one that is being written, and one that is next.
 _ENOUGH_UNWRITTEN = 2
 
@@ -55,9 +53,11 @@ class LogWriter(Contents):
         saved: From ``open`` on, the state that the log kept last; empty if there is none.
         open_bytes: The size of the open chunk, as far as it has come.
         takes_files: Whether rows may come in a file.
+        close_seconds: How long ``close`` waits for a disk that refuses.
     """
 
     takes_files = True
+    close_seconds = 5.0
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LogWriter(Contents):
         if not self._sealer.running:
             return
         last = self.cut()
-        self.end_within(_CLOSE_SECONDS)
+        self.end_within(self.close_seconds)
         self._sealer.end(last_act)
         last.result()
 

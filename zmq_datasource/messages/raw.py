@@ -116,6 +116,21 @@ class RawMessages:
         first, middle = self.first[row].as_py(), [] if self.middle is None else self.middle[row].as_py()
         return [*([] if first is None else [first]), *middle, self.last[row].as_py()]
 
+    def split_topics(self, delimiter: bytes) -> RawMessages:
+        """Make two frames of each message of one frame: what is before the first delimiter, and what is behind it.
+
+        A message without the delimiter keeps its one frame.
+        """
+        found = pc.greater_equal(pc.find_substring(self.last, delimiter), number(0, pa.int32()))
+        splits = pc.and_(self.first.is_null(), found)
+        if not splits.true_count:
+            return self
+        pairs = pc.split_pattern(self.last.filter(splits), delimiter, max_splits=1).flatten()
+        places = pa.arange(0, len(pairs), 2)
+        topics, values = pairs.take(places), pairs.take(pc.add(places, number(1)))
+        first = pc.replace_with_mask(self.first, splits, topics)
+        return RawMessages(first, pc.replace_with_mask(self.last, splits, values), self.middle)
+
     def take(self, rows: pa.Array) -> RawMessages:
         """Select messages by place."""
         return self._each(lambda column: column.take(rows))

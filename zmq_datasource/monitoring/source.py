@@ -20,6 +20,7 @@ from zmq_datasource.sequences import Totals
 from zmq_datasource.transport import core
 
 if TYPE_CHECKING:
+    from zmq_datasource.log import LogStorage
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.ingest import Ingest
 
@@ -38,9 +39,18 @@ class _Momentary:
     source: str = state(
         "source",
         "",
-        "The socket type and the endpoints of the source, or the log that it follows.",
+        "The socket type and the endpoints of the source, or the log that it follows; and in parentheses the query's "
+        "option `reader`.",
         type="STRING",
         series=None,
+    )
+    reader: str | None = state(
+        "reader",
+        "",
+        "The name under which the query reads the log: its option `reader`, or a name of this run.",
+        type="STRING",
+        series=None,
+        initial=None,
     )
     core: str | None = state(
         "core",
@@ -119,7 +129,7 @@ class SourceMonitor:
         self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
         partition = source.storage.partition
         shared = bool(partition) or options.receivers > 1
-        self._name = _name(source, options) + (f", partition {partition}" if shared else "")
+        self._name = _name(options, source.storage) + (f", partition {partition}" if shared else "")
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
@@ -176,6 +186,7 @@ class SourceMonitor:
         oldest = self._received_at(start) if start < end else None
         now = _Momentary(
             source=self._name,
+            reader=self._source.reader,
             core=core.NAME if facts.receives else None,
             messages_per_second=self._rate.of(facts.received, time.monotonic()),
             backlog_messages=end - start + max(0, log.unsealed),
@@ -240,9 +251,10 @@ class SourceMonitor:
         self._faults.flush()
 
 
-def _name(source: Feed | Ingest, options: StreamReadOptions) -> str:
-    name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {source.storage.root}"
-    return name if source.reader is None else f"{name} ({source.reader})"  # several may read it
+def _name(options: StreamReadOptions, storage: LogStorage) -> str:
+    name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {storage.root}"
+    # A name that is made for each run would begin series of its own in Prometheus at each restart.
+    return name if options.reader is None else f"{name} ({options.reader})"
 
 
 class SourceMonitors:
@@ -289,7 +301,7 @@ class SourceMonitors:
         parts = {partition: monitor.metrics() for partition, monitor in self._monitors.items()}
         if len(parts) == 1:
             return next(iter(parts.values()))
-        name = _name(next(iter(self._sources.values())), self._options)
+        name = _name(self._options, next(iter(self._sources.values())).storage)
         together = added(SOURCE, list(parts.values())) | {"source": name}
         return together | {"partitions": {str(partition): part for partition, part in sorted(parts.items())}}
 

@@ -16,6 +16,7 @@ from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     Choice,
     CountedBy,
+    Delimiter,
     Duration,
     Endian,
     Endpoints,
@@ -112,6 +113,14 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             f"sink), {_FOREIGN}, or `custom` with the options below. See docs/sequences.md."
         ),
     ] = Framing("plain")
+    topic_delimiter: Annotated[
+        Delimiter | None,
+        _plain(
+            "What separates the topic from the value in messages of a single frame: a space, `:`, `\\0`, or other "
+            "bytes. Such a message is read as if topic and value had come in two frames: the topic is what is before "
+            "the first delimiter. A message of several frames, or without the delimiter, stays as it is."
+        ),
+    ] = None
     on_malformed: Annotated[
         OnMalformed,
         _plain(

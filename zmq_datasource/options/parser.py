@@ -21,6 +21,7 @@ from zmq_datasource.options.types import (
     ByteSize,
     Choice,
     CountedBy,
+    Delimiter,
     Duration,
     Endpoints,
     JsonPath,
@@ -144,6 +145,7 @@ _TYPE_WORDS = {
     int: "a whole number",
     bool: "true or false",
     CountedBy: "names",
+    Delimiter: "bytes",
     Duration: "a duration",
     JsonPath: "a path",
     Linger: "milliseconds",
@@ -215,7 +217,7 @@ def _text(value: object) -> str:
 def _read(option: OptionDoc, text: str) -> Any:
     try:
         if hasattr(option.kind, "read"):
-            return option.kind.read(text.strip())
+            return option.kind.read(text if getattr(option.kind, "keeps_spaces", False) else text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
     except (ValueError, msgspec.ValidationError) as e:  # before msgspec 0.21 it is no ValueError
         # msgspec would name the Python type. Name it as the reference does.

@@ -23,6 +23,7 @@ __all__ = [
     "ByteSize",
     "Choice",
     "CountedBy",
+    "Delimiter",
     "Duration",
     "Endian",
     "Endpoint",
@@ -174,6 +175,39 @@ class JsonPath(tuple[str, ...]):
         if not all(names):
             raise ValueError("a path is names with dots between, as in frameNumber or header.frame")
         return cls(names)
+
+
+class Delimiter(bytes):
+    r"""Bytes that separate, read from text. ``\0``, ``\t``, ``\n``, ``\r``, ``\\`` and ``\x1f`` are single bytes."""
+
+    keeps_spaces: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "".join(
+            _ESCAPE_OF.get(byte, chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}") for byte in self
+        )
+
+    @classmethod
+    def read(cls, text: str) -> Delimiter:
+        found = cls(re.sub(rb"\\(x[0-9a-fA-F]{2}|.?)", _byte_of, text.encode(), flags=re.DOTALL))
+        if not found:
+            raise ValueError(
+                "it has no bytes; leave the option out to read messages of one frame as they are"
+            )
+        return found
+
+
+_ESCAPES = {b"0": b"\0", b"t": b"\t", b"n": b"\n", b"r": b"\r", b"\\": b"\\"}
+_ESCAPE_OF = {byte[0]: f"\\{word.decode()}" for word, byte in _ESCAPES.items()}
+
+
+def _byte_of(escape: re.Match[bytes]) -> bytes:
+    word = escape[1]
+    if len(word) == 3:
+        return bytes.fromhex(word[1:].decode())
+    if word not in _ESCAPES:
+        raise ValueError(r"a backslash stands before 0, t, n, r, another backslash, or two digits as in \x1f")
+    return _ESCAPES[word]
 
 
 class Location(str):

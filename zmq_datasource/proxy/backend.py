@@ -30,7 +30,7 @@ from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
 
-__all__ = ["NO_SUBSCRIBERS", "REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
+__all__ = ["REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +47,6 @@ _REQUEST_HWM = 32
 _CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
 _PENDING_CHECK_SECONDS = 0.001
-# The status of a proxy without ``publish``.
-NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
 
 
 @dataclass(frozen=True)

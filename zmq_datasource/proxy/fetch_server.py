@@ -15,7 +15,6 @@ Durable subscribers ask so for the rows behind their position, and replays for a
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -65,7 +64,6 @@ class FetchServer:
         self._view = view
         self._positions = positions
         self.names = Names(view, positions)
-        self._requests: deque[Request] = deque()
         self.waiting = WaitingRequests()
         self._cursors = Cursors(view)
         self._used_bytes = 0
@@ -86,7 +84,7 @@ class FetchServer:
         """
         answers = self.wire.answers
         self.must_recheck = answers.stuck = False
-        self._read_inbox()
+        self._read_requests()
         self._finish_jobs()
         self._used_bytes = answers.bytes
         is_busy = False
@@ -99,7 +97,7 @@ class FetchServer:
         for log in (self._faults, self._errors, self._losses, self.names):
             log.flush()
         self.must_recheck = self.must_recheck or answers.stuck
-        return is_busy or bool(self._requests)
+        return is_busy or bool(self.wire.requests)
 
     def close(self) -> None:
         """Close the socket and all files."""
@@ -108,12 +106,11 @@ class FetchServer:
 
     # Requests.
 
-    def _read_inbox(self) -> None:
-        if not self._requests:
-            self._requests.extend(self.wire.inbox())
+    def _read_requests(self) -> None:
+        requests = self.wire.requests
         deadline = time.monotonic() + _TURN_SECONDS
-        while self._requests and time.monotonic() < deadline:
-            request = self._requests.popleft()
+        while requests and time.monotonic() < deadline:
+            request = requests.popleft()
             try:
                 self._read(request)
             except Exception as e:

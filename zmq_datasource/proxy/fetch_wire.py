@@ -7,6 +7,7 @@ is translated to the same requests and answers.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -42,8 +43,8 @@ from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["FetchWire", "ReplayWire", "Request", "Router"]
 
-# Requests, and their bytes, that are taken at a time. The others wait in libzmq and in the kernel.
-_MOST_REQUESTS, _MOST_INBOX_BYTES = 256, 8 << 20
+# Requests that wait in memory, and their bytes that are taken at a time. The others wait in libzmq and in the kernel.
+_MOST_REQUESTS, _MOST_ROUND_BYTES = 256, 8 << 20
 # libzmq bounds the number of messages and not their bytes, so it must queue few.
 _RCVHWM = 16
 _HOUSEKEEPING_SECONDS = 0.1
@@ -74,6 +75,7 @@ class Router:
             protocol refuses it.
 
     Attributes:
+        requests: The requests that were received, in order; its user removes them.
         answers: Sends, and knows which answers libzmq has not handed to the system yet.
 
     Raises:
@@ -100,31 +102,28 @@ class Router:
         self._unfinished = Unfinished(self._opened, most_bytes)
         self._rights = NameRights(options.allowed_clients)
         self._next_housekeeping = 0.0
-        self._inbox: list[Request] = []
+        self.requests: deque[Request] = deque()
         self.answers = Answers(self.socket)
 
     def receive(self) -> None:
-        """Take requests, as far as there is room for them in the inbox. Called in each round, also while it is full:
-        libzmq accepts and ends connections only in calls."""
+        """Receive requests, as far as there is room for them.
+
+        Called in each round, also while there is no room: libzmq accepts and ends connections only in calls.
+        """
         now = time.monotonic()
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
             self._opened.watch.update()
             self._unfinished.check_connections()
-        room = _MOST_INBOX_BYTES
+        room = _MOST_ROUND_BYTES
         with suppress(zmq.Again):
-            while len(self._inbox) < _MOST_REQUESTS and room > 0:
+            while len(self.requests) < _MOST_REQUESTS and room > 0:
                 peer, *frames = self._unfinished.receive(self._most_frames)
                 last = (frames or [peer])[-1]
                 size = sum(map(len, frames))
                 room -= size
                 taken = [frame.bytes for frame in frames] if size <= self._most_bytes else []
-                self._inbox.append(Request(peer.bytes, taken, self._rights.of(last)))
-
-    def inbox(self) -> list[Request]:
-        """The requests since the last call."""
-        inbox, self._inbox = self._inbox, []
-        return inbox
+                self.requests.append(Request(peer.bytes, taken, self._rights.of(last)))
 
     def close(self) -> None:
         self._opened.close(linger=0)
@@ -183,7 +182,7 @@ class ReplayWire(Router):
     ends the range. Messages that the log no longer has are left out, as any publisher does.
 
     Attributes:
-        requests, sent: How many requests were received and messages sent.
+        replays, sent: How many replays were asked for, and how many messages were sent.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
@@ -194,7 +193,7 @@ class ReplayWire(Router):
     def __init__(self, options: ProxyOptions) -> None:
         # No bound on the queue: the server sends the next batch when the one before has left.
         super().__init__(options, options.replay, 0, _MOST_REPLAY_REQUEST_BYTES, _MOST_REPLAY_FRAMES)
-        self.requests = 0
+        self.replays = 0
         self.sent = 0
 
     def read(self, frames: Sequence[bytes]) -> tuple[Fetch, Sequence[bytes]]:
@@ -202,7 +201,7 @@ class ReplayWire(Router):
             start, end = read_request(frames)
         except UnfitError as e:
             raise ProtocolError(str(e)) from None
-        self.requests += 1
+        self.replays += 1
         return Fetch(first=start, until=end, max_bytes=_REPLAY_BYTES), ()
 
     def send(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from zmq_datasource.counters import counted, state
+from zmq_datasource.counters import counted, figures, state
 
-__all__ = ["LiveFigures", "PublishedFigures", "SubscriberFigures"]
+__all__ = ["NO_CLIENTS", "NO_SUBSCRIBERS", "LiveFigures", "PublishedFigures", "SubscriberFigures"]
 
 
 @dataclass
@@ -92,3 +94,8 @@ class SubscriberFigures:
         series="messages_lost",
     )
     away_seconds: float = state("awaySeconds", "s", "How long its client has been away.")
+
+
+# The parts of the status of a proxy without ``publish``, and of one without ``durable`` and ``replay``.
+NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
+NO_CLIENTS: Mapping[str, Any] = {"durable": [], "replays": {"clients": 0, "requests": 0, "sent": 0}}

@@ -25,8 +25,8 @@ from zmq_datasource.counters import SourceCounters, figures
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.backend import NO_SUBSCRIBERS, REQUEST_BOUNDS, Backend, RequestBounds
-from zmq_datasource.proxy.figures import LiveFigures
+from zmq_datasource.proxy.backend import REQUEST_BOUNDS, Backend, RequestBounds
+from zmq_datasource.proxy.figures import NO_SUBSCRIBERS, LiveFigures
 from zmq_datasource.proxy.front import Front
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.positions import read_positions
@@ -226,7 +226,7 @@ class LiveFlow:
             now = time.monotonic()
             if self.received != before:
                 quiet_since = now
-        self._front.settle(_DISK_SECONDS)
+        self._front.finish(_DISK_SECONDS)
         self._append()
         try:
             self.journal.cut().result(_DISK_SECONDS)

@@ -130,7 +130,7 @@ class Front:
         """
         for channel in self._channels.values():
             if ready is None or channel.socket in ready:
-                taken = channel.take(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
+                taken = channel.receive(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
                 if taken.messages:
                     now = self._counters.last_received = time.time()
                     self._arrivals.append((int(now * 1_000_000), taken.messages))
@@ -177,12 +177,12 @@ class Front:
         if self._acceptor is not None and is_receiving:
             self._acceptor.receive(0, wait=False)
         elif self._acceptor is not None:
-            self._acceptor.hold_still()
+            self._acceptor.postpone()
 
-    def settle(self, seconds: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Answer the senders of transactions, as far as the log has written them within so many seconds."""
         if self._acceptor is not None:
-            self._acceptor.settle(seconds)
+            self._acceptor.finish(seconds)
 
     @property
     def protocol_errors(self) -> int:

@@ -29,13 +29,13 @@ from zmq_datasource.proxy.figures import SubscriberFigures
 from zmq_datasource.proxy.positions import Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
-__all__ = ["Job", "Names"]
+__all__ = ["MOST_NAMES", "MOST_SHOWN", "MOST_TOPIC_BYTES", "Job", "Names"]
 
-_MOST_POSITIONS = 1000
-_MOST_TOPIC_BYTES = 2 << 20
+MOST_NAMES = 1000
+MOST_TOPIC_BYTES = 2 << 20
 _MOST_DISPLACED = 1000
 # What a status shows: so many names, so many topics of each, and so many characters of a topic.
-_MOST_SHOWN, _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 10, 60
+MOST_SHOWN, _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 10, 60
 
 
 class Job(NamedTuple):
@@ -78,7 +78,8 @@ class Names:
             return self._opened(known)  # the same OPEN again
         if (reason := self._why_full(known, topics)) is not None:
             return Refused(code="full", reason=reason, session=request.session)
-        future = self._positions.open(request, topics, self._view.end, self._view.open_rows())
+        positions, view = self._positions, self._view
+        future = positions.submit(positions.open, request, topics, view.end, view.open_rows())
         self._jobs[request.name] = Job(peer, request, future)
         self._opening[request.name] = bytes_of_topics(topics)
         return None
@@ -95,7 +96,9 @@ class Names:
         job = self._jobs.get(request.name)
         if job is None:
             open_rows = self._view.open_rows() if position.next < position.notes.snapshot else []
-            self._jobs[request.name] = Job(peer, request, self._positions.lock_again(position, open_rows))
+            self._jobs[request.name] = Job(
+                peer, request, self._positions.submit(self._positions.lock_again, position, open_rows)
+            )
         elif isinstance(job.request, Fetch):
             self._jobs[request.name] = job._replace(peer=peer, request=request)
         return None
@@ -109,23 +112,21 @@ class Names:
         session = known.notes.session
         if session != request.session and not _are_of_one_client(session, request.session):
             return _taken(request)
-        self._jobs[request.name] = Job(peer, request, self._positions.forget(known))
+        self._jobs[request.name] = Job(peer, request, self._positions.submit(self._positions.forget, known))
         return None
 
     def _why_full(self, known: Position | None, topics: tuple[bytes, ...]) -> str | None:
         """Why there is no room for a name with these topics; None if there is."""
         # Names that the keeper opens count too: a client may open a thousand before the first is on the disk.
         sizes = {position.notes.name: position.topic_bytes for position in self._positions} | self._opening
-        if known is None and len(sizes) >= _MOST_POSITIONS:
-            return (
-                f"there are {_MOST_POSITIONS} subscriptions; end some with FORGET, or lower subscriberExpiry"
-            )
+        if known is None and len(sizes) >= MOST_NAMES:
+            return f"there are {MOST_NAMES} subscriptions; end some with FORGET, or lower subscriberExpiry"
         before = 0 if known is None else known.topic_bytes
         size = sum(sizes.values()) - before + bytes_of_topics(topics)
-        if bytes_of_topics(topics) <= before or size <= _MOST_TOPIC_BYTES:
+        if bytes_of_topics(topics) <= before or size <= MOST_TOPIC_BYTES:
             return None
         return (
-            f"the topics of all subscriptions would have {size} bytes, and {_MOST_TOPIC_BYTES} are the most; subscribe "
+            f"the topics of all subscriptions would have {size} bytes, and {MOST_TOPIC_BYTES} are the most; subscribe "
             "to fewer topics, or to their common prefix, or end some subscriptions with FORGET"
         )
 
@@ -209,7 +210,7 @@ class Names:
         """The figures of each subscriber; of many, those of the hundred with the largest backlog."""
         now, monotonic = time.time(), time.monotonic()
         accounts = []
-        for position in heapq.nsmallest(_MOST_SHOWN, self._positions, key=lambda p: p.next):
+        for position in heapq.nsmallest(MOST_SHOWN, self._positions, key=lambda p: p.next):
             notes, is_present = position.notes, position.asked is not None
             numbers = SubscriberFigures(
                 connected=is_present,

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,6 +53,8 @@ from zmq_datasource.proxy.view import topics_of
 __all__ = ["PRESENT_SECONDS", "Position", "Positions", "bytes_of_topics", "read_positions"]
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # A client that has asked for nothing for so long is away.
 PRESENT_SECONDS = 5.0
@@ -166,32 +168,11 @@ class Positions:
 
     # For the server's thread.
 
-    def open(
-        self, request: Open, topics: tuple[bytes, ...], end: int, open_rows: list[pa.RecordBatch]
-    ) -> Future[Position]:
-        """Give a name to the client that has sent this OPEN, and write its record.
-
-        Args:
-            end: The log's end.
-            open_rows: The rows of the open chunk.
-
-        Raises (the future):
-            LogLockedError: The command line changes the record at this moment.
-            LogError: The record cannot be read or written.
-        """
-        return self._submit(self._open, request, topics, end, open_rows)
-
-    def lock_again(self, position: Position, open_rows: list[pa.RecordBatch]) -> Future[bool]:
-        """Lock a name whose client comes back; the future says whether the record is still of the client's session.
-
-        Args:
-            open_rows: The rows of the open chunk.
-        """
-        return self._submit(self._lock_again, position, open_rows)
-
-    def forget(self, position: Position) -> Future[None]:
-        """Delete the record of a name."""
-        return self._submit(self._forget, position)
+    def submit(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have the keeper do something: ``open``, ``lock_again`` or ``forget``."""
+        future = self._keeper.submit(act, *args, **kwargs)
+        future.add_done_callback(lambda _: self._notify())
+        return future
 
     def move(self, position: Position, done: int) -> None:
         """Move a position to the id below which the client has processed everything. It never goes back."""
@@ -232,11 +213,6 @@ class Positions:
             self._do(self._release, position)
         self._keeper.shutdown()
 
-    def _submit(self, act: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future = self._keeper.submit(act, *arguments)
-        future.add_done_callback(lambda _: self._notify())
-        return future
-
     def _do(self, act: Callable[..., None], *arguments: Any) -> Future[None]:
         """Have the keeper do something that no client waits for; log its errors."""
 
@@ -246,13 +222,23 @@ class Positions:
             except Exception as e:
                 self._faults.fault("keeping positions of durable subscribers", error=e)
 
-        return self._submit(act_and_log)
+        return self.submit(act_and_log)
 
     # The keeper.
 
-    def _open(
+    def open(
         self, request: Open, topics: tuple[bytes, ...], end: int, open_rows: list[pa.RecordBatch]
     ) -> Position:
+        """Give a name to the client that has sent this OPEN, and write its record.
+
+        Args:
+            end: The log's end.
+            open_rows: The rows of the open chunk.
+
+        Raises:
+            LogLockedError: The command line changes the record at this moment.
+            LogError: The record cannot be read or written.
+        """
         key, known = subscriber_key(request.name), self._all.get(request.name)
         held = None if known is None else known.lock
         if known is not None and held is not None:
@@ -335,7 +321,8 @@ class Positions:
                 newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
         position.newest = integers_of(sorted(newest.values()))
 
-    def _lock_again(self, position: Position, open_rows: list[pa.RecordBatch]) -> bool:
+    def lock_again(self, position: Position, open_rows: list[pa.RecordBatch]) -> bool:
+        """Lock a name whose client comes back; return whether the record is still of the client's session."""
         if position.lock is not None:
             return True
         lock = self._records.hold(position.key, _LOCK_SECONDS)
@@ -349,7 +336,8 @@ class Positions:
         position.lock = lock
         return True
 
-    def _forget(self, position: Position) -> None:
+    def forget(self, position: Position) -> None:
+        """Delete the record of a name."""
         self._records.remove(position.key)
         self._all.pop(position.notes.name, None)
         if position.lock is not None:

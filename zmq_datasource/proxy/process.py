@@ -19,6 +19,7 @@ from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import Child, Parent, set_up_logging
+from zmq_datasource.proxy.figures import NO_CLIENTS
 from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.view import Progress
 
@@ -31,8 +32,6 @@ _END_SECONDS = 30.0
 # How long the sealing thread may keep the interpreter while messages wait. Python's default of 5 ms would delay them
 # by as much.
 _SWITCH_SECONDS = 0.0005
-# How often the server process gets the progress if it serves no clients.
-_IDLE_SECONDS = 0.1
 _STATUS_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
 
@@ -42,22 +41,17 @@ class ServerProcess:
 
     Args:
         given: The options, as text.
-        serves: Whether it has clients (``durable``, ``replay``). Without them it only needs to know now and then how
-            far the log is, so it is not woken for every group of messages.
         restart_seconds: From one start of the process to the next, at least.
 
     Attributes:
         status: Its newest status; empty until its endpoints are bound for the first time.
     """
 
-    def __init__(
-        self, given: Mapping[str, str], serves: bool, restart_seconds: float = _RESTART_SECONDS
-    ) -> None:
+    def __init__(self, given: Mapping[str, str], restart_seconds: float = _RESTART_SECONDS) -> None:
         self._given = given
-        self._serves = serves
         self._restart_seconds = restart_seconds
         self._child: Child | None = None
-        self._next_start = self._next_progress = 0.0
+        self._next_start = 0.0
         self.status: Mapping[str, Any] = {}
 
     def start(self, progress: Progress) -> None:
@@ -106,20 +100,28 @@ class ServerProcess:
 
     def send(self, progress: Progress) -> None:
         """Send how far the log is. Called before messages are published."""
-        if self._child is None:
-            return
-        if not self._serves:
-            now = time.monotonic()
-            if now < self._next_progress:
-                return
-            self._next_progress = now + _IDLE_SECONDS
-        self._child.send(progress)
+        if self._child is not None:
+            self._child.send(progress)
 
     def end(self) -> None:
         """End the process, if it runs."""
         if self._child is not None:
             self._child.end(_END_SECONDS)
             self._child = None
+
+
+class NoServer(ServerProcess):
+    """Takes the place of the server process in a proxy that serves neither durable subscribers nor replays."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.status = NO_CLIENTS
+
+    def start(self, progress: Progress) -> None:
+        """Start nothing."""
+
+    def step(self, progress: Progress) -> None:
+        """Do nothing."""
 
 
 def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[dict[str, Any]], None]) -> None:
@@ -134,8 +136,9 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
     """
     options = parse(ProxyOptions, given)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    # Without these endpoints it would have nothing to do: the log itself keeps what its readers need.
+    server = ServerProcess(given) if options.durable or options.replay else NoServer()
     with ExitStack() as stack:
-        server = ServerProcess(given, serves=bool(options.durable or options.replay))
         flow = stack.enter_context(LiveFlow(options, server.send))
         forget_signal()  # from here on a signal only sets the flag that ``stop`` reads
         server.start(flow.journal.progress)

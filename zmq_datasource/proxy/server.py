@@ -23,6 +23,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import NewestReader, Parent
 from zmq_datasource.proxy.fetch_server import FetchServer, Wire
 from zmq_datasource.proxy.fetch_wire import FetchWire, ReplayWire
+from zmq_datasource.proxy.figures import NO_CLIENTS
 from zmq_datasource.proxy.positions import Positions
 from zmq_datasource.proxy.view import LogView, Progress
 
@@ -52,8 +53,6 @@ class Server:
     def __init__(self, options: ProxyOptions, progress: Progress) -> None:
         self._poller = zmq.Poller()
         self._servers: list[FetchServer] = []
-        self._durable: FetchServer | None = None
-        self._replays: FetchServer | None = None
         self._progress: Progress | None = None
         self._is_busy = False
         self._faults = LimitedLog(__name__, "faults of files")
@@ -67,25 +66,23 @@ class Server:
             self.view = LogView(storage)
             stack.callback(self.view.close)
             self.view.follow(progress)
-            # Opened without ``durable`` too: subscribers that a proxy knew before keep their messages.
             self.positions = Positions(storage, self.view.end, options.subscriber_expiry, self._wake)
             stack.callback(self.positions.close)
             if options.durable:
-                self._durable = self._add(FetchWire(options), stack)
+                self._add(FetchWire(options), stack)
             if options.replay:
-                self._replays = self._add(ReplayWire(options), stack)
+                self._add(ReplayWire(options), stack)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Write the positions, and close sockets and files."""
         self._stack.close()
 
-    def _add(self, wire: Wire, stack: ExitStack) -> FetchServer:
+    def _add(self, wire: Wire, stack: ExitStack) -> None:
         server = FetchServer(wire, self.view, self.positions)
         stack.callback(server.close)
         self._poller.register(wire.socket, zmq.POLLIN)
         self._servers.append(server)
-        return server
 
     def _wake(self) -> None:
         with suppress(OSError):  # the pipe is full, which wakes too; or closed
@@ -136,14 +133,18 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """The server's part of the proxy's status."""
-        replays = {"clients": 0, "requests": 0, "sent": 0}
-        if self._replays is not None and isinstance(wire := self._replays.wire, ReplayWire):
-            replays = {
-                "clients": len(self._replays.waiting),
-                "requests": wire.requests,
-                "sent": wire.sent,
-            }
-        return {"durable": [] if self._durable is None else self._durable.names.status(), "replays": replays}
+        status = dict(NO_CLIENTS)
+        for server in self._servers:
+            match server.wire:
+                case FetchWire():
+                    status["durable"] = server.names.status()
+                case ReplayWire(replays=requests, sent=sent):
+                    status["replays"] = {
+                        "clients": len(server.waiting),
+                        "requests": requests,
+                        "sent": sent,
+                    }
+        return status
 
 
 def main() -> None:

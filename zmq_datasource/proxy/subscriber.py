@@ -146,18 +146,12 @@ class DurableSubscriber:
         self._link.open()
         self._session.reconnected(time.monotonic())
         try:
-            self._run_until(
-                lambda: self._session.is_open,
-                self._timeout,
-                lambda: (
+            if not self._run_until(lambda: self._session.is_open, self._timeout):
+                advice = "check that the proxy runs, and that this is its durable endpoint"
+                raise NoPeerError(
                     f"subscribing as {self._name!r} at {self._endpoint}: no proxy has answered within "
-                    f"{self._timeout} s; "
-                    + next(
-                        iter(self._link.watch.refused.values()),
-                        "check that the proxy runs, and that this is its durable endpoint",
-                    )
-                ),
-            )
+                    f"{self._timeout} s; {next(iter(self._link.watch.refused.values()), advice)}"
+                )
         except BaseException:
             self._link.close(0)
             raise
@@ -188,7 +182,7 @@ class DurableSubscriber:
             if session.has_unconfirmed:
                 try:
                     self._wait_until_confirmed(
-                        session.done,
+                        session.inbox.done,
                         _EXIT_SECONDS if kind is not None else self._timeout or _LONG_EXIT_SECONDS,
                     )
                 except (NoPeerError, SubscriptionError):
@@ -209,7 +203,7 @@ class DurableSubscriber:
             while time.monotonic() < self._next_turn:
                 self._process.check()
                 self._acknowledge_given()
-                received = self._session.take()
+                received = self._session.inbox.take()
                 if received is None:
                     break
                 yield self._given_message(received)
@@ -238,13 +232,13 @@ class DurableSubscriber:
                 now
             )  # the caller may have been busy for longer than the timeout, which is no silence
             self._run(0.0)
-        message = session.take()
+        message = session.inbox.take()
         if message is None:
             session.listen(now)
             deadline = math.inf if timeout is None else now + timeout
             while message is None:
                 self._run(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
-                message = session.take()
+                message = session.inbox.take()
                 if message is None and time.monotonic() >= deadline:
                     return None
         return self._given_message(message)
@@ -269,10 +263,10 @@ class DurableSubscriber:
         self._process.check()
         session = self._session
         done = message if isinstance(message, int) else message.id
-        if session.handed is None or done > session.handed:
+        if session.inbox.handed is None or done > session.inbox.handed:
             raise OptionError(f"ack of id {done}, which has not come yet")
         failpoints.reach("proxy.ack.before_send")
-        session.ack(done)
+        session.inbox.ack(done)
         if wait:
             self._wait_until_confirmed(done + 1, self._timeout)
 
@@ -295,11 +289,8 @@ class DurableSubscriber:
         self._given = None
         self._session.seek(_start(to), time.monotonic())
         self._link.send_outbox()
-        self._run_until(
-            lambda: self._session.is_open,
-            self._timeout,
-            lambda: f"moving {self._name!r} at {self._endpoint}: no answer",
-        )
+        if not self._run_until(lambda: self._session.is_open, self._timeout):
+            raise NoPeerError(f"moving {self._name!r} at {self._endpoint}: no answer")
 
     def forget(self) -> None:
         """End the subscription: the proxy keeps no position and no messages for it.
@@ -311,11 +302,8 @@ class DurableSubscriber:
         self._given = None
         self._session.forget(time.monotonic())
         self._link.send_outbox()
-        self._run_until(
-            lambda: self._session.forgotten,
-            self._timeout,
-            lambda: f"forgetting {self._name!r} at {self._endpoint}: no answer",
-        )
+        if not self._run_until(lambda: self._session.forgotten, self._timeout):
+            raise NoPeerError(f"forgetting {self._name!r} at {self._endpoint}: no answer")
         self._link.close(0)
 
     def _wait_until_confirmed(self, wanted: int, seconds: float | None) -> None:
@@ -324,36 +312,27 @@ class DurableSubscriber:
         session.confirm(True, time.monotonic())
         self._link.send_outbox()
         try:
-            self._run_until(
-                lambda: session.confirmed >= wanted,
-                seconds,
-                lambda: (
+            if not self._run_until(lambda: session.confirmed >= wanted, seconds):
+                raise NoPeerError(
                     f"acknowledging id {wanted - 1} at {self._endpoint}: no answer within {seconds:g} s; the message "
                     "may come again"
-                ),
-            )
+                )
         finally:
             session.confirm(False, time.monotonic())
         failpoints.reach("proxy.ack.after_confirmed")
 
-    def _run_until(
-        self, done: Callable[[], bool], seconds: float | None, complaint: Callable[[], str]
-    ) -> None:
-        """Run the session until ``done()``. Messages that come meanwhile stay in its inbox.
+    def _run_until(self, done: Callable[[], bool], seconds: float | None) -> bool:
+        """Run the session until ``done()``, for so many seconds at most; return whether it is.
 
-        Args:
-            seconds: How long, at most; None for ever.
-            complaint: The text of the error after that time.
-
-        Raises:
-            NoPeerError: The time is over.
+        Messages that come meanwhile stay in the inbox.
         """
         began = time.monotonic()
         self._session.listen(began)
         while not done():
             if seconds is not None and time.monotonic() - began >= seconds:
-                raise NoPeerError(complaint())
+                return False
             self._run(TICK_SECONDS)
+        return True
 
     def _run(self, wait: float) -> None:
         """Receive and send for up to ``wait`` seconds, until something has come."""

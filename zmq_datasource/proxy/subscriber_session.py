@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from msgspec.structs import replace
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -39,7 +40,7 @@ from zmq_datasource.proxy.fetch_protocol import (
 )
 from zmq_datasource.transport.session import RequestSession
 
-__all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberSession"]
+__all__ = ["SUBSCRIPTION_STATES", "Inbox", "Received", "Start", "SubscriberSession"]
 
 # The next state of a subscription, by its state and what happens (in capital letters: what the proxy says). An event
 # that is not here changes nothing.
@@ -77,11 +78,52 @@ class Start(NamedTuple):
 Received: TypeAlias = tuple[int, tuple[bytes, ...]]
 
 
-@dataclass(frozen=True)
-class _Passed:
-    """Follows the messages of an answer in the inbox: there are no more messages below the id ``next``."""
+class Inbox:
+    """The messages that have come, and how far the caller has processed them.
 
-    next: int
+    Args:
+        position: The first id that the subscriber needs.
+
+    Attributes:
+        next: The first id that has not come.
+        answers: How many answers are here that the caller has not taken to their end.
+        handed: The id of the last message that the caller has taken; None if there is none.
+        done: The caller has processed all messages below this id.
+    """
+
+    def __init__(self, position: int = 0) -> None:
+        self.next = self.done = position
+        self.answers = 0
+        self.handed: int | None = None
+        # Behind the messages of an answer stands the id below which it has no more messages.
+        self._messages: deque[Received | int] = deque()
+        self._passed: int | None = None  # becomes ``done`` when all messages before it are acknowledged
+
+    def add(self, messages: list[Received], next_id: int) -> None:
+        """Add the messages of an answer that ends before ``next_id``."""
+        self._messages += messages
+        if next_id > self.next:
+            self._messages.append(next_id)
+            self.answers += 1
+            self.next = next_id
+
+    def take(self) -> Received | None:
+        """Hand over the next message; None if none has come."""
+        if self._passed is not None and (self.handed is None or self.done > self.handed):
+            self.done = max(self.done, self._passed)
+            self._passed = None
+        while self._messages:
+            message = self._messages.popleft()
+            if not isinstance(message, int):
+                self.handed = message[0]
+                return message
+            self.answers -= 1
+            self._passed = message
+        return None
+
+    def ack(self, last: int) -> None:
+        """Acknowledge all messages up to this id, which the caller has taken."""
+        self.done = max(self.done, last + 1)
 
 
 class SubscriberSession(RequestSession):
@@ -98,9 +140,8 @@ class SubscriberSession(RequestSession):
         state: The state of the subscription (``SUBSCRIPTION_STATES``).
         new: Whether the proxy did not know the name.
         lost: How many messages the proxy's log no longer had when they were to be sent.
-        handed: The id of the last message that the caller has taken.
-        done: The caller has processed all messages below this id.
-        confirmed: The value of ``done`` that is on the proxy's disk.
+        inbox: The messages that have come.
+        confirmed: The value of ``inbox.done`` that is on the proxy's disk.
         refusal: The error with which the proxy has ended the conversation.
     """
 
@@ -119,23 +160,20 @@ class SubscriberSession(RequestSession):
         super().__init__(SILENCE_SECONDS, 2 * SILENCE_SECONDS)
         self._openings = LimitedLog(__name__, "times that a subscription was opened")
         self._losses = LimitedLog(__name__, "times that messages were deleted")
-        self._name, self._start, self._topics = name, start, topics
+        self._name, self._topics = name, topics
+        self._opening = Open(
+            name=name, session=session_number(client, 1), start=start.start, since=start.since
+        )
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._proxy = proxy
-        self._session = session_number(client, 1)
-        self._seeking = False
         self._confirming = False
         self.state = "closed"
         self._was_open = self.new = False
         self.lost = 0
-        self.handed: int | None = None
-        self.done = self.confirmed = self._sent_done = 0
+        self.inbox = Inbox()
+        self.confirmed = self._sent_done = 0
         self.refusal: SubscriptionError | None = None
-        self._inbox: deque[Received | _Passed] = deque()
-        self._answers = 0  # in the inbox
-        self._next = 0  # the first id that has not come
-        self._passed: int | None = None  # becomes ``done`` once the caller asks for the next message
         self._lost_to = 0
         self._request: Open | Fetch | Forget | None = None
         self._sent_done_at = self._listening = 0.0
@@ -156,33 +194,10 @@ class SubscriberSession(RequestSession):
         """Count the proxy's silence from now on. Called when the caller begins to wait."""
         self._listening = now
 
-    def take(self) -> Received | None:
-        """Hand over the next message; None if none has come."""
-        if self._passed is not None:
-            self._pass_if_done()
-        while self._inbox:
-            received = self._inbox.popleft()
-            if not isinstance(received, _Passed):
-                self.handed = received[0]
-                return received
-            self._answers -= 1
-            self._passed = received.next
-        return None
-
-    def _pass_if_done(self) -> None:
-        """Move ``done`` past ids without a message for the caller, if all messages before them are acknowledged."""
-        if self._passed is not None and (self.handed is None or self.done > self.handed):
-            self.done = max(self.done, self._passed)
-            self._passed = None
-
-    def ack(self, last: int) -> None:
-        """Acknowledge all messages up to this id, which the caller has taken."""
-        self.done = max(self.done, last + 1)
-
     @property
     def has_unconfirmed(self) -> bool:
         """Whether ``done`` is not known to be on the proxy's disk."""
-        return self.is_open and self.confirmed < self.done
+        return self.is_open and self.confirmed < self.inbox.done
 
     def confirm(self, confirming: bool, now: float) -> None:
         """Ask the proxy to confirm ``done`` in each answer, or not. Called before and after the caller waits for it."""
@@ -193,14 +208,15 @@ class SubscriberSession(RequestSession):
     def forget(self, now: float) -> None:
         """End the subscription."""
         self._step("forget")
-        self._ask(Forget(name=self._name, session=self._session), now)
+        self._ask(Forget(name=self._name, session=self._opening.session), now)
 
     def seek(self, start: Start, now: float) -> None:
         """Continue at another place. Messages that have come and were not taken are dropped."""
-        self._start, self._seeking = start, True
-        self._session += 1
-        self._inbox.clear()
-        self._answers, self._passed, self.handed = 0, None, None
+        session = self._opening.session + 1
+        self._opening = replace(
+            self._opening, session=session, start=start.start, since=start.since, seek=True
+        )
+        self.inbox = Inbox()
         self._step("seek")
         self._open(now)
 
@@ -208,26 +224,18 @@ class SubscriberSession(RequestSession):
 
     def _open(self, now: float) -> None:
         self._step("open")
-        self._ask(
-            Open(
-                name=self._name,
-                session=self._session,
-                start=self._start.start,
-                since=self._start.since,
-                seek=self._seeking,
-            ),
-            now,
-        )
+        self._ask(self._opening, now)
 
     def _fetch(self, now: float) -> None:
         """Ask for the next messages, and send ``done``."""
-        has_room = self._answers < _MOST_ANSWERS
+        inbox = self.inbox
+        has_room = inbox.answers < _MOST_ANSWERS
         self._ask(
             Fetch(
                 name=self._name,
-                session=self._session,
-                first=self._next,
-                done=min(self.done, self._next),
+                session=self._opening.session,
+                first=inbox.next,
+                done=min(inbox.done, inbox.next),
                 max_bytes=self._max_bytes if has_room else 0,
                 wait=MOST_WAIT_MS if has_room and not self._confirming else 0,
                 confirm=self._confirming,
@@ -255,9 +263,9 @@ class SubscriberSession(RequestSession):
         """Send the next FETCH, if no request is open and there is a reason for it."""
         if self.waiting or not self.is_open:
             return
-        has_moved = self.done > self._sent_done and now - self._sent_done_at >= _DONE_SECONDS
-        must_confirm = self._confirming and self.confirmed < self.done
-        if self._answers < _MOST_ANSWERS or has_moved or must_confirm:
+        has_moved = self.inbox.done > self._sent_done and now - self._sent_done_at >= _DONE_SECONDS
+        must_confirm = self._confirming and self.confirmed < self.inbox.done
+        if self.inbox.answers < _MOST_ANSWERS or has_moved or must_confirm:
             self._fetch(now)
 
     # The connection.
@@ -292,7 +300,7 @@ class SubscriberSession(RequestSession):
         message, buffers = decode(frames)
         if isinstance(message, Refused):
             self._refused(message)
-        elif getattr(message, "session", None) != self._session:
+        elif getattr(message, "session", None) != self._opening.session:
             return  # an answer to an earlier session
         match message:
             case Opened():
@@ -316,17 +324,19 @@ class SubscriberSession(RequestSession):
         self._step("OPENED")
         self._was_open = True
         self.new = self.new or message.new
-        self._next = self.done = self.confirmed = self._sent_done = message.next
+        self.inbox = Inbox(message.next)
+        self.confirmed = self._sent_done = message.next
         self._lost_to = 0
 
     def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:
         if not self.is_open:
             return
         self.confirmed = max(self.confirmed, message.done or 0)
-        if message.first != self._next:
+        if message.first != self.inbox.next:
             return  # a second answer, to a request that was repeated
         if isinstance(self._request, Fetch):
             self._close_request()
+        messages: list[Received] = []
         if isinstance(message, Lost):
             self.lost += message.next - max(message.first, self._lost_to)
             self._lost_to = message.next
@@ -337,14 +347,11 @@ class SubscriberSession(RequestSession):
                 message.next - 1,
             )
         else:
-            self._inbox += frames_of(message, buffers)
-        if message.next > self._next:
-            self._inbox.append(_Passed(message.next))
-            self._answers += 1
-            self._next = message.next
+            messages = frames_of(message, buffers)
+        self.inbox.add(messages, message.next)
 
     def _refused(self, message: Refused) -> None:
-        if message.session not in (None, self._session):
+        if message.session not in (None, self._opening.session):
             return
         if message.code == "gone" and self.state == "forgetting":
             self._step("FORGOTTEN")  # by an earlier request, whose answer was lost

@@ -57,7 +57,7 @@ class Unsent:
         batch.given_up.add(at)
         if reason not in self._logs:
             done = "dropped" if self._dead_letters is None else "kept as dead letters"
-            # The account of its batch has the rows of a short task: only a task that goes on for longer logs them.
+            # Only a long task logs this. The rows of a short one are in the account of its batch.
             self._logs[reason] = LimitedLog(
                 __name__, f"rows {done} ({reason})", self._clock, lines=0, seconds=_LOG_SECONDS
             )

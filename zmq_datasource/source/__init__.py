@@ -1,9 +1,15 @@
-"""What fills a log from sockets.
+"""Fill a log from sockets, and give a query the log that it reads.
 
-A message's way: ``channel`` takes frames from one socket and watches its connections, ``receiver`` goes round all of
-them, ``intake`` finds the fields and tracks the numbers, ``log_receiver`` appends the rows to the log, and
-``receiving`` is the thread that has it do so. ``replayer`` asks for what is missing, as ``replay_session`` says,
-``incidents`` and ``dead_letters`` keep what does not fit, ``kept`` reads what a log keeps of all this. A query reads
-a ``feed``, which has one of two sources: ``ingest`` is the log that is filled here, ``follow`` one that another
-process fills.
+The way of a message: a ``Channel`` receives from one socket and watches its connections. A ``Receiver`` goes round all
+channels, and makes rows with its ``Intake``, which finds the fields of messages and tracks their sequences. A
+``LogReceiver`` appends these rows to the log. A ``ReceivingThread`` runs it.
+
+Modules beside that way: ``replayer`` asks a publisher for missing messages, by the rules in ``replay_session``.
+``incidents`` handles losses and messages that do not fit, which ``dead_letters`` keeps. ``facts`` has the figures of a
+receiver, and reads those that a log stores. ``location`` finds the log of a feed. ``stop_losses`` records what a stop
+has lost.
+
+A query reads ``feeds``: a ``Feed`` for each log partition. This process fills the partition (``ingest``), or another
+one does (``follow``). ``idle_partitions`` deletes chunks where no process does. ``chunk_server`` sends chunks to
+executors that do not see the log's directory, and ``remote_chunks`` is their end of ``chunk_protocol``.
 """

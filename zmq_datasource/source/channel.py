@@ -1,7 +1,7 @@
-"""One receiving socket of a feed: taken from in bulk, kept connected, and healed by a replay where there is one.
+"""One receiving socket of a feed, with its connections, and with the replayer that fills its gaps.
 
-There is one for the whole feed, unless messages are counted by endpoint: libzmq does not
-tell which of its connections a message came by, so then each endpoint has a socket of its own.
+A feed has one socket, unless messages are counted by endpoint. libzmq does not say by which of its connections a
+message arrived, so then each endpoint has a socket of its own.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ["SILENT_MS", "WAIT_MS", "Channel", "make_channels"]
 
 _log = logging.getLogger(__name__)
 
-# How long a round waits for its first message; the delay of the thread's other duties. A feed that has been silent for
-# a while has none but housekeeping, and what comes ends the wait.
+# How long a round waits for its first message. This delays the thread's other duties. While a feed is silent, the only
+# one is housekeeping, so the wait is longer; a message ends it at once.
 WAIT_MS, SILENT_MS = 10, 100
 
 
 class Channel:
-    """One socket, and who heals what is missing from it. Belongs to the receiving thread.
+    """One receiving socket, and its replayer if its publisher has a replay endpoint. For the receiving thread.
 
     Args:
-        spec: What the socket is to be.
-        counters: Where to count what is discarded.
+        spec: The description of the socket.
+        counters: The counters to increase.
         prefixes: The topics of a SUB.
-        replayer: Who asks for what is missing, if anybody can.
-        counts: Whether it matters by which connection a message came.
+        replayer: Asks the publisher for missing messages.
+        counts: Whether to count connections, because messages are counted by endpoint.
 
     Attributes:
         unfinished: Watches the socket for messages that do not end; from ``open`` on.
@@ -64,10 +64,10 @@ class Channel:
         self._wait_ms = WAIT_MS
 
     def open(self) -> None:
-        """Open the sockets.
+        """Open the socket, and that of the replayer.
 
         Raises:
-            OptionError, EndpointError: They cannot be opened as asked.
+            OptionError, EndpointError: A socket cannot be opened as asked.
         """
         self.opened = OpenSocket(self._spec, self._prepare)
         self.socket = self.opened.socket
@@ -86,7 +86,7 @@ class Channel:
         self.opened.close(self._spec.linger)
 
     def connection(self) -> int:
-        """How many connections there have been, where that tells something; as of now."""
+        """The number of connections that the socket has had so far; 0 if they are not counted."""
         if not self._counts:
             return 0
         self.opened.watch.update()
@@ -94,19 +94,18 @@ class Channel:
 
     @property
     def waiting(self) -> bool:
-        """Whether libzmq holds messages that were not received."""
+        """Whether libzmq has messages that were not received."""
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
-    def held(self) -> bool:
-        """Whether the live flow waits for history."""
+    def waits_for_history(self) -> bool:
+        """Whether a replay must bring history before the live flow is received."""
         return self.replayer is not None and self.replayer.session.first
 
     def keep_alive(self) -> None:
-        """Let libzmq and the connections do their work without receiving.
+        """Let libzmq and the connections work without receiving; call it every few hundred milliseconds.
 
-        A SUB renews its subscriptions after a publisher's restart only while its thread
-        touches the socket; call this at least every few hundred milliseconds in a pause.
+        A SUB renews its subscriptions after a publisher's restart only while its thread uses the socket.
         """
         self.socket.getsockopt(zmq.EVENTS)
         watch = self.opened.watch
@@ -118,20 +117,20 @@ class Channel:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
                 self._known_connections = watch.connections
-                self.replayer.heard()
+                self.replayer.restart_silence()
 
-    def wait_up_to(self, milliseconds: int) -> None:
-        """From now on a ``take`` waits no longer."""
+    def set_wait(self, milliseconds: int) -> None:
+        """Set how long ``receive`` waits for its first message."""
         if milliseconds != self._wait_ms:
             self._wait_ms = milliseconds
             self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
 
-    def take(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
-        """Take messages until none is there, or no room: as ``Inbox.take``. One that no row can hold is discarded."""
+    def receive(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
+        """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded."""
         taken = self.unfinished.take(inbox, most, room, wait)
         self.opened.watch.redialer.messages_read += taken.messages
         if taken.messages and self.replayer is not None:
-            self.replayer.heard()
+            self.replayer.restart_silence()
         if taken.excess:
             self._counters.oversize += 1
             _log.error(
@@ -146,7 +145,7 @@ class Channel:
 
 
 def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channel]:
-    """The sockets of a feed, not yet open."""
+    """Make the channels of a feed. They are not open yet."""
     numbering = options.numbering
     spec, prefixes = SocketSpec.of_source(options), []
     if options.socket_type == "SUB":

@@ -1,16 +1,16 @@
-"""The words between the driver, which serves a query's log, and executors that do not see the log's directory.
+"""The protocol between the driver, which serves a query's log, and executors that do not see the log's directory.
 
-* A request is one frame: the secret (32 bytes), a number of 8 bytes, and ``<log id>/<partition>/<name>`` as text.
-  The name is that of a chunk, or one of two others. ``begin`` asks which id the partition begins with.
-  ``skipped-<first>-<end>-<reader>`` says that a task of this reader has skipped the ids ``[first, end)``, because
+* A request is one frame: the secret (32 bytes), a number of 8 bytes, and ``<log id>/<partition>/<name>`` as text. The
+  name is that of a chunk, or one of two others. ``begin`` asks for the first id of the partition.
+  ``skipped-<first>-<end>-<reader>`` reports that a task of this reader has skipped the ids ``[first, end)``, because
   they were deleted.
-* An answer has the number and a status in its first frame, as in ``_HEAD``. The frames after that are the whole
-  file, in pieces of at most ``FRAME_BYTES``; for ``begin`` the id as decimal text, or nothing for a partition
-  without chunks; for ``skipped`` nothing. A status that is not 0 is the system's error number (ENOENT: the chunk
-  does not exist), and the frame after it says what went wrong.
+* The first frame of an answer has the number and a status (``_HEAD``). The other frames are the whole file, in pieces
+of at most ``FRAME_BYTES``; for ``begin``, the id as decimal text, or nothing for a partition without chunks; for
+  ``skipped``, nothing. A status other than 0 is an error number of the system (ENOENT: the chunk does not exist), and
+  the next frame has the text of the error.
 
-libzmq compares MAXMSGSIZE with one frame, so a chunk may have any size, also more than 1 GiB. CURVE guards the
-bytes on the wire, and each record batch has a checksum of its own.
+libzmq compares MAXMSGSIZE with one frame, so a chunk may have any size, even more than 1 GiB. CURVE protects the bytes
+on the wire, and each record batch has its own checksum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 SECRET_BYTES = 32
-# libzmq encrypts a frame as a whole, and needs room for it several times over.
+# libzmq encrypts a frame as a whole, and needs several times its memory for that.
 FRAME_BYTES = 1 << 20
 BEGIN = "begin"
 
@@ -48,24 +48,24 @@ _SKIPPED = re.compile(rf"skipped-([0-9]{{1,20}})-([0-9]{{1,20}})-({READER_PATTER
 
 
 def skipped_name(reader: str, first: int, end: int) -> str:
-    """In place of a chunk's name: a task of this reader has skipped the ids ``[first, end)``."""
+    """The name in a request that reports that a task of this reader has skipped the ids ``[first, end)``."""
     return f"skipped-{first}-{end}-{reader}"
 
 
 def parse_skipped(name: str) -> tuple[str, int, int] | None:
-    """What ``skipped_name`` was given; None for another name."""
+    """The arguments of ``skipped_name``; None for another name."""
     match = _SKIPPED.fullmatch(name)
     return None if match is None else (match[3], int(match[1]), int(match[2]))
 
 
 class Access(NamedTuple):
-    """What an executor needs to be served.
+    """The data with which an executor can ask the server.
 
     Attributes:
-        endpoints: Where the server may be reached; which of them works depends on the executor's machine.
-        server_key: Its public key, in Z85.
-        secret: What each request begins with.
-        log_id: The log that is served.
+        endpoints: The addresses of the server. Which of them work depends on the executor's machine.
+        server_key: The server's public key, in Z85.
+        secret: The first bytes of each request.
+        log_id: The log that the server has.
     """
 
     endpoints: tuple[str, ...]
@@ -78,7 +78,7 @@ class Access(NamedTuple):
 
 
 class Request(NamedTuple):
-    """All that the server needs to know for one answer."""
+    """A request. It has all that the server needs for the answer."""
 
     number: int
     log_id: str
@@ -90,10 +90,10 @@ class Request(NamedTuple):
 
     @classmethod
     def of_frame(cls, frame: bytes) -> tuple[bytes, Request]:
-        """The secret and the request.
+        """Decode a frame into the secret and the request.
 
         Raises:
-            ValueError: The frame is no request.
+            ValueError: The frame is not a request.
         """
         begin = SECRET_BYTES + _NUMBER.size
         if not begin < len(frame) <= MOST_REQUEST_BYTES:
@@ -107,12 +107,12 @@ class Request(NamedTuple):
 
 
 def pack_head(number: int, error: int) -> bytes:
-    """The first frame of an answer."""
+    """Encode the first frame of an answer."""
     return _HEAD.pack(number, error)
 
 
 def unpack_head(frame: bytes) -> tuple[int, int] | None:
-    """Number and status of an answer; None if this frame begins none."""
+    """Decode the first frame of an answer into number and status; None if it is not such a frame."""
     if len(frame) != _HEAD.size:
         return None
     number, error = _HEAD.unpack(frame)

@@ -1,17 +1,17 @@
-"""The driver's end of reading without a shared directory: a ROUTER gives executors the chunks of one log.
+"""The driver's side of reading without a shared directory: a ROUTER sends the chunks of one log to executors.
 
-It has one thread, in the driver's source runner, which sleeps until a request comes. The model:
+Its thread, in the driver's source runner, sleeps until a request comes. The model:
 
-* **A request waits for its turn**, and then goes through the same steps: take a place in the client's queue,
-  read the whole file, send it. The place comes before the reading, so a request of a client that is gone costs
-  no reading. The server keeps nothing else: no position, no open file.
-* **A client has one chunk at a time**: of its requests only the newest waits, and its queue holds one answer
-  (SNDHWM 1). A request that finds the queue full is dropped; the client asks again.
-* **Memory is bounded** (``transport.answers``): no turn comes while answers of ``most_bytes`` wait for the
-  network. So the server holds less than that and one chunk more. A chunk has about ``walChunkBytes`` (32 MiB), or
-  is as large as one message or transaction. Pieces of an answer are freed one by one, as they leave.
-* **A client that reads nothing ends**: the system cuts a connection that has taken no byte for ``patience``
-  seconds, and libzmq frees what waits for it. The server receives requests also while it is full, because libzmq
+* **A request waits for its turn.** Then the server takes a place in the client's queue, reads the whole file, and sends
+  it. It takes the place first, so it reads nothing for a client that is gone. Between two requests it keeps nothing: no
+  position, no open file.
+* **A client gets one chunk at a time.** Of its requests only the newest waits, and its queue holds one answer (SNDHWM
+1). If the queue is full, the server drops the request, and the client will repeat it.
+* **Memory is bounded** (``transport.answers``). While answers of ``most_bytes`` wait for the network, no request gets
+its turn. So the server holds less than that and one more chunk. A chunk has about ``walChunkBytes`` (32 MiB), or is as
+  large as one message or transaction. The pieces of an answer are freed one by one, as they leave.
+* **A client that reads nothing is disconnected.** The system ends a connection that has taken no byte for ``patience``
+  seconds, and libzmq frees what waits for it. The server receives requests even while it is full, because libzmq
   notices the end of a connection only while it reads from it.
 """
 
@@ -48,9 +48,9 @@ __all__ = ["ChunkServer"]
 
 _log = logging.getLogger(__name__)
 
-# Four chunks of the usual size, so that one or two executors that stand still stop no other one.
+# Four chunks of the usual size, so that one or two executors that read nothing do not stop the others.
 _MOST_BYTES = 128 << 20
-# libzmq takes an answer whatever its program does: only a stopped process or a cut network takes nothing for so long.
+# libzmq reads an answer even if its program is busy. Only a stopped process or a cut network takes no byte for so long.
 _PATIENCE_SECONDS = 10.0
 _QUEUED = 16  # requests of one client that libzmq holds
 # How late the server may notice that the network has taken an answer, while requests wait.
@@ -61,14 +61,14 @@ _ANYWHERE = "tcp://*:*"
 
 
 class ChunkServer:
-    """A ROUTER that gives executors the chunks that they ask for.
+    """A ROUTER that sends executors the chunks that they ask for.
 
     Args:
-        storage: The log, of any of its partitions.
-        log_id: Its id.
-        endpoint: Where to listen; None for a free port of all this machine's addresses.
-        most_bytes: While answers of so many bytes wait for the network, no request is read.
-        patience: A client that takes no byte for so many seconds is disconnected, where the system can do that (Linux).
+        storage: Any partition of the log.
+        log_id: The id of the log.
+        endpoint: Where to listen; None for a free port at all addresses of this machine.
+        most_bytes: While answers of so many bytes wait for the network, no further request is answered.
+        patience: A client that takes no byte for so many seconds is disconnected, if the system can do that (Linux).
 
     Raises:
         OSError: There are too many open files.
@@ -122,11 +122,11 @@ class ChunkServer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether nothing has ended it."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Serve no more. Once is enough."""
+        """End the thread, and close the socket. Call it once."""
         os.write(self._waker, b"\0")
         self._thread.join(_JOIN_SECONDS)
         if not self._thread.is_alive():
@@ -169,13 +169,13 @@ class ChunkServer:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
             return  # the client is gone
-        if has_place:  # else the client has not taken its last answer yet
+        if has_place:  # else the client has not read its last answer yet, and will repeat the request
             error, parts = self._content_of(request)
             self._answers.finish(client, [pack_head(request.number, error), *parts], owner=client)
             failpoints.reach("source.chunk.after_answer")
 
     def _checked(self, frames: tuple[bytes, ...]) -> Request:
-        """The request in these frames; ValueError if they are none, or one of a stranger."""
+        """Decode a request; ValueError if it is not valid, or has another secret."""
         if len(frames) != 1:
             raise ValueError(f"a request of {len(frames)} frames")
         secret, request = Request.of_frame(frames[0])
@@ -189,14 +189,14 @@ class ChunkServer:
         return request
 
     def _content_of(self, request: Request) -> tuple[int, list[bytes]]:
-        """Status and content, in at least one part."""
+        """The status and the content of the answer, in one part or more."""
         try:
             return 0, self._read(request) or [b""]
         except OSError as e:
             return e.errno or errno.EIO, [str(e).encode()]
-        except LogError as e:  # the task asks again only for what may pass
+        except LogError as e:  # the task repeats a request after EIO, and fails after EINVAL
             return errno.EIO if isinstance(e, DiskFaultError) else errno.EINVAL, [str(e).encode()]
-        except Exception as e:  # whatever one request does, the others are served
+        except Exception as e:  # an error in one request must not end the server
             _log.exception("reading %s", request)
             return errno.EIO, [str(e).encode()]
 
@@ -211,6 +211,6 @@ class ChunkServer:
             return []
         path = storage.path_of(request.name)
         if not os.path.exists(path):
-            storage.log_id_again()  # a chunk is gone only where the log is there
+            storage.log_id_again()  # without the log, this raises another error than that the chunk is gone
         with open(open_file(path), "rb", buffering=0) as file:
             return list(iter(lambda: file.read(FRAME_BYTES), b""))

@@ -1,9 +1,9 @@
-"""Dead letters of a source: messages with their reason, as Parquet files on any file system that pyarrow knows.
+"""Dead letters of a source: messages that do not fit, with the reason, as Parquet files.
 
-``spark.read.parquet(location)`` reads them. They never hold anybody up: a thread of its own writes what was added, in
-files of some thousands, and what it cannot write is counted and said.
+``spark.read.parquet(location)`` reads them, on any file system that pyarrow knows. A thread writes them, in files of
+some thousands, so a slow file system does not delay receiving. Letters that cannot be written are counted and logged.
 
-Where no location is set they are kept beside the log, up to a bound: whoever may connect can send what does not fit.
+If no location is set, they go beside the log, up to a bound, because any peer can send messages that do not fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,6 +24,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
@@ -45,23 +46,22 @@ DEAD_LETTER_SCHEMA = pa.schema(
     ]
 )
 
-# What a file has beside its letters, at least.
+# The bytes of a file beside its letters, at least.
 _FILE_BYTES = 4096
-# Kept beside a log, on disk.
+# The bound of dead letters beside a log.
 MAX_BESIDE_LOG_BYTES = 64 << 20
 _TRANSIENT = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
 
 @dataclass(frozen=True)
 class LetterLimits:
-    """How letters are gathered and written.
+    """How dead letters are gathered and written.
 
     Attributes:
-        waiting_bytes: Once so much waits for the file system, further letters are lost, and counted. One letter of any
-            size is let in before.
+        waiting_bytes: While so many bytes wait for the file system, new letters are lost, and counted.
         file_messages, file_seconds: A file is written when it has so many letters, or so long after its first one.
-        close_seconds: How long the end waits for a file system that does not answer.
-        retry_seconds, retry_pause: A fault that may pass by itself is tried again for so long, after such pauses.
+        close_seconds: How long ``__exit__`` waits for a file system that does not answer.
+        retry_seconds, retry_pause: How long a write with a fault that may pass is repeated, and the pause before each.
     """
 
     waiting_bytes: int = 64 << 20
@@ -81,8 +81,8 @@ class DeadLetters:
     Args:
         location: A directory, as a path or URI.
         framing: The framing that the messages do not fit.
-        lost: Called with a number of letters that could not be written.
-        max_bytes: How many bytes of files the directory may hold; any number, unless given.
+        counters: The counters to increase when letters are lost.
+        max_bytes: The most bytes of files in the directory; None for no bound.
         limits: How letters are gathered and written.
     """
 
@@ -90,16 +90,16 @@ class DeadLetters:
         self,
         location: Location,
         framing: str,
-        lost: Callable[[int], None],
+        counters: SourceCounters,
         max_bytes: int | None = None,
         limits: LetterLimits = LETTER_LIMITS,
     ) -> None:
         self._limits = limits
         self._location = location
         self._framing = framing
-        self._lost = lost
+        self._counters = counters
         self._max_bytes = max_bytes
-        self._kept_bytes: int | None = None  # counted before the first is written
+        self._kept_bytes: int | None = None  # in the directory; counted before the first write
         self._waiting: queue.SimpleQueue[Sequence[MalformedMessage] | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
         self._waiting_messages = 0
@@ -117,7 +117,7 @@ class DeadLetters:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write what waits; a file system that does not answer is not waited for long."""
+        """Write the waiting letters, but wait only ``close_seconds`` for a file system that does not answer."""
         if self._thread.ident is None:
             return
         self._waiting.put(None)
@@ -127,7 +127,7 @@ class DeadLetters:
         if self._thread.is_alive():
             with self._lock:
                 left = self._waiting_messages
-            self._lost(left)
+            self._counters.dead_letters_lost += left
             _log.error(
                 "%s has not answered for %.0f s: %d dead letters are lost",
                 self._location,
@@ -136,12 +136,12 @@ class DeadLetters:
             )
 
     def add(self, messages: Sequence[MalformedMessage]) -> None:
-        """Keep messages. Never waits; only one thread may call it."""
+        """Give messages to the thread that writes them. Never waits. Only one thread may call it."""
         if self._thread.ident is None:
             try:
                 self._thread.start()
             except RuntimeError as e:  # the interpreter ends, or there are too many threads
-                self._lose(messages, str(e))
+                self._discard(messages, str(e))
                 return
         size = _size(messages)
         with self._lock:
@@ -150,12 +150,12 @@ class DeadLetters:
                 self._waiting_bytes += size
                 self._waiting_messages += len(messages)
         if full:
-            self._lose(messages, f"{self._limits.waiting_bytes >> 20} MiB wait for it")
+            self._discard(messages, f"{self._limits.waiting_bytes >> 20} MiB wait to be written")
         else:
             self._waiting.put(messages)
 
-    def _lose(self, messages: Sequence[MalformedMessage], why: str) -> None:
-        self._lost(len(messages))
+    def _discard(self, messages: Sequence[MalformedMessage], why: str) -> None:
+        self._counters.dead_letters_lost += len(messages)
         self._losses.warn("%d dead letters could not be kept in %s: %s", len(messages), self._location, why)
 
     # The thread.
@@ -192,23 +192,23 @@ class DeadLetters:
                 if fitting:
                     self._write(messages[:fitting], name)
                 if fitting < len(messages):
-                    self._lose(
+                    self._discard(
                         messages[fitting:],
                         f"it may hold {self._max_bytes} bytes; move its files away and start again, or set "
                         "deadLetterLocation, which has no bound",
                     )
                 return
-            # Whatever a file system of somebody else's raises: the feed goes on.
+            # A file system can raise any error, and the feed must go on.
             except Exception as e:
                 why = without_secrets(e, self._location)
                 if last or not (isinstance(e, OSError) and e.errno in _TRANSIENT):
-                    self._lose(messages, why)
+                    self._discard(messages, why)
                     return
                 self._losses.warn("trying again to keep dead letters in %s: %s", self._location, why)
             self._closing.wait(self._limits.retry_pause)
 
     def _write(self, messages: Sequence[MalformedMessage], name: str) -> None:
-        # Imported here because they cost a tenth of a second, which only the first letter should.
+        # The import takes a tenth of a second, so only the first letter pays for it.
         from pyarrow import parquet  # noqa: PLC0415
 
         table = pa.Table.from_pylist(
@@ -228,10 +228,10 @@ class DeadLetters:
         system, directory = directory_of(self._location)
         if self._max_bytes is None or system.type_name != "local":
             make_directory(system, directory)
-        else:  # beside a log, whose directory is made when the log is opened, and never again
+        else:  # a missing log must stay missing, so make only the directory in it
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
-        # Spark leaves out what begins with a dot, so nobody reads half a file.
+        # Spark ignores names that begin with a dot, so it reads no unfinished file.
         make_file(system, f"{directory}/.{name}")
         parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
         failpoints.reach("source.dead_letters.before_move")
@@ -241,7 +241,7 @@ class DeadLetters:
             self._kept_bytes += system.get_file_info(f"{directory}/{name}").size
 
     def _fitting(self, messages: Sequence[MalformedMessage]) -> int:
-        """For how many of the messages there is room."""
+        """The number of messages, from the first on, that the bound leaves room for."""
         if self._max_bytes is None:
             return len(messages)
         if self._kept_bytes is None:
@@ -259,5 +259,5 @@ class DeadLetters:
 
 
 def _size(messages: Sequence[MalformedMessage]) -> int:
-    # A frame costs Python some bytes more than it has.
+    # Python's objects take more bytes than the frames have.
     return sum(sum(map(len, message.frames)) + 64 * len(message.frames) + 200 for message in messages)

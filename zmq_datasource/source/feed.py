@@ -1,12 +1,12 @@
-"""One partition of the log that a query reads: filled by this process, or by another one.
+"""One partition of the log that a query reads: this process fills it, or another one does.
 
 The rules:
 
-* Of the processes that want to receive a feed into one log, the one that has the log's lock does. The others follow
-  that log.
-* When the lock is free, because the receiving query was stopped, or killed, or its host is gone, one of those that
-  follow takes it and goes on receiving (``zmq-standby``).
-* Of those that run, one with a ``replayEndpoint`` receives: a query that has none gives way to it.
+* If several processes want to receive a feed into one log, the process with the log's lock receives. The others follow
+  the log.
+* When the lock becomes free, because the receiving process or its host has ended, a process that follows takes it and
+  receives (``zmq-standby``).
+* A query without a ``replayEndpoint`` gives way to a query with one.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.types import Place
+from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.idle_partitions import IdlePartition
-from zmq_datasource.source.ingest import Ingest, SharedOtherwiseError
-from zmq_datasource.source.location import log_storage
-from zmq_datasource.source.source_facts import SourceFacts
-from zmq_datasource.source.terms import feed_of
+from zmq_datasource.source.ingest import Ingest, OtherDivisionError
+from zmq_datasource.source.location import feed_of, log_storage
 
 __all__ = ["Feed"]
 
 _log = logging.getLogger(__name__)
 
 _STANDBY_IN_A_BUCKET_SECONDS = 2.0
-# Who has had the log's lock for so long, receives.
-_SETTLED_SECONDS = 2.0
+# A process that has had the log's lock for so long receives without errors.
+_STABLE_SECONDS = 2.0
 
 
 class Feed:
-    """The log partition that one query reads, filled here (``Ingest``) or by another process (``FollowingSource``).
+    """A log partition that a query reads, filled by this process (``Ingest``) or another one (``FollowingSource``).
 
-    ``facts`` may be called by any thread, the other methods are for one.
+    Any thread may call ``facts``; one thread calls the other methods.
 
     Args:
-        options: Of the query.
-        partition: Which log partition. One beyond those that the query's receivers fill is only read.
+        options: The options of the query.
+        partition: The number of the partition. The query only reads a partition beyond those of its receivers.
 
     Attributes:
-        counters: What is counted in this process, whether it fills the log or follows it.
-        standby_seconds: How often a query that follows looks whether the log's lock is free.
-        takeover_seconds: How long it tries again to receive in place of a process that has ended: that one may
-            hold the port for a moment longer than the log.
-        join_seconds: How long ``stop`` waits for an attempt to do so.
+        counters: The counters of this process, whether it fills the log or follows it.
+        resumed_at: The id of the first message that comes after ``read_as``.
+        standby_seconds: How often a query that follows checks whether the log's lock is free.
+        takeover_seconds: How long a query repeats an attempt to receive in place of a process that has ended. That
+            process may hold its port for a moment longer than the lock.
+        join_seconds: How long ``stop`` waits for such an attempt.
     """
 
     standby_seconds = 0.25
@@ -70,12 +70,12 @@ class Feed:
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
         self.storage = log_storage(options, partition)
-        if self.storage.leisure:  # requests to a bucket are paid for
+        if self.storage.leisure:  # each request to a bucket costs money
             self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
         if (options.connect or options.bind) and partition >= options.receivers:
             self._idle = IdlePartition(self.storage, options)
         self.starting_place = options.start or Place(
-            # What a log holds that somebody else fills was received for whoever reads it.
+            # A query without sockets reads a log that another process fills, so it wants all of it.
             "latest" if options.connect or options.bind else "earliest",
             None,
         )
@@ -86,20 +86,17 @@ class Feed:
         return threading.Thread(target=self._stand_by, name="zmq-standby", daemon=True)
 
     def open(self) -> None:
-        """Find the partition, or become its writer if it has none; receive nothing yet.
+        """Become the writer of the partition, or follow it if it has a writer. Receives nothing yet.
 
         Raises:
-            LogFormatError: There is no log, and none to be made.
+            LogFormatError: There is no log, and this query has no sockets to fill one.
             LogLockedError: Another feed is received into the log.
-            LogError: See the message.
+            LogError: The log cannot be opened.
         """
         self._source = self._open_source()
 
     def read_as(self, reader: str) -> None:
-        """Begin to read under this name, whose record keeps what there is; after ``open``.
-
-        From then on ``resumed_at`` is the id of the first message that comes.
-        """
+        """Set the name of the reader whose record keeps this partition's messages; after ``open``."""
         self._reader = reader
         if isinstance(self._source, Ingest):
             self._source.readers.own = reader
@@ -123,10 +120,10 @@ class Feed:
         return following
 
     def start(self) -> None:
-        """Begin to receive, or to stand by; after ``open``. Once is enough.
+        """Begin to receive, or to stand by; after ``open``. A second call does nothing.
 
         Raises:
-            EndpointError, OptionError: See the message.
+            EndpointError, OptionError: A socket cannot be opened as asked.
         """
         self._source.start()
         if self._is_live and not self.receives and self._standby.ident is None:
@@ -139,58 +136,58 @@ class Feed:
 
     @property
     def reader(self) -> str | None:
-        """Under which name the query's position is recorded."""
+        """The name under which the query's position is recorded."""
         return self._reader
 
     @property
     def log(self) -> LogWriter | LogFollower:
-        """The log that is read."""
+        """The log that the query reads."""
         return self._source.log
 
     @property
     def received_end(self) -> int:
-        """The id after the last message received, as far as known here."""
+        """The id after the last received message, as far as this process knows."""
         return self._source.received_end
 
     def list_earliest(self) -> int:
-        """The first id there is; lists the log, if another process writes it."""
+        """The first id in the partition. If another process writes it, this lists the log."""
         if isinstance(self.log, LogFollower):
             self.log.refresh_now()
         return self.log.earliest
 
     def check(self) -> None:
-        """Raise why nothing is received here any more, or why this process could not receive in place of another.
+        """Raise the error that has ended receiving, or the attempt to receive in place of another process.
 
         Raises:
-            LogError, SocketError: See the message.
+            LogError, SocketError: Receiving has ended.
         """
         if self._failure is not None:
             raise self._failure
         self._source.check()
 
     def seal(self) -> int:
-        """Make durable what was received before this call, as far as this process receives; the durable end.
+        """Make the messages durable that this process has received. Returns the durable end.
 
-        Afterwards another process may receive in place of this one: one that asks publishers for what is missing.
+        If there is a query with a ``replayEndpoint``, and this one has none, it gives way to that query.
         """
         self.check()
         ingest = self._source
-        if isinstance(ingest, Ingest) and (better := self._better_receiver(ingest)) is not None:
-            self._give_way(ingest, better)
+        if isinstance(ingest, Ingest) and (query := self._replaying_query(ingest)) is not None:
+            self._give_way(ingest, query)
         return self._source.seal()
 
-    def _better_receiver(self, ingest: Ingest) -> str | None:
+    def _replaying_query(self, ingest: Ingest) -> str | None:
         try:
-            return ingest.better_receiver()
+            return ingest.replaying_query()
         except LogError as e:
             self._faults.warn("looking for a query that receives with a replayEndpoint: %s", e)
             return None
 
-    def _give_way(self, ingest: Ingest, better: str) -> None:
-        """Follow the log from here on, and let a query receive that has a ``replayEndpoint``."""
+    def _give_way(self, ingest: Ingest, query: str) -> None:
+        """Stop receiving and follow the log, so that ``query`` can receive."""
         _log.warning(
             "the query %r has a replayEndpoint, and this query has none: that query receives into %s from here on",
-            better,
+            query,
             self.storage,
         )
         following = self._open_following()
@@ -200,17 +197,17 @@ class Feed:
         self._standby = self._new_standby()
         self._standby.start()
 
-    def gather(self, timeout: float, idle_timeout: float | None) -> int:
-        """Receive for a while, then seal; what another process receives is taken as it is."""
+    def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
+        """See ``Ingest.receive_for``. If another process receives, this returns the durable end at once."""
         self.check()
-        return self._source.gather(timeout, idle_timeout)
+        return self._source.receive_for(timeout, idle_timeout)
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until there is something after ``end``, or so many seconds."""
+        """Wait until there are messages after ``end``, for at most ``seconds``."""
         self._source.wait_for_more(end, seconds)
 
     def commit(self, end: int) -> None:
-        """The query needs nothing below ``end`` any more."""
+        """Let the log delete messages below ``end``, because the query has committed them."""
         self._source.commit(end)
         if self._idle is not None:
             try:
@@ -219,25 +216,25 @@ class Feed:
                 self._faults.warn("deleting from a partition without a receiver: %s", e)
 
     def facts(self) -> SourceFacts:
-        """What there is to tell, as of now."""
+        """The figures of the partition's receiver as of now."""
         return self._source.facts()
 
     def stop(self) -> None:
-        """End receiving or following, and let others have the log.
+        """End receiving or following, and release the log.
 
         Raises:
-            LogError: What was received last could not be sealed.
+            LogError: Received messages could not be sealed.
         """
         self._stopping.set()
         if self._standby.ident is not None:
             self._standby.join(self.join_seconds)
         self._source.stop()
 
-    # The standing-by thread.
+    # The standby thread.
 
     def _stand_by(self) -> None:
-        failing: float | None = None
-        received: float | None = None
+        failing: float | None = None  # since when attempts to receive have failed
+        received: float | None = None  # since when another process has received
         foreign = False
         while not self._stopping.wait(self.standby_seconds):
             now = time.monotonic()
@@ -245,27 +242,27 @@ class Feed:
                 if self._is_received():
                     if self.storage.feed() == feed_of(self._options):
                         foreign = False
-                    elif foreign:  # twice, for it is no lock that guards the note
+                    elif foreign:  # for the second time: the note may be older than the lock
                         self._failure = LogLockedError(
-                            f"reading log {self.storage.root}: another feed is received into it by now; give one of "
-                            "them a walLocation of its own"
+                            f"reading log {self.storage.root}: another process now receives another feed into it; set "
+                            "another walLocation for one of them"
                         )
                         return
                     else:
                         foreign = True
-                    # One that fails as this one does has the lock for a moment, too.
+                    # A process whose attempt to receive fails has the lock for a moment, too.
                     received = now if received is None else received
-                    if now - received >= _SETTLED_SECONDS:
+                    if now - received >= _STABLE_SECONDS:
                         failing = None
                     continue
                 received, foreign = None, False
-                if self._better_waits():
+                if self._gives_way():
                     continue
                 if self._take_over():
                     return
-            except Exception as e:  # whatever it is, the query is not to wait for ever
-                if isinstance(e, LogLockedError) and not isinstance(e, SharedOtherwiseError):
-                    continue  # another one was quicker
+            except Exception as e:  # any error must end the query at last, or it would wait for ever
+                if isinstance(e, LogLockedError) and not isinstance(e, OtherDivisionError):
+                    continue  # another process was quicker
                 failing = time.monotonic() if failing is None else failing
                 patience = self._options.wal_retry_timeout if isinstance(e, DiskFaultError) else 0.0
                 if time.monotonic() - failing >= max(self.takeover_seconds, patience):
@@ -274,28 +271,28 @@ class Feed:
                 self._faults.warn("receiving in place of a process that has ended: %s", e)
 
     def _is_received(self) -> bool:
-        """Whether another process writes our log.
+        """Whether another process writes the log.
 
         Raises:
-            DataLossError, LogFormatError: It is gone, and to make another one is nothing for who stands by.
-            DiskFaultError: It is not there now.
+            DataLossError, LogFormatError: The log is gone, or is another one. A standby must not make a log.
+            DiskFaultError: The log is not there at present.
         """
         self._check_log(self.storage.log_id_again())
         return self.storage.is_written()
 
-    def _better_waits(self) -> bool:
-        """Whether another query waits to receive that has a ``replayEndpoint``, and this one has none."""
+    def _gives_way(self) -> bool:
+        """Whether a query with a ``replayEndpoint`` runs, which should receive, and this query has none."""
         return not self._options.replay_endpoint and Readers(self.storage).replaying() is not None
 
     def _check_log(self, found: str) -> None:
         if found != self._source.log.log_id:
             raise DataLossError(
-                f"reading along log {self.storage.root}: it was made anew ({found}, not {self._source.log.log_id}); "
+                f"following log {self.storage.root}: it is another log now ({found}, not {self._source.log.log_id}); "
                 "give the query a new checkpoint"
             )
 
     def _take_over(self) -> bool:
-        """Become the one that receives; False if that is no longer wanted."""
+        """Receive in place of a process that has ended. Returns False if ``stop`` was called meanwhile."""
         ingest, before = self._new_ingest(), self._source
         ingest.readers.own = self._reader
         failpoints.reach("source.takeover.before_open")
@@ -310,7 +307,7 @@ class Feed:
             ingest.stop()
             return False
         ingest.start()
-        # From here on ``stop`` ends it, however long it takes to take what the socket has.
+        # From here on ``stop`` stops this source, and waits while it drains its sockets.
         self._source = ingest
         _log.warning(
             "the process that received into %s has ended; this query receives in its place, from id %d on",

@@ -1,11 +1,12 @@
-"""What one query reads: a feed for each partition of its log.
+"""All partitions of the log that a query reads, a ``Feed`` for each.
 
 The rules:
 
-* There is a partition for each of the query's receivers. Those beyond them, which other receivers fill or have filled,
-  are read, too; so a query may be started again with fewer receivers, and has what the others have left.
-* A query that only follows a log takes up the partitions that come while it runs.
-* Its position in all of them is one record (``log/readers``), written before the query chooses where to begin.
+* Each of the query's receivers fills a partition. The query also reads further partitions that other receivers fill, or
+  have filled. So a query can be restarted with fewer receivers, and reads the messages of those that are gone.
+* A query that only follows a log opens new partitions while it runs.
+* One record has the query's position in all partitions (``log/readers``). It is written before the query chooses where
+  to begin.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log import PARTITION, Reader
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
-from zmq_datasource.source.location import log_storage
-from zmq_datasource.source.terms import terms_of
+from zmq_datasource.source.location import log_storage, terms_of
 
-__all__ = ["Feeds", "side_by_side"]
+__all__ = ["Feeds", "run_in_parallel"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +34,16 @@ _JOIN_SECONDS = 0.1
 
 
 class Feeds:
-    """The feeds of one query. For one thread.
+    """The feeds of one query; for one thread.
 
     Attributes:
-        parts: By log partition, in order; from ``open`` on.
-        storage: Where the log is.
-        reader: The query's own record; from ``open`` on.
-        look_seconds: How often it looks for partitions that other processes have added.
+        parts: The feeds by log partition, in order; from ``open`` on.
+        storage: The log's first partition.
+        reader: The query's record in the log; from ``open`` on.
+        refresh_seconds: How often ``open_new_partitions`` lists the log.
     """
 
-    look_seconds = 1.0
+    refresh_seconds = 1.0
 
     reader: Reader
 
@@ -53,24 +53,24 @@ class Feeds:
         self.parts: dict[int, Feed] = {}
         self._done: dict[int, int] = {}
         self._started = False
-        self._next_look = 0.0
-        self._faults = LimitedLog(__name__, "looks for new partitions")
+        self._next_refresh = 0.0
+        self._faults = LimitedLog(__name__, "attempts to open new partitions")
 
     def open(self, *, begins: bool) -> None:
-        """Find the log and its partitions, and keep what there is from being deleted; receive nothing yet.
+        """Open all partitions, and keep their messages from being deleted. Receives nothing yet.
 
         Args:
             begins: Whether the query has no checkpoint.
 
         Raises:
             LogLockedError: Another query reads under this name, or another feed is received into the log.
-            LogError: See the message.
+            LogError: A partition cannot be opened.
         """
         try:
             first = Feed(self._options, PARTITION)
             first.open()
             self.parts[PARTITION] = first
-            self._open_others()
+            self._open_missing()
             self.reader = self._hold_reader()
             try:
                 self.reader.place(self._earliest)
@@ -80,7 +80,7 @@ class Feeds:
                 self.reader.discard()
                 raise
         except BaseException as e:
-            self._give_up(e)
+            self._abandon(e)
             raise
         if begins and self._options.reader is None and not self.receives:
             _log.warning(
@@ -102,7 +102,8 @@ class Feeds:
     def _earliest(self) -> dict[int, int]:
         return {partition: feed.list_earliest() for partition, feed in self.parts.items()}
 
-    def _open_others(self) -> list[Feed]:
+    def _open_missing(self) -> list[Feed]:
+        """Open the partitions that are not open. Returns their feeds."""
         live = self._options.connect or self._options.bind
         there = {*self.storage.partitions(), *(range(self._options.receivers) if live else ())}
         opened: dict[int, Feed] = {}
@@ -112,24 +113,24 @@ class Feeds:
                 feed.open()
                 opened[partition] = feed
         except BaseException as e:
-            self._stop_all(opened.values(), e)  # all of them or none: nobody would hear of these
+            self._stop_all(opened.values(), e)  # else nothing would stop these
             raise
         self.parts = dict(sorted({**self.parts, **opened}.items()))
-        self._next_look = time.monotonic() + self.look_seconds
+        self._next_refresh = time.monotonic() + self.refresh_seconds
         return list(opened.values())
 
-    def look_for_new(self) -> list[Feed]:
-        """Open and start the partitions that other processes have added to the log.
+    def open_new_partitions(self) -> list[Feed]:
+        """Open and start the partitions that other processes have added to the log. Returns their feeds.
 
-        The query's record says that it needs all of them.
+        The query's record keeps all messages in them. Most calls do nothing: see ``refresh_seconds``.
         """
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_refresh:
             return []
         try:
-            opened = self._open_others()
+            opened = self._open_missing()
         except DiskFaultError as e:
-            self._next_look = time.monotonic() + self.look_seconds
-            self._faults.warn("looking for new partitions of %s: %s", self.storage, e)
+            self._next_refresh = time.monotonic() + self.refresh_seconds
+            self._faults.warn("opening new partitions of %s: %s", self.storage, e)
             return []
         for feed in opened:
             feed.read_as(self.reader.name)
@@ -140,7 +141,8 @@ class Feeds:
         """Begin to receive, or to stand by; after ``open``.
 
         Raises:
-            EndpointError, OptionError: See the message. Other queries can have the log and the name then.
+            EndpointError, OptionError: A socket cannot be opened as asked. The log and the reader's name are free
+            again.
         """
         self._started = True
         try:
@@ -148,29 +150,29 @@ class Feeds:
                 feed.start()
         except BaseException as e:
             self.reader.discard()
-            self._give_up(e)
+            self._abandon(e)
             raise
 
-    def _give_up(self, why: BaseException) -> None:
+    def _abandon(self, why: BaseException) -> None:
         parts, self.parts = self.parts, {}
         self._stop_all(parts.values(), why)
 
     def _stop_all(self, feeds: Iterable[Feed], why: BaseException) -> None:
-        """Stop these, because of an error that is worth more than what comes of that."""
+        """Stop feeds because of an error, and only log further errors."""
         for feed in feeds:
             failure = _failure_of(feed.stop)
             if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
 
     def begin(self, begins: Mapping[int, int]) -> None:
-        """The query has no checkpoint, and begins at these ids."""
+        """Record that the query has no checkpoint, and begins at these ids."""
         self.reader.begin(begins)
 
     def commit(self, ends: Mapping[int, int]) -> None:
-        """The query needs nothing below these ids any more.
+        """Let the log delete messages below these ids, because the query has committed them.
 
         Raises:
-            LogError: The disk refuses to record it.
+            LogError: The query's record cannot be written.
         """
         full = self.is_full
         for partition, end in ends.items():
@@ -191,30 +193,30 @@ class Feeds:
 
     @property
     def is_full(self) -> bool:
-        """Whether a partition has no room, or its disk has a fault, so that nothing more may come to it."""
+        """Whether a partition can receive nothing: it has no room, or its disk has a fault."""
         return any(feed.log.full or feed.log.fault for feed in self.parts.values())
 
     def check(self) -> None:
-        """Raise why something is received no more: see ``Feed.check``."""
+        """See ``Feed.check``."""
         for feed in self.parts.values():
             feed.check()
 
     def seal(self) -> dict[int, int]:
-        """Make durable what was received before this call; where each partition ends."""
+        """See ``Feed.seal``. Returns the durable end of each partition."""
         return {partition: feed.seal() for partition, feed in self.parts.items()}
 
-    def gather(self, timeout: float, idle_timeout: float | None) -> dict[int, int]:
-        """Receive for a while in all partitions, then seal; where each of them ends."""
+    def receive_for(self, timeout: float, idle_timeout: float | None) -> dict[int, int]:
+        """See ``Feed.receive_for``. Returns the durable end of each partition."""
         ends: dict[int, int] = {}
 
-        def gather(partition: int, feed: Feed) -> None:
-            ends[partition] = feed.gather(timeout, idle_timeout)
+        def receive_one(partition: int, feed: Feed) -> None:
+            ends[partition] = feed.receive_for(timeout, idle_timeout)
 
-        side_by_side([partial(gather, *part) for part in self.parts.items()])
+        run_in_parallel([partial(receive_one, *part) for part in self.parts.items()])
         return ends
 
     def wait_for_more(self, begins: Mapping[int, int], seconds: float) -> None:
-        """Wait until something is received after these ids, by partition, or so many seconds."""
+        """Wait until a partition has messages after its id in ``begins``, for at most ``seconds``."""
         if len(self.parts) == 1:
             self.parts[PARTITION].wait_for_more(begins[PARTITION], seconds)
             return
@@ -227,30 +229,30 @@ class Feeds:
             time.sleep(_TICK_SECONDS)
 
     def stop(self) -> None:
-        """End receiving or following everywhere, whatever goes wrong in one place.
+        """Stop all feeds, even if some of them fail to stop.
 
         Raises:
-            LogError: What was received last could not be sealed.
+            LogError: Received messages could not be sealed.
         """
         parts, self.parts = self.parts, {}
         if not parts:
             return
         try:
-            side_by_side([feed.stop for feed in parts.values()])
+            run_in_parallel([feed.stop for feed in parts.values()])
         finally:
             if self._started:
                 self.reader.end(self._done or None)
-            else:  # the query was refused, and nothing is to be kept for it
+            else:  # the query was refused, so its record keeps nothing
                 self.reader.discard()
 
 
-def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
-    """Do all of these at the same time, because each of them may wait for long.
+def run_in_parallel(acts: Sequence[Callable[[], None]]) -> None:
+    """Run functions at the same time, because each of them may wait for long, and return when all have ended.
 
     Raises:
-        BaseException: The first failure, once all are done; the others are logged.
+        BaseException: The first error; further errors are only logged.
     """
-    if not acts:  # whoever was cut short has nothing to stop any more
+    if not acts:  # after an interrupted start there may be nothing to stop
         return
     failures: list[BaseException] = []
 
@@ -259,12 +261,12 @@ def side_by_side(acts: Sequence[Callable[[], None]]) -> None:
             failures.append(failure)
 
     first, *others = [partial(attempt, act) for act in acts]
-    threads = [threading.Thread(target=act, name="zmq-side", daemon=True) for act in others]
+    threads = [threading.Thread(target=act, name="zmq-parallel", daemon=True) for act in others]
     left = []
     for thread, act in zip(threads, others, strict=True):
         try:
             thread.start()
-        except RuntimeError:  # the interpreter ends, and starts none any more
+        except RuntimeError:  # the interpreter is ending, and starts no thread any more
             left.append(act)
     for act in (first, *left):
         act()

@@ -1,49 +1,49 @@
-"""A query on a log that another process fills: what ``Ingest`` is to a query on a socket."""
+"""A query on a log that another process fills: what ``Ingest`` is to a query that receives."""
 
 from __future__ import annotations
 
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError
+from zmq_datasource.errors import LogError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import LOOKING_SECONDS, LogFollower, LogStorage, read_saved_state
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
-from zmq_datasource.source.followed_losses import FollowedLosses
-from zmq_datasource.source.kept import read_counters
-from zmq_datasource.source.source_facts import SourceFacts
+from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracker
+from zmq_datasource.source.incidents import Incidents
+from zmq_datasource.source.location import is_replayed
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
 __all__ = ["FollowingSource"]
 
 
 class FollowingSource:
-    """A log partition that another process fills; opens no socket and does not keep the log from its writer.
+    """Reads a log partition that another process fills. It opens no socket, and does not take the log's lock.
 
     Args:
-        storage: Of the log.
-        options: Of the query.
-        counters: The query's.
+        storage: The partition.
+        options: The options of the query.
+        counters: The counters of the query.
     """
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions, counters: SourceCounters) -> None:
-        self._losses = None if options.numbering is None else FollowedLosses(storage, options)
+        self._losses = None if options.numbering is None else _FollowedLosses(storage, options)
         self._counters = counters
         self._storage = storage
         self.log = LogFollower(storage, options.wal_retry_timeout)
         self._faults = LimitedLog(__name__, "states that could not be read")
-        self._kept: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
+        self._saved: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._stops, self._next_stops = StopRecord(), 0.0
 
     def start(self) -> None:
-        """Receiving is somebody else's."""
+        """Do nothing: another process receives."""
 
     def check(self) -> None:
-        """Raise that messages were lost which the writer has noticed, if ``onLoss`` says so.
+        """Raise an error if the writer has noticed losses, and ``onLoss`` is ``fail``.
 
         Raises:
-            MessageLossError: See the message.
+            MessageLossError: Messages were lost.
         """
         if self._losses is not None and self._losses.failure is not None:
             raise self._losses.failure
@@ -54,60 +54,112 @@ class FollowingSource:
         return self.seal()
 
     def seal(self) -> int:
-        """The durable end of the log, as far as it is known here.
+        """Look for new chunks. Returns the durable end of the log, as far as this process knows it.
 
         Raises:
-            LogError: It cannot be listed; where that may pass, after ``walRetryTimeout``.
+            LogError: The log cannot be listed; for a fault that may pass, after ``walRetryTimeout``.
         """
         self.log.refresh()
         end = self.log.durable_end
         if self._losses is not None:
-            self._read_kept(end)
+            self._read_saved(end)
         return end
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Look now and then whether there is something after ``end``, for so many seconds."""
+        """Wait until there are messages after ``end``, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while self.seal() <= end and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, LOOKING_SECONDS))
 
-    def gather(self, _timeout: float, _idle_timeout: float | None) -> int:
-        """What is there is there: it is received whether a query runs or not."""
+    def receive_for(self, _timeout: float, _idle_timeout: float | None) -> int:
+        """Return the durable end: the writer receives whether a query runs or not."""
         return self.seal()
 
     def commit(self, end: int) -> None:
-        """Deleting is somebody else's, too."""
+        """Do nothing: the writer deletes chunks."""
 
     def facts(self) -> SourceFacts:
-        """What the log keeps of its writer's account, as of its newest chunk."""
-        end = self.seal()  # Spark lists the log only between batches
-        self._read_kept(end)
+        """The figures of the writer, as of the newest chunk of its log."""
+        end = self.seal()  # while a batch runs, nothing else looks for new chunks
+        self._read_saved(end)
         if time.monotonic() >= self._next_stops:
             self._next_stops = time.monotonic() + LOOKING_SECONDS + self._storage.leisure
             try:
                 self._stops = read_record(self._storage)
             except LogError as e:
                 self._faults.warn("%s", e)
-        _, receiver, totals = self._kept
+        _, receiver, totals = self._saved
         if receiver is not None:
             receiver.lost_at_stop, receiver.lossy_stops = self._stops.messages, self._stops.stops
         return SourceFacts(self._counters, receiver, received=end, receives=False, totals=totals)
 
-    def _read_kept(self, end: int) -> None:
-        """Read what the log keeps, unless that was done at this end."""
-        if self._kept[0] == end:
+    def _read_saved(self, end: int) -> None:
+        """Read the writer's saved state, if the log has grown since the last time."""
+        if self._saved[0] == end:
             return
         newest = self.log.newest
         try:
             saved = read_saved_state(self._storage, None if newest is None else newest.first)
             if self._losses is not None:
-                self._losses.look(saved)
-            self._kept = end, *read_counters(saved)
+                self._losses.act_on(saved)
+            self._saved = end, *read_counters(saved)
         except LogError as e:
             self._faults.warn("%s", e)
 
     def stop(self) -> None:
-        """Say what was left unsaid."""
+        """Log the counts of the lines that were left out."""
         self._faults.flush()
         if self._losses is not None:
             self._losses.flush()
+
+
+class _FollowedLosses:
+    """Acts, as the query's ``onLoss`` says, on losses that the writer of a partition notices while the query runs.
+
+    Args:
+        storage: The partition.
+        options: The options of the query.
+    """
+
+    def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
+        self._storage = storage
+        self._incidents = Incidents(options, None, None)
+        self._first_serial: int | None = None  # older gaps were noticed before the query
+        self._reported: set[int] = set()
+
+    @property
+    def failure(self) -> SocketError | None:
+        """Why the query must end."""
+        return self._incidents.failure
+
+    def act_on(self, saved: bytes) -> None:
+        """Report the losses in the writer's saved state that are new.
+
+        A gap for which the writer still asks the publisher is not reported yet.
+
+        Raises:
+            LogError: The writer's terms cannot be read.
+        """
+        tracker = saved_tracker(saved)
+        next_serial = 0 if tracker is None else tracker.gaps.next_serial
+        if self._first_serial is None:
+            self._first_serial = next_serial
+        if tracker is None:
+            return
+        new = [
+            gap
+            for gap in tracker.gaps
+            if gap.serial >= self._first_serial and gap.healed is None and gap.serial not in self._reported
+        ]
+        if new and is_replayed(self._storage):
+            asked = {gap.serial for key in {gap.key for gap in new} for gap in tracker.missing(key)}
+            new = [gap for gap in new if gap.final or gap.serial not in asked]
+        self._incidents.tracker = tracker
+        self._incidents.report_lost(new)
+        # Only gaps that are still in the table, so that the set stays as small as the table.
+        self._reported = {gap.serial for gap in tracker.gaps if gap.serial in self._reported}
+        self._reported |= {gap.serial for gap in new}
+
+    def flush(self) -> None:
+        """Log the counts of the lines that were left out."""
+        self._incidents.flush()

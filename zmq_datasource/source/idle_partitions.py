@@ -1,4 +1,4 @@
-"""Deletes what is done in log partitions that no receiver fills any more, because there are fewer receivers now."""
+"""Delete chunks in log partitions that no receiver fills any more, because the number of receivers has changed."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ import time
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.log import LogStorage, LogWriter, Readers, read_index
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.terms import feed_of
+from zmq_datasource.source.location import feed_of
 
 __all__ = ["IdlePartition"]
 
 
 class IdlePartition:
-    """One of them, as a process sees it that receives the feed's other partitions, or follows them.
+    """A partition that no receiver fills, for a process that receives or follows the feed's other partitions.
 
-    The newest chunk stays: it has the partition's last state.
+    The newest chunk stays, because it has the partition's last state.
 
     Args:
-        storage: Of the partition.
-        options: Of the feed.
+        storage: The partition.
+        options: The options of the feed.
 
     Attributes:
-        look_seconds: How often it looks for what can be deleted.
+        check_seconds: How often ``expire`` looks for chunks to delete.
     """
 
-    look_seconds = 10.0
+    check_seconds = 10.0
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
         self._options = options
         self._readers = Readers(storage, options.wal_retention)
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def expire(self) -> None:
-        """Delete the chunks that all queries have read and whose retention is over; now and then, and without waiting.
+        """Delete the chunks that all queries have read and whose retention is over.
 
-        Nothing is deleted where another process writes the partition, or before a first query has read it.
+        It waits for no lock. It deletes nothing if another process writes the partition, or no query has read it.
+        Most calls do nothing, because it looks only every ``check_seconds``.
 
         Raises:
             LogError: The partition cannot be read or opened.
         """
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_check:
             return
-        self._next_look = time.monotonic() + self.look_seconds + self._storage.leisure
+        self._next_check = time.monotonic() + self.check_seconds + self._storage.leisure
         options, readers = self._options, self._readers
         needed, index = readers.needed(), read_index(self._storage)
         retention = max(float(options.wal_retention), readers.retention)
@@ -58,7 +59,7 @@ class IdlePartition:
         )
         try:
             log.open(0.0, feed_of(options))
-        except LogLockedError:  # a receiver has it by now
+        except LogLockedError:  # another process writes the partition
             return
         try:
             log.commit(needed)

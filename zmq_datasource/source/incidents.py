@@ -1,4 +1,4 @@
-"""What is done about messages that do not fit or never came: kept, logged at a bounded rate, or fatal."""
+"""Handle messages that do not fit and messages that are lost: keep them, log them at a limited rate, or fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zmq_datasource.host.printable import printable
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import Gap, Key, SequenceTracker
 from zmq_datasource.source.dead_letters import DeadLetters
+from zmq_datasource.source.facts import describe_key
 from zmq_datasource.source.intake import Findings, MalformedMessage
-from zmq_datasource.source.kept import describe_key
 
 __all__ = ["Incidents"]
 
-# Of so many messages at least, more than this share are many duplicates; that is said once in so many seconds.
+# Warn if more than this share of at least this many messages are duplicates, once in this many seconds.
 _LEAST_MESSAGES, _MANY, _DUPLICATES_SECONDS = 1000, 0.03, 600.0
 _COUNTED_WRONG = (
     "If each topic has numbers of its own, set sequenceBy=%s, and not deduplicate, which would leave out messages that "
@@ -27,8 +27,8 @@ class Incidents:
     """Acts on findings, as ``onMalformed``, ``deadLetterLocation`` and ``onLoss`` say.
 
     Attributes:
-        tracker: Knows the gaps that are given to ``lose``.
-        failure: Why receiving must end, once what came before is in the log.
+        tracker: The tracker that has the gaps given to ``report_lost``.
+        failure: Why receiving must end, once the messages received before are in the log.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class Incidents:
         self._messages = self._counted = 0
         self.failure: SocketError | None = None
 
-    def take(self, findings: Findings, messages: int) -> None:
-        """Act on what was found in so many messages."""
+    def act_on(self, findings: Findings, messages: int) -> None:
+        """Act on the findings in ``messages`` messages."""
         if findings.malformed:
-            self._take_malformed(findings.malformed)
+            self._report_malformed(findings.malformed)
         for key in findings.restarts:
-            self._restarts.warn("a publisher started anew: %s", self._name(key))
+            self._restarts.warn("a publisher has restarted: %s", self._name(key))
         if self.tracker is not None:
-            self._look_for_duplicates(self.tracker, messages)
+            self._warn_of_duplicates(self.tracker, messages)
         if not self._options.replay_endpoint:
-            self.lose(findings.gaps)
+            self.report_lost(findings.gaps)
 
-    def _look_for_duplicates(self, tracker: SequenceTracker, messages: int) -> None:
+    def _warn_of_duplicates(self, tracker: SequenceTracker, messages: int) -> None:
         self._messages += messages
         if self._messages < _LEAST_MESSAGES:
             return
@@ -75,7 +75,7 @@ class Incidents:
             )
         self._messages, self._counted = 0, tracker.totals.duplicates
 
-    def _take_malformed(self, messages: Sequence[MalformedMessage]) -> None:
+    def _report_malformed(self, messages: Sequence[MalformedMessage]) -> None:
         if self._dead_letters is not None:
             self._dead_letters.add(messages)
         framing = self._options.framing
@@ -91,8 +91,8 @@ class Incidents:
                 "the framing, or set onMalformed=skip to go on; such messages are kept as dead letters"
             )
 
-    def lose(self, gaps: Sequence[Gap]) -> None:
-        """These are missing, and nobody will be asked for them (any more)."""
+    def report_lost(self, gaps: Sequence[Gap]) -> None:
+        """Report gaps that no replay will fill, as ``onLoss`` says."""
         if self.tracker is None or self._options.on_loss == "count":
             return
         for gap in gaps:
@@ -106,7 +106,7 @@ class Incidents:
             self._losses.warn("%s", text)
 
     def flush(self) -> None:
-        """To be called now and then: tells what the logs have left out."""
+        """Log how many lines were left out; call it now and then."""
         for log in (self._malformed, self._losses, self._restarts, self._duplicates):
             log.flush()
 

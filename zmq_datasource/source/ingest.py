@@ -1,7 +1,4 @@
-"""A log that is filled here: opened, received into, sealed when a query asks, and given up.
-
-``receiving`` is the thread that fills it. All this is for one calling thread.
-"""
+"""A log partition that this process fills. ``receiving`` has the thread that does it; one other thread calls this."""
 
 from __future__ import annotations
 
@@ -27,44 +24,42 @@ from zmq_datasource.log import (
 )
 from zmq_datasource.options import StreamReadOptions, share_of
 from zmq_datasource.source.channel import WAIT_MS
+from zmq_datasource.source.facts import SourceFacts, states_of_other_partitions
 from zmq_datasource.source.intake import Intake
-from zmq_datasource.source.kept import states_beside
-from zmq_datasource.source.location import dead_letters_beside, log_storage
-from zmq_datasource.source.log_receiver import LogReceiver
+from zmq_datasource.source.location import compare_terms, dead_letters_beside, feed_of, log_storage
+from zmq_datasource.source.receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
-from zmq_datasource.source.source_facts import SourceFacts
 from zmq_datasource.source.stop_losses import StopLoss, StopLosses
-from zmq_datasource.source.terms import compare_terms, feed_of
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest", "SharedOtherwiseError"]
+__all__ = ["Ingest", "OtherDivisionError"]
 
 _log = logging.getLogger(__name__)
 
-# A disk that answers nothing, not even that it refuses.
+# How long to wait for a disk that gives no answer, not even an error.
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
 _LOCK_TICK = 0.05
 
 
-class SharedOtherwiseError(LogLockedError):
-    """Another partition of the log is filled by somebody who shares the feed out in another way."""
+class OtherDivisionError(LogLockedError):
+    """Another process fills another partition of the log, and divides the feed among receivers in another way."""
 
 
 class Ingest:
-    """A log partition that is filled here: receives a feed, or one receiver's share of it, from ``start`` to ``stop``.
+    """Fills a log partition from ``start`` to ``stop``: receives a feed, or one receiver's share of it.
 
     Args:
-        options: Of the whole feed.
-        partition: Which log partition is filled; of several receivers, with the share of the one with this number.
-        counters: Where to count.
+        options: The options of the whole feed.
+        partition: The number of the log partition, and of the receiver whose share it gets.
+        counters: The counters to increase.
 
     Attributes:
-        better_seconds: How often it looks for a query that would receive the feed better.
+        replaying_seconds: How often ``replaying_query`` looks for such a query.
     """
 
-    better_seconds = 1.0
-    reader = None  # it is for any query, or none
+    replaying_seconds = 1.0
+    reader = None  # it serves no particular query
 
     def __init__(
         self,
@@ -78,7 +73,7 @@ class Ingest:
         self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.wal_retention)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
-        # The log asks for the state at every cut, and the filler appends to the log.
+        # Make state, log and filler in this order: the log reads the state, and the filler appends to the log.
         self._intake: Intake | None = None
         if options.socket_type == "ROUTER":
             transactions = CommittedTransactions(self.counters, options.max_publishers)
@@ -100,16 +95,16 @@ class Ingest:
             self._state = self._intake = receiver.intake
         self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
-        self._beside: list[bytes] = []  # what the other partitions keep
+        self._other_states: list[bytes] = []  # the saved states of the other partitions
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = self._started = False
-        self._better: str | None = None
-        self._next_better = 0.0
+        self._replaying: str | None = None
+        self._next_replaying = 0.0
         self.resumed_at = 0
 
     @property
     def filler(self) -> Filler:
-        """What fills the log."""
+        """The filler of the log."""
         return self._filler
 
     def _new_log(self, state: CarriedState, chunk_bytes: int) -> LogWriter:
@@ -126,44 +121,45 @@ class Ingest:
         )
 
     def open(self, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
-        """Become the log's writer; receive nothing yet.
-
-        From then on ``resumed_at`` is the id of the first message received by this process.
+        """Become the log's writer, without receiving yet. Sets ``resumed_at`` to the id of the first message to come.
 
         Args:
-            lock_wait: Seconds to wait for a writer that is just stopping.
+            lock_wait: Seconds to wait for the lock, for the case that another writer is stopping.
 
         Raises:
-            LogError: See the message.
+            LogError: The log cannot be opened, or another process has the lock.
         """
         allow_many_files()
         feed = feed_of(self._options)
-        self.log.open(lock_wait, feed, self._refuse_another_division, self._read_beside)
+        self.log.open(lock_wait, feed, self._refuse_other_division, self._read_notes)
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
-            self._remember()
+            self._restore_state()
         except BaseException:
             self.log.close()
             raise
         self._is_open = True
 
-    def _refuse_another_division(self) -> None:
-        """Who shares the feed out among another number of receivers has another part of what is ours."""
+    def _refuse_other_division(self) -> None:
+        """Raise an error if a writer of another partition divides the feed in another way.
+
+        Its share of the feed would overlap with this one.
+        """
         others = [
             self.storage.of(partition)
             for partition in self.storage.partitions()
             if partition != self.storage.partition
         ]
-        # All of them are asked, and our own: object storage must be watched for a while to see that a writer is dead.
+        # In a bucket, only watching for a while shows that a writer is dead. Begin that for all partitions at once.
         if self._options.wal_store is not None:
             self.storage.is_written()
         for beside in [beside for beside in others if beside.is_written()]:
             if (feed := beside.feed()) != feed_of(self._options):
-                raise SharedOtherwiseError(
+                raise OtherDivisionError(
                     f"opening log {self.storage.root}: another process receives into its partition {beside.partition}, "
-                    f"another feed or with other receivers ({feed or 'it does not say what'}); stop that one, or set a "
-                    "walLocation of its own"
+                    f"another feed or with other receivers ({feed or 'unknown'}); stop that process, or set another "
+                    "walLocation"
                 )
 
     def open_unless_received(self) -> bool:
@@ -173,16 +169,17 @@ class Ingest:
             Whether this process is the writer now.
 
         Raises:
-            LogError: As ``open``; ``LogLockedError`` if another feed is received into it, or this one shared otherwise.
+            LogLockedError: Another process receives another feed into the log, or divides this one in another way.
+            LogError: The log cannot be opened.
         """
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                if not isinstance(e, SharedOtherwiseError) and self._is_our_feed():
+                if not isinstance(e, OtherDivisionError) and self._is_our_feed():
                     return False
-                # One that has the lock may not have said yet what it receives; one that does something else may end.
+                # A writer may have the lock and not have noted its feed yet. A writer of another feed may stop.
                 if time.monotonic() >= deadline:
                     raise
                 check_signals()
@@ -191,23 +188,24 @@ class Ingest:
                 return True
 
     def _is_our_feed(self) -> bool:
-        """Whether the writer of the partition receives the same feed, as far as that can be read now."""
+        """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
         with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
             return self.storage.feed() == feed_of(self._options)
         return False
 
     def start(self) -> None:
-        """Open the log, unless that is done, and the socket; begin to receive. Once is enough.
+        """Open the log, unless it is open, and the sockets, and begin to receive. A second call does nothing.
 
         Raises:
-            LogError, EndpointError, OptionError: See the message.
+            LogError: The log cannot be opened.
+            EndpointError, OptionError: A socket cannot be opened as asked.
         """
         if self._started:
             return
         if not self._is_open:
             self.open()
         self._started = True
-        self._tell_retention()
+        self._warn_of_longer_retention()
         try:
             self._receiving.start()
         except Exception:
@@ -221,8 +219,8 @@ class Ingest:
             self.resumed_at,
         )
 
-    def _tell_retention(self) -> None:
-        """Log that messages stay for longer than this process asks, because a query does."""
+    def _warn_of_longer_retention(self) -> None:
+        """Log a warning if a query's ``walRetention`` keeps messages for longer than that of this process."""
         try:
             self.readers.others()
         except LogError as e:
@@ -236,17 +234,17 @@ class Ingest:
                 self._options.wal_retention,
             )
 
-    def _read_beside(self) -> None:
-        """Compare and replace what the last writer has noted beside the chunks; with the lock held, may be repeated."""
+    def _read_notes(self) -> None:
+        """Read and replace the last writer's notes. ``LogWriter.open`` calls it with the lock, perhaps repeatedly."""
         compare_terms(self.storage, self._options)
         if self._intake is None:
             return
         self._stop_losses.open()
         if self._intake.tracker is not None:
-            self._beside = states_beside(self.storage)
+            self._other_states = states_of_other_partitions(self.storage)
 
-    def _remember(self) -> None:
-        """Go on counting and tracking where the log's last writer stopped."""
+    def _restore_state(self) -> None:
+        """Continue counters and tracking from the state of the last writer."""
         try:
             known = self._state.restore(self.log.saved)
         except Exception as e:
@@ -256,51 +254,55 @@ class Ingest:
             ) from e
         if not known:
             _log.warning(
-                "the messages in log %s were numbered in another way; tracking sequences begins anew",
+                "the messages in log %s were numbered in another way; tracking of sequences begins again",
                 self.storage.root,
             )
         if self._intake is not None and self._intake.tracker is not None:
-            self._intake.learn_newer_counters(self._beside, feed_of(self._options))
+            self._intake.learn_newer_counters(self._other_states, feed_of(self._options))
 
     def check(self) -> None:
-        """Raise why receiving has ended, if it has.
+        """Raise the error that has ended receiving, if there is one.
 
         Raises:
-            LogError, SocketError: See the message.
+            LogError, SocketError: Receiving has ended.
         """
         self._receiving.raise_failure()
 
-    def better_receiver(self) -> str | None:
-        """The name of a running query that would receive the feed with a ``replayEndpoint``; None if this one has one.
+    def replaying_query(self) -> str | None:
+        """The name of a running query with a ``replayEndpoint``; None if there is none, or this process has one.
+
+        Such a query should receive the feed instead of this process.
 
         Raises:
             LogError: The positions of the queries cannot be read.
         """
-        if not self._options.replay_endpoint and time.monotonic() >= self._next_better:
-            self._better = self.readers.replaying()
-            self._next_better = time.monotonic() + self.better_seconds + self.storage.leisure
-        return self._better
+        if not self._options.replay_endpoint and time.monotonic() >= self._next_replaying:
+            self._replaying = self.readers.replaying()
+            self._next_replaying = time.monotonic() + self.replaying_seconds + self.storage.leisure
+        return self._replaying
 
     def commit_readers(self) -> int | None:
-        """Delete what all queries have read that follow this log; for a process without a query.
+        """Delete the messages that all readers of the log have read; for a process without a query.
 
         Returns:
-            How far all of them have come; None if there are none, and nothing is deleted.
+            The end of these messages; None if the log has no reader, and nothing is deleted.
         """
-        needed = self.readers.needed(fresh=False)  # what is deleted is decided once more
+        # The log reads the records again before it deletes.
+        needed = self.readers.needed(fresh=False)
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
-        """Delete what is below ``end``, which the query in this process has read, and what no other reader needs."""
+        """Delete the messages below ``end``, where the query in this process is, that no other reader needs."""
         try:
-            self._commit(end, self.readers.needed(fresh=False))  # what is deleted is decided once more
-        except (DiskFaultError, LogFormatError) as e:  # what an unreadable record may still need is kept
+            # The log reads the records again before it deletes.
+            self._commit(end, self.readers.needed(fresh=False))
+        except (DiskFaultError, LogFormatError) as e:  # an unreadable record may need everything
             self._reader_faults.warn("%s", e)
 
     def _commit(self, end: int, needed: int | None) -> int:
-        """Delete what is below ``end`` and ``needed``; returns how far that is.
+        """Delete the messages below ``end`` and ``needed``. Returns the end of the deleted messages.
 
-        When the log is full, the readers that have ended and have no name make room.
+        If the log is full, readers that have ended and have no name give up their messages.
         """
         done = end if needed is None else min(end, needed)
         self.log.commit(done)
@@ -314,7 +316,7 @@ class Ingest:
         return done
 
     def facts(self) -> SourceFacts:
-        """What there is to tell, as of now."""
+        """The figures of this source as of now."""
         filler = self._filler.facts()
         return SourceFacts(
             self.counters,
@@ -328,30 +330,30 @@ class Ingest:
 
     @property
     def received_end(self) -> int:
-        """The id after the last message received; those that are on their way between two threads may be missing."""
+        """The id after the last received message. Messages between two threads may not be counted."""
         return self.log.durable_end + self.log.unsealed + self._filler.facts().pending
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until something is received after ``end``, receiving has ended, or so many seconds have passed."""
+        """Wait until there are messages after ``end``, receiving has ended, or ``seconds`` have passed."""
         deadline = time.monotonic() + seconds
-        log, heard = self.log, self._receiving.heard
+        log, progress = self.log, self._receiving.progress
         while self.received_end <= end and (left := deadline - time.monotonic()) > 0:
             if self._receiving.failure is not None or log.full or log.fault:
                 return
-            heard.wait(left)  # an idle query does little else; polling would be most of what it costs
-            heard.clear()
+            progress.wait(left)  # polling instead would be most of the load of an idle query
+            progress.clear()
 
     def seal(self, patient: bool = False) -> int:
-        """Make durable what was received before this call, unless the disk refuses at present.
+        """Make the messages durable that were received before this call, unless the disk refuses at present.
 
         Args:
-            patient: Whether to wait for a disk that refuses, too.
+            patient: Whether to wait for a disk that refuses.
 
         Returns:
             The durable end of the log.
 
         Raises:
-            LogError, SocketError: Why receiving or sealing has ended.
+            LogError, SocketError: Receiving or sealing has ended.
         """
         self._receiving.raise_failure()
         filler = self._filler.facts()
@@ -378,10 +380,10 @@ class Ingest:
             f"sealing the log in {self.storage.root}: the disk did not answer for {_SEAL_SECONDS:.0f} s"
         )
 
-    def gather(self, timeout: float, idle_timeout: float | None) -> int:
-        """Receive for a while, then seal: until ``timeout`` seconds, ``idle_timeout`` of silence, or a full log.
+    def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
+        """Wait until ``timeout`` seconds have passed, no message has come for ``idle_timeout``, or the log is full.
 
-        What follows the last message is asked for before a silence ends it.
+        Then seal. Before silence ends the wait, the publishers are asked for messages after the last one.
 
         Returns:
             The durable end of the log.
@@ -393,17 +395,17 @@ class Ingest:
             self._receiving.raise_failure()
             idle_from = time.monotonic() if self.log.fault else max(idle_from, self._receiving.last_received)
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
-            if idle and not self._filler.still_asking():
+            if idle and not self._filler.awaits_replies():
                 break
             time.sleep(WAIT_MS / 1000)
-        # What is durable can be read, and committed, which may be what gives a full disk room.
+        # If there are durable messages, do not wait for the disk: reading and committing them may give it room.
         return self.seal(patient=self.log.durable_end == begin)
 
     def stop(self) -> None:
-        """Drain the socket, seal, release the log; also if ``start`` was cut short.
+        """Drain the sockets, seal, and release the log. It may be called if ``start`` has failed.
 
         Raises:
-            LogError: What was received last could not be sealed; says how much.
+            LogError: Received messages could not be sealed. The error says how many.
         """
         self._receiving.stop()
         try:
@@ -419,7 +421,7 @@ class Ingest:
             self._stop_losses.record(loss)
 
     def _loss(self) -> StopLoss | None:
-        """What this stop has lost; a sender of transactions sends again what was not acknowledged."""
+        """The loss at this stop. Transactions lose nothing: senders repeat what was not acknowledged."""
         if self._options.socket_type == "ROUTER":
             return None
         filler, receiving = self._filler.facts(), self._receiving

@@ -1,7 +1,6 @@
-"""From what a socket gave to rows: framing, tracking, deduplication, and what is to be said of it.
+"""Turn raw messages into rows: framing, tracking of sequences, deduplication. Pure: it does no I/O.
 
-Pure: it is given messages and times, and gives a batch and findings. What it must not forget, it
-hands over as bytes (``state``) that the log keeps beside the rows; ``kept`` reads them without a writer.
+The log stores its state with each chunk; ``facts`` reads that state without a writer.
 """
 
 from __future__ import annotations
@@ -35,15 +34,18 @@ from zmq_datasource.sequences import (
     runs_of,
     state,
 )
-from zmq_datasource.source.kept import sequences_of, tracker_of
+from zmq_datasource.source.facts import saved_sequences, saved_tracker
 
 __all__ = ["Arrival", "Findings", "Intake", "MalformedMessage"]
 
 
 class Arrival(NamedTuple):
-    """Messages received together: when (microseconds since the epoch), how many, from where.
+    """Messages that were received together from one endpoint.
 
-    ``connection`` is how many connections the endpoint has had by then.
+    Attributes:
+        timestamp: When, in microseconds since the epoch.
+        messages: How many.
+        connection: How many connections the endpoint had had by then.
     """
 
     timestamp: int
@@ -53,7 +55,7 @@ class Arrival(NamedTuple):
 
 
 class MalformedMessage(NamedTuple):
-    """A message that does not fit its framing, whole."""
+    """A message that does not fit its framing, with all its frames."""
 
     reason: str
     frames: list[bytes]
@@ -63,7 +65,11 @@ class MalformedMessage(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was found in messages and does not show in rows: losses, malformed messages."""
+    """What was found in messages and is in no row: messages that do not fit, losses, restarts.
+
+    Attributes:
+        abandoned: Older gaps that cannot be filled any more.
+    """
 
     malformed: list[MalformedMessage] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -80,8 +86,11 @@ class Intake(CarriedState):
     """Turns the messages of one feed into rows, and tracks their sequences.
 
     Args:
-        options: The framing and how its messages are numbered.
-        counters: Where to count.
+        options: The framing, and how messages are numbered.
+        counters: The counters to increase.
+
+    Attributes:
+        tracker: Tracks the sequences; None if messages are not numbered.
     """
 
     def __init__(self, options: FramingOptions, counters: SourceCounters) -> None:
@@ -96,16 +105,17 @@ class Intake(CarriedState):
         )
 
     def read(self, raw: RawMessages, arrivals: Sequence[Arrival]) -> tuple[pa.RecordBatch, Findings]:
-        """Messages of the live flow to rows.
+        """Turn one message or more of the live flow into rows.
 
         Args:
-            raw: One or more, as they came.
-            arrivals: Where and when they came from, in their order.
+            arrivals: When and where the messages were received, in their order.
 
         Returns:
-            A batch with ``messages.schemas.MESSAGE_SCHEMA``, and what is to be said of it.
+            A batch with ``messages.schemas.MESSAGE_SCHEMA``, and the findings.
         """
         findings = Findings()
+        if self._options.topic_delimiter is not None:
+            raw = raw.split_topics(self._options.topic_delimiter)
         timestamps = [(arrival.timestamp, arrival.messages) for arrival in arrivals]
         if self._framing is None:
             batch = decode_plain(raw, timestamps)
@@ -165,33 +175,35 @@ class Intake(CarriedState):
         return fields
 
     def _note_latest(self, tracker: SequenceTracker, runs: Sequence[Run], fields: Fields) -> None:
-        """Remember of each endpoint what a replay is compared with: the topic, and the latest message."""
+        """Keep the topic and the latest message of each endpoint, with which a replay is compared."""
         assert fields.topics is not None
-        for key, run in {run.key: run for run in runs}.items():  # the runs of one counter are in their order
+        for key, run in {run.key: run for run in runs}.items():  # the last run of each counter
             counter = tracker.counters.get(key)
-            if counter is not None:  # it may be forgotten already
+            if counter is not None:  # the tracker may have forgotten it
                 at, number = run.place(run.count - 1), run.first + run.count - 1
                 counter.topic = fields.topics[at].as_py()
                 if number + 1 == tracker.next_number(key):
                     counter.sample = Sample.of(number, fields.values[at].as_py())
 
     def read_replies(
-        self, replies: Sequence[Reply], arrival: Arrival, onwards: bool, anew: bool
+        self, replies: Sequence[Reply], arrival: Arrival, onwards: bool, restarted: bool
     ) -> tuple[pa.RecordBatch, Findings]:
-        """Replayed messages to rows: those that were missing.
+        """Turn those replayed messages into rows that were missing.
 
         Args:
-            replies: Answers of the publisher's replay socket.
-            arrival: When they came, and where the publisher's live messages come from.
-            onwards: Whether they may go ahead of the live flow.
-            anew: Whether they show that the publisher has restarted.
+            arrival: When the replies were received, and the endpoint of the publisher's live messages.
+            onwards: Whether the replay may get ahead of the live flow.
+            restarted: Whether these replies show that the publisher has restarted.
+
+        Returns:
+            As ``read``.
         """
         assert self.tracker is not None, "a replay needs numbered messages"
         tracked = SequenceFindings()
         key = arrival.endpoint.encode()
         timestamp = arrival.timestamp
         self.tracker.connections[key] = arrival.connection
-        if anew:
+        if restarted:
             self.tracker.restart(key, timestamp, tracked)
         kept = [
             reply
@@ -221,7 +233,11 @@ class Intake(CarriedState):
         return batch, findings
 
     def _endpoints(self, arrivals: Sequence[Arrival]) -> list[tuple[str, int]] | None:
-        """Where messages came from that are counted by endpoint, and how many each: their publishers."""
+        """The endpoints of messages, as runs of (endpoint, number of messages); None if they are not counted by
+        endpoint.
+
+        The endpoint is the publisher of messages that do not name one.
+        """
         if self.tracker is None or "endpoint" not in self.tracker.numbering.by:
             return None
         return [(arrival.endpoint, arrival.messages) for arrival in arrivals]
@@ -232,14 +248,14 @@ class Intake(CarriedState):
             self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
     def mark_final(self, gaps: Sequence[Gap]) -> None:
-        """Mark gaps as final: nobody asks for them any more."""
+        """Mark gaps as final, because no replay will bring their messages any more."""
         assert self.tracker is not None, "a replay needs numbered messages"
         self.tracker.gaps.mark_final(gaps)
 
     def first_sequence(self, endpoint: str) -> int | None:
-        """Where a replay begins that comes before the live flow; None if there is nothing to ask for.
+        """The first sequence of the history to ask an endpoint's publisher for; None if there is none to ask for.
 
-        That is what follows the last message seen, or in a new log ``replayFrom``.
+        It follows the last received message. In a new log, ``replayFrom`` says it.
         """
         assert self.tracker is not None, "a replay needs numbered messages"
         key = endpoint.encode()
@@ -256,26 +272,26 @@ class Intake(CarriedState):
         return wanted.sequence
 
     def learn_newer_counters(self, others: Iterable[bytes], division: str) -> None:
-        """Learn what other partitions of the log keep of publishers that may come to this one now; after ``restore``.
+        """Note which counters other partitions of the log know better; call it after ``restore``.
 
         Args:
-            others: The state of each of them.
+            others: The saved states of these partitions.
             division: How the feed is divided among its receivers, as text.
         """
-        assert self.tracker is not None, "only publishers' numbers move"
+        assert self.tracker is not None, "messages without numbers have no counters"
         self.tracker.division = division
-        for other in filter(None, map(tracker_of, others)):
+        for other in filter(None, map(saved_tracker, others)):
             if _alike(other.numbering, self.tracker.numbering):
                 self.tracker.learn_newer_counters(other)
 
-    # log.carried
+    # log.CarriedState
 
     def _sections(self) -> dict[str, Any]:
         return {} if self.tracker is None else {"sequences": state.save(self.tracker)}
 
     def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
-        """Nothing is known of the counters of messages that are numbered in another way now."""
-        kept = sequences_of(sections)
+        """Restore the tracker, unless messages are numbered in another way now."""
+        kept = saved_sequences(sections)
         if self.tracker is None or kept is None:
             return kept is None
         if not _alike(kept.numbering, self.tracker.numbering):
@@ -285,17 +301,17 @@ class Intake(CarriedState):
 
 
 def _alike(kept: Numbering, ours: Numbering) -> bool:
-    """Whether counters mean the same; what a restart is may be tracked differently from now on."""
+    """Whether counters have the same meaning. The rules for restarts may differ."""
     return (kept.by, kept.start, kept.end) == (ours.by, ours.start, ours.end)
 
 
 def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:
-    """From a message's place to the run that it came in."""
+    """Make a function from a message's place to its arrival."""
     ends = list(accumulate(arrival.messages for arrival in arrivals))
     return lambda row: arrivals[bisect_right(ends, row)]
 
 
-# Longer names are distinguished by a digest: what is remembered of a counter is bounded in bytes too.
+# A longer name is cut and gets a digest, so that the memory for a counter is bounded.
 _MOST_NAME_BYTES = 256
 
 
@@ -310,7 +326,7 @@ def _keys(by: Sequence[str], fields: Fields, arrivals: Sequence[Arrival]) -> Key
     parts: list[Keys] = []
     for name in by:
         if name == "endpoint":
-            parts.append(_endpoints(fields, arrivals))
+            parts.append(_keys_by_endpoint(fields, arrivals))
         else:
             column = fields.publishers if name == "publisher" else fields.topics
             assert column is not None
@@ -319,7 +335,7 @@ def _keys(by: Sequence[str], fields: Fields, arrivals: Sequence[Arrival]) -> Key
     return parts[0] if len(parts) == 1 else Keys.joined(parts)
 
 
-def _endpoints(fields: Fields, arrivals: Sequence[Arrival]) -> Keys:
+def _keys_by_endpoint(fields: Fields, arrivals: Sequence[Arrival]) -> Keys:
     names = list(dict.fromkeys(arrival.endpoint.encode() for arrival in arrivals))
     if len(names) == 1:
         return Keys(names)

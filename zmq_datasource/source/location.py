@@ -1,9 +1,19 @@
-"""Where the log of a feed is."""
+"""The log of a feed: where it is, which feed it has, and on which terms a process receives into it.
+
+Processes that receive the same feed may have different terms: one keeps messages for less time, or asks no publisher
+for missing messages. These are the rules:
+
+* The writer of a partition notes its terms beside the log. The next writer compares them with its own, and logs the
+  differences as a warning.
+* A query records its ``walRetention``, and whether it has a ``replayEndpoint``, with its position. While the position
+  exists, its retention applies to each writer. Of the running queries, one with a ``replayEndpoint`` receives.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -16,36 +26,72 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log import (
     DEAD_LETTERS_NAME,
     PARTITION,
+    TERMS_NAME,
     DirectoryStore,
     LogStorage,
+    ReaderTerms,
     Store,
     bucket_at,
 )
-from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Location
+from zmq_datasource.options import ReadOptions, StreamReadOptions
+from zmq_datasource.options.types import Duration, Location
 
-__all__ = ["dead_letters_beside", "default_location", "log_storage", "where_from"]
+__all__ = [
+    "compare_terms",
+    "dead_letters_beside",
+    "default_location",
+    "feed_of",
+    "is_replayed",
+    "log_storage",
+    "terms_of",
+]
+
+_log = logging.getLogger(__name__)
+
+# The framing options that decide which rows a message becomes.
+_ROWS_BY = (
+    *("framing", "topic_delimiter", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
+    *(
+        "sequence_frame",
+        "sequence_offset",
+        "sequence_width",
+        "sequence_endian",
+        "sequence_signed",
+        "sequence_path",
+    ),
+    *("sequence_by", "sequence_start", "sequence_end", "sequence_restart", "sequence_window", "deduplicate"),
+)
+# The terms: options in which two receivers of one feed may differ.
+_TERMS = {
+    "walRetention": "wal_retention",
+    "walMaxBytes": "wal_max_bytes",
+    "whenFull": "when_full",
+    "replayEndpoint": "replay_endpoint",
+    "onMalformed": "on_malformed",
+    "maxPublishers": "max_publishers",
+    "maxGaps": "max_gaps",
+}
 
 
 def log_storage(options: ReadOptions, partition: int = PARTITION) -> LogStorage:
-    """One partition of the log: in ``walStore``, in ``walLocation``, or in this machine's directory for the feed."""
+    """A partition of the feed's log: in ``walStore``, in ``walLocation``, or in the default directory of the feed."""
     return LogStorage(_store(options), partition)
 
 
 def _store(options: ReadOptions) -> Store:
     if options.wal_store is not None:
         return bucket_at(options.wal_store)
-    return DirectoryStore(options.wal_location or default_location(where_from(options)), options.wal_sync)
+    return DirectoryStore(options.wal_location or default_location(_sockets_of(options)), options.wal_sync)
 
 
 def default_location(identity: Mapping[str, Any]) -> str:
-    """The directory of a feed's log on this machine when the user names none.
+    """The directory of a feed's log if no option names one: below the temporary directory of this machine.
 
     Args:
-        identity: What tells feeds apart (socket type, endpoints, topics), as plain data.
+        identity: Plain data that differs between feeds (socket type, endpoints, topics).
 
     Raises:
-        LogError: The parent directory in the temporary directory is not ours alone.
+        LogError: Other users can enter the parent directory.
     """
     parent = Path(tempfile.gettempdir(), f"zmq_datasource-{os.getuid()}")
     with suppress(FileExistsError):
@@ -61,7 +107,7 @@ def default_location(identity: Mapping[str, Any]) -> str:
 
 
 def dead_letters_beside(options: ReadOptions, storage: LogStorage) -> Location:
-    """Where messages go that do not fit, if the user names no place: beside the chunks of their partition."""
+    """Where dead letters go if no option names a place: beside the chunks of their partition."""
     key = storage.key(DEAD_LETTERS_NAME)
     if options.wal_store is None:
         return Location(storage.store.path_of(key))
@@ -69,11 +115,71 @@ def dead_letters_beside(options: ReadOptions, storage: LogStorage) -> Location:
     return Location(f"{address.rstrip('/')}/{key}{mark}{parameters}")
 
 
-def where_from(options: ReadOptions) -> dict[str, Any]:
-    """What tells feeds apart."""
+def _sockets_of(options: ReadOptions) -> dict[str, Any]:
+    """Where the feed's messages come from."""
     return {
         "socketType": options.socket_type,
         "connect": sorted(map(str, options.connect)),
         "bind": sorted(map(str, options.bind)),
         "topics": sorted(options.topics),
     }
+
+
+def feed_of(options: StreamReadOptions) -> str:
+    """Identify a feed by a line of text: it covers where messages come from, and which rows they become."""
+    framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
+    division = {}
+    # With another division, even with another order of endpoints, two receivers would receive the same messages.
+    if options.receivers > 1:
+        division = {
+            "receivers": [options.receivers, options.receivers_by],
+            "order": [*map(str, options.connect), "", *map(str, options.bind)],
+        }
+    text = json.dumps({**_sockets_of(options), **framing, **division}, sort_keys=True, separators=(",", ":"))
+    return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def terms_of(options: StreamReadOptions) -> ReaderTerms | None:
+    """The terms that a query records with its position; None if it does not receive."""
+    if not (options.connect or options.bind):
+        return None
+    return ReaderTerms(float(options.wal_retention), bool(options.replay_endpoint))
+
+
+def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
+    """Note this writer's terms, and log how they differ from the last writer's. Call it with the partition's lock.
+
+    Raises:
+        LogError: The note cannot be read or written.
+    """
+    ours = {name: _text(getattr(options, attribute)) for name, attribute in _TERMS.items()}
+    theirs = storage.read_json(storage.key(TERMS_NAME))
+    if theirs == ours:
+        return
+    if isinstance(theirs, dict):
+        _log.warning(
+            "%s was last received with other options; those of this process apply: %s",
+            storage,
+            ", ".join(
+                f"{name}={ours[name]} (before: {theirs[name]})"
+                for name in ours
+                if name in theirs and theirs[name] != ours[name]
+            ),
+        )
+    storage.write_json(storage.key(TERMS_NAME), ours)
+
+
+def _text(value: object) -> str:
+    return f"{value:g}s" if isinstance(value, Duration) else str(value)
+
+
+def is_replayed(storage: LogStorage) -> bool:
+    """Whether the last writer of a partition asks publishers for missing messages.
+
+    Raises:
+        LogError: The note cannot be read.
+    """
+    match storage.read_json(storage.key(TERMS_NAME)):
+        case {"replayEndpoint": str(endpoints)}:
+            return bool(endpoints)
+    return False

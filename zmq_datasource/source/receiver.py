@@ -1,15 +1,16 @@
-"""Socket to Arrow: receiving sockets, drained in rounds, handed over as record batches.
+"""Receive from sockets in rounds, as record batches; and append these to a log.
 
-A round waits for the first message and then takes what is there without waiting, so its cost
-is spread over as many messages as have gathered, and a slow feed keeps exact timestamps. The
-receiver belongs to one thread and starts none.
+A round waits for the first message, and then takes the messages that are there without waiting. So under load the cost
+of a round is shared by many messages, and a slow feed has exact timestamps. A receiver belongs to one thread, and
+starts none.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import NoPeerError, SocketError
+from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
@@ -31,18 +33,21 @@ from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-__all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "Receiver"]
+__all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
 
-# Bounds of one round over all sockets: no round keeps the thread from its other duties for long, and
-# none takes more than about this much (or one message). So what is handed over always fits an Arrow batch.
+# Bounds of one round over all sockets. They keep a round short, because the thread has other duties, and small: a round
+# exceeds the bytes by one message at most, so what was received always fits an Arrow batch.
 ROUND_MESSAGES = 4096
 ROUND_BYTES = 4 << 20
-# When to make a record batch of what was received: Spark is fastest with 10,000 rows and more.
+# A record batch is made of so many messages or bytes. Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-# A feed is silent if nothing has come for so long. What was received is sealed by then, or 0.1 s late.
+# After so long without a message, rounds wait longer. Received messages are sealed by then, or 0.1 s later.
 _SILENT_SECONDS = 2.0
+# How long messages are received after a stop, by socket type. Messages that a PULL has taken come to no other receiver;
+# a SUB only wants those from before the stop.
+_DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
 
 
 class Receiver:
@@ -50,14 +55,14 @@ class Receiver:
 
     Args:
         options: Socket type, endpoints, topics, framing and socket options.
-        counters: Where to count.
-        batch_bytes: Size at which a batch is ready and a round ends; what is held in memory.
+        counters: The counters to increase.
+        batch_bytes: The bytes at which a batch is ready and a round ends, which bound the memory.
         clock: Seconds since the epoch, for ``timestamp``.
-        beside_log: Where messages that do not fit are kept, up to a bound, if ``deadLetterLocation`` is not set.
+        beside_log: Where dead letters go, up to a bound, if ``deadLetterLocation`` is not set.
 
     Attributes:
-        intake: Reads and tracks what comes; restore it, if at all, before the receiver is opened.
-        channels: Its sockets.
+        intake: Turns messages into rows. Restore its state, if at all, before the ``with`` block.
+        channels: The sockets.
     """
 
     def __init__(
@@ -69,12 +74,13 @@ class Receiver:
         beside_log: Location | None = None,
     ) -> None:
         self._options = options
-        self._beside_log = beside_log
         self._counters = counters
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
         self.channels = make_channels(options, counters)
+        self._dead_letters = _dead_letters(options, counters, beside_log)
+        self._incidents = Incidents(options, self.intake.tracker, self._dead_letters)
         self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
@@ -88,13 +94,11 @@ class Receiver:
         """Open the sockets.
 
         Raises:
-            OptionError, EndpointError: They cannot be opened as asked.
+            OptionError, EndpointError: A socket cannot be opened as asked.
         """
         with ExitStack() as stack:
-            dead_letters = self._dead_letters()
-            if dead_letters is not None:
-                stack.enter_context(dead_letters)
-            self._incidents = Incidents(self._options, self.intake.tracker, dead_letters)
+            if self._dead_letters is not None:
+                stack.enter_context(self._dead_letters)
             for channel in self.channels:
                 channel.open()
                 stack.callback(channel.close)
@@ -113,17 +117,6 @@ class Receiver:
     ) -> None:
         self._opened.close()
 
-    def _dead_letters(self) -> DeadLetters | None:
-        location, max_bytes = self._options.dead_letter_location, None
-        if location is None:
-            location, max_bytes = self._beside_log, MAX_BESIDE_LOG_BYTES
-        if location is None:
-            return None
-        return DeadLetters(location, self._options.framing, self._lose_dead_letters, max_bytes)
-
-    def _lose_dead_letters(self, count: int) -> None:
-        self._counters.dead_letters_lost += count
-
     def _ask_for_history(self) -> None:
         for channel in self.channels:
             if channel.replayer is not None:
@@ -132,95 +125,95 @@ class Receiver:
                     channel.replayer.fetch_first(self._tracker, start)
 
     def _watch_sockets(self) -> None:
-        """Wait for all sockets at once, where there is more than one; not for a flow that is held."""
+        """Poll all sockets at once, if there are several; without a live flow that waits for history."""
         if len(self.channels) == 1 and not self._replayers:
             return
         self._poller = zmq.Poller()
         for channel in self.channels:
-            if not channel.held:
+            if not channel.waits_for_history:
                 self._poller.register(channel.socket, zmq.POLLIN)
         for replayer in self._replayers:
             self._poller.register(replayer.socket, zmq.POLLIN)
 
     @property
     def pending(self) -> int:
-        """Messages received but not handed over yet."""
+        """The number of messages that were received and not taken yet."""
         return self._inbox.messages + sum(replayer.session.pending for replayer in self._replayers)
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the pending messages."""
+        """The bytes of the pending messages."""
         return self._inbox.size + sum(replayer.session.pending_bytes for replayer in self._replayers)
 
     @property
     def waiting(self) -> bool:
-        """Whether libzmq holds messages that were not received."""
+        """Whether libzmq has messages that were not received."""
         return any(channel.waiting for channel in self.channels)
 
     @property
     def batch_ready(self) -> bool:
-        """Whether enough has gathered for a batch of good size, or a replay has ended."""
-        if any(replayer.due for replayer in self._replayers):
+        """Whether enough messages are pending for a batch, a replay has ended, or receiving must end."""
+        if self.failure is not None or any(replayer.due for replayer in self._replayers):
             return True
         return self.pending >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
 
     @property
     def failure(self) -> SocketError | None:
-        """Why receiving must end, once what was taken so far is in the log."""
+        """Why receiving must end, once the messages taken so far are in the log."""
         return self._incidents.failure or self._no_peer
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
-        """One round: wait a moment for a message, then take what is there, from the sockets in turn.
+        """Receive for one round: wait a moment for a message, then take what the sockets have, in turn.
 
         Args:
-            most: Take no more than this many messages from a socket.
+            most: The most messages to receive from one socket.
 
         Returns:
-            How many messages were taken; 0 if none came.
+            The number of messages received.
         """
         now = time.monotonic()
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         room = min(ROUND_BYTES, self._batch_bytes)
-        if self._poller is None:
-            channel = self.channels[0]
-            channel.wait_up_to(SILENT_MS if now >= self._silent_from else WAIT_MS)
-            return self._receive_from(channel, most, room, True)
-        taken = 0
-        ready = dict(self._poller.poll(WAIT_MS))
+        ready: Container[object] | None = None
+        if self._poller is not None:
+            ready = dict(self._poller.poll(WAIT_MS))
+        else:  # receiving from a single socket waits for the first message
+            self.channels[0].set_wait(SILENT_MS if now >= self._silent_from else WAIT_MS)
+        received = 0
         for _ in self.channels:
-            channel, replayer = self.channels[self._turn], self.channels[self._turn].replayer
-            if replayer is not None and replayer.socket in ready:
-                before = replayer.session.pending_bytes
-                taken += replayer.receive(most, before + room)
-                room -= replayer.session.pending_bytes - before
-            if room > 0 and channel.socket in ready and not channel.held:
-                before = self._inbox.size
-                taken += self._receive_from(channel, most, room, False)
-                room -= self._inbox.size - before
+            channel = self.channels[self._turn]
             self._turn = (self._turn + 1) % len(self.channels)
-            if room <= 0:  # the others come first in the next round
+            replayer = channel.replayer
+            if ready is not None and replayer is not None and replayer.socket in ready:
+                before = replayer.session.pending_bytes
+                received += replayer.receive(most, before + room)
+                room -= replayer.session.pending_bytes - before
+            if room > 0 and (ready is None or (channel.socket in ready and not channel.waits_for_history)):
+                before = self._inbox.size
+                messages = channel.receive(self._inbox, most, room, ready is None).messages
+                if messages:
+                    self._silent_from = time.monotonic() + _SILENT_SECONDS
+                    self._arrivals.append(self._arrival(channel, messages))
+                received += messages
+                room -= self._inbox.size - before
+            if room <= 0:  # the next round begins with the other channels
                 break
-        return taken
+        return received
 
-    def _receive_from(self, channel: Channel, most: int, room: int, wait: bool) -> int:
-        taken = channel.take(self._inbox, most, room, wait)
-        if taken.messages:
-            self._silent_from = time.monotonic() + _SILENT_SECONDS
-            timestamp = int(self._clock() * 1_000_000)
-            self._arrivals.append(Arrival(timestamp, taken.messages, channel.name, channel.connection()))
-        return taken.messages
+    def _arrival(self, channel: Channel, messages: int) -> Arrival:
+        return Arrival(int(self._clock() * 1_000_000), messages, channel.name, channel.connection())
 
     def take(self) -> pa.RecordBatch:
-        """Hand over what was received, as a batch with ``messages.schemas.MESSAGE_SCHEMA``."""
+        """Take the pending messages, as a batch with ``messages.schemas.MESSAGE_SCHEMA``."""
         batches = []
         if self._inbox.messages:
             arrivals, self._arrivals = self._arrivals, []
             messages = self._inbox.messages
             batch, findings = self.intake.read(self._inbox.hand_over(), arrivals)
             batches.append(batch)
-            self._note(findings, messages)
+            self._act_on(findings, messages)
         for channel in self.channels:
             if channel.replayer is not None:
                 batches += self._take_replayed(channel, channel.replayer)
@@ -234,15 +227,15 @@ class Receiver:
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
         first, onwards, sock = replayer.session.first, replayer.session.onwards, replayer.socket
-        replies, anew = replayer.take(tracker)
+        replies, restarted = replayer.take(tracker)
         if replies:
-            arrival = Arrival(int(self._clock() * 1_000_000), len(replies), channel.name, connection)
-            batch, findings = self.intake.read_replies(replies, arrival, onwards, anew)
+            arrival = self._arrival(channel, len(replies))
+            batch, findings = self.intake.read_replies(replies, arrival, onwards, restarted)
             batches.append(batch)
-            self._note(findings, len(replies))
+            self._act_on(findings, len(replies))
         given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
         self.intake.mark_final(given_up)
-        self._incidents.lose(given_up)
+        self._incidents.report_lost(given_up)
         if (replayer.session.first, replayer.socket) != (first, sock):
             self._watch_sockets()
         return batches
@@ -250,30 +243,24 @@ class Receiver:
     @property
     def _tracker(self) -> SequenceTracker:
         tracker = self.intake.tracker
-        assert tracker is not None, "options let no replay in without numbers"
+        assert tracker is not None, "a replay needs numbered messages"
         return tracker
 
-    def _note(self, findings: Findings, messages: int) -> None:
-        self._incidents.take(findings, messages)
+    def _act_on(self, findings: Findings, messages: int) -> None:
+        self._incidents.act_on(findings, messages)
         if self._options.replay_endpoint:
-            self._incidents.lose([gap for gap in findings.abandoned if not gap.final])
+            self._incidents.report_lost([gap for gap in findings.abandoned if not gap.final])
 
-    def still_asking(self) -> bool:
-        """Whether more may come by a replay; what follows the last messages is then asked for at once.
+    def awaits_replies(self) -> bool:
+        """Whether replays may bring more messages. Also asks at once for messages after the last received one.
 
-        May be called by any thread.
+        Any thread may call it.
         """
-        asking = [replayer.session.still_asking() for replayer in self._replayers]  # each is hurried
+        asking = [replayer.session.hurry() for replayer in self._replayers]  # every one is hurried
         return any(asking)
 
-    def hold_still(self) -> None:
-        """To be called while nothing is received: like ``keep_alive``, and replays may wait."""
-        self.keep_alive()
-        for replayer in self._replayers:
-            replayer.postpone()
-
     def keep_alive(self) -> None:
-        """Let libzmq and the connections do their work without receiving; see ``Channel.keep_alive``."""
+        """Let libzmq and the connections work without receiving; see ``Channel.keep_alive``."""
         for channel in self.channels:
             channel.keep_alive()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
@@ -282,6 +269,7 @@ class Receiver:
             self._check_peers()
 
     def _check_peers(self) -> None:
+        """Fail if an endpoint has not answered within ``connectTimeout``."""
         self._await_peers_until = math.inf  # an endpoint that has answered once may go away and come back
         watches = [channel.opened.watch for channel in self.channels]
         missing = [endpoint for watch in watches for endpoint in watch.never_up]
@@ -293,12 +281,106 @@ class Receiver:
                 "connectTimeout, or leave it out to wait without end"
             )
 
+    def postpone(self) -> None:
+        """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
+        self.keep_alive()
+        for replayer in self._replayers:
+            replayer.extend_deadlines()
+
     def report_absent(self) -> None:
-        """Say, at the end of a read, at which endpoints nobody has answered."""
+        """Log, at the end of a read, the endpoints at which no peer has answered."""
         for channel in self.channels:
             channel.opened.watch.update()
             channel.opened.watch.report_absent(leaving=True)
 
 
-# Made of nulls, because Arrow imports pandas, where there is one, to look at Python objects.
+class LogReceiver(Receiver):
+    """A receiver that appends its batches to a log: the ``log.Filler`` of SUB and PULL sockets.
+
+    Args:
+        options, counters, batch_bytes, beside_log: See ``Receiver``.
+
+    Attributes:
+        log: The log. Set and open it before the ``with`` block. It reads the state of ``intake`` whenever it cuts.
+    """
+
+    log: LogWriter
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        counters: SourceCounters,
+        batch_bytes: int,
+        beside_log: Location | None = None,
+    ) -> None:
+        super().__init__(options, counters, batch_bytes, beside_log=beside_log)
+        self._is_pull = options.socket_type == "PULL"
+        self.drain_seconds = _DRAIN_SECONDS[options.socket_type]
+        self._appending = False
+        self._refused = 0
+        self._left = False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._left = self._is_pull and self.waiting
+        super().__exit__(kind, error, trace)
+
+    def receive(self, most: int = ROUND_MESSAGES) -> int:
+        """Receive for one round, and append a batch that is ready."""
+        received = super().receive(most)
+        if self.batch_ready:
+            self._append()
+        return received
+
+    def cut(self) -> Future[int]:
+        """Append the pending messages, and cut the log's chunk."""
+        self._append_pending()
+        return self.log.cut()
+
+    def finish(self, patience: float) -> None:
+        """Append the pending messages. ``patience`` has no effect: no sender waits for an answer."""
+        self._append_pending()
+
+    def _append_pending(self) -> None:
+        if self.pending or self.batch_ready:
+            self._append()
+
+    def _append(self) -> None:
+        self._appending = True
+        received = self.pending
+        try:
+            messages = self.take()
+            received = messages.num_rows  # without messages that become no row
+            self.log.append(messages)
+        except Exception:
+            self._refused += received
+            raise
+        self._appending = False
+        if self.failure is not None:
+            raise self.failure
+
+    def facts(self) -> FillerFacts:
+        """The figures of the receiver as of now."""
+        pending, tracker = self.pending, self.intake.tracker
+        if tracker is None:
+            return FillerFacts(pending, self._appending, self._refused, self._left)
+        known = len(tracker.expected), len(tracker.gaps)
+        return FillerFacts(pending, self._appending, self._refused, self._left, tracker.totals, *known)
+
+
+def _dead_letters(
+    options: ReadOptions, counters: SourceCounters, beside_log: Location | None
+) -> DeadLetters | None:
+    if options.dead_letter_location is not None:
+        return DeadLetters(options.dead_letter_location, options.framing, counters)
+    if beside_log is not None:
+        return DeadLetters(beside_log, options.framing, counters, MAX_BESIDE_LOG_BYTES)
+    return None
+
+
+# Made of nulls, because Arrow imports pandas, if it is installed, to look at Python objects.
 _NOTHING = pa.record_batch([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)

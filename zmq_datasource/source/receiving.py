@@ -1,12 +1,12 @@
-"""The thread that keeps a feed flowing into a log, whoever fills it.
+"""The thread that runs a filler: it receives a feed into a log.
 
 The rules:
 
-* Receiving never waits for the disk: chunks are cut here and written by the log's own thread.
-* When the log is full, or its disk refuses or is two chunks behind, this thread stops receiving (and hands
-  over what it holds). RCVHWM fills, and the peer's high-water mark decides. The socket is
-  still touched, so that subscriptions and connections live on.
-* An error ends receiving; it is raised to whoever calls next.
+* Receiving never waits for the disk: this thread cuts chunks, and the log's own thread writes them.
+* If the log is full, or its disk refuses or is two chunks behind, this thread gives all received messages to the log
+and pauses. RCVHWM fills, and the peer's high-water mark decides. The thread still uses the socket, so that
+subscriptions and connections stay alive.
+* An error ends receiving. The next call of another thread raises it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,26 @@ _PAUSES = {
     "slowDisk": "the disk is slower than the feed",
 }
 _PAUSE_LINE_SECONDS = 10.0
-# How long what is under way is waited for at the end.
-_SETTLE_SECONDS = 120.0
+# How long, at the end, the filler waits for messages that are on their way.
+_FINISH_SECONDS = 120.0
 
 
 class ReceivingThread:
-    """Runs a filler from ``start`` to ``stop``; those, and ``request_seal``, are for one calling thread.
+    """Runs a filler from ``start`` to ``stop``. One thread calls these two, and ``request_seal``.
 
     Args:
-        filler: Not yet open.
-        log: Open before ``start``.
-        counters: Where to count pauses.
-        flush_interval: Seconds after which what was received is sealed though nobody has asked for it.
+        filler: The filler, which is not open yet.
+        log: The log, which must be open before ``start``.
+        counters: The counters of pauses.
+        flush_interval: Seconds after which received messages are sealed without a request.
 
     Attributes:
         failure: Why receiving has ended, if it has.
-        last_received: When a message last came, monotonic.
-        cut_off: Whether messages still came when the time to drain the sockets after a stop was over.
-        heard: Set when a message has come, or receiving has ended; for the calling thread to clear and wait for.
-        tick_seconds: How often a pause looks whether its cause is over.
-        quiet_seconds: After a stop, what libzmq and the kernel hold is taken until nothing came for this long, or the
-            filler's time is over.
+        last_received: When the last message was received, on the monotonic clock.
+        cut_off: Whether messages still came at the end of the time for draining the sockets after a stop.
+        progress: An event that is set when a message is received, or receiving ends. The calling thread clears it.
+        tick_seconds: How often a pause checks whether its cause is over.
+        quiet_seconds: After a stop, messages are received until none came for so long, or the filler's time is over.
         refused_seconds: How long the end waits for a disk that refuses.
     """
 
@@ -78,13 +77,13 @@ class ReceivingThread:
         self.failure: Exception | None = None
         self.last_received = time.monotonic()
         self.cut_off = False
-        self.heard = threading.Event()
+        self.progress = threading.Event()
 
     def start(self) -> None:
-        """Open the sockets and begin to receive.
+        """Open the sockets, and begin to receive.
 
         Raises:
-            EndpointError, OptionError: See the message.
+            EndpointError, OptionError: A socket cannot be opened as asked.
         """
         self._thread.start()
         try:
@@ -94,33 +93,33 @@ class ReceivingThread:
             raise
 
     def stop(self) -> None:
-        """Drain the sockets and end; also if ``start`` was cut short, or was not called."""
+        """Drain the sockets, and end the thread. It may be called if ``start`` has failed, or was not called."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def raise_failure(self) -> None:
-        """Raise why receiving has ended, if it has.
+        """Raise the error that has ended receiving, if there is one.
 
         Raises:
-            LogError, SocketError: See the message.
+            LogError, SocketError: Receiving has ended.
         """
         if self.failure is not None:
             raise self.failure
 
     def request_seal(self) -> Future[Future[int]]:
-        """Have what was received before this call cut, and so sealed.
+        """Ask the thread to cut a chunk with all messages that were received before this call.
 
         Returns:
-            Resolves to what ``LogWriter.cut`` has returned, or fails with why receiving has ended.
+            A future that gets the result of ``LogWriter.cut``, or the error that ends receiving.
 
         Raises:
             LogError, SocketError: Receiving has ended.
         """
-        if not self._seal_wanted:  # else what was asked for before is still to be answered
+        if not self._seal_wanted:  # else an earlier request is still open
             self._sealed = Future()
             self._seal_wanted = True
-        self.raise_failure()  # the thread may have ended just before it was asked
+        self.raise_failure()  # the thread may have ended just before the request
         return self._sealed
 
     # The thread.
@@ -140,7 +139,7 @@ class ReceivingThread:
             return
         _log.error("receiving ended: %s", e)
         self.failure = e
-        self.heard.set()
+        self.progress.set()
         if self._seal_wanted:
             self._seal_wanted = False
             self._sealed.set_exception(e)
@@ -151,13 +150,13 @@ class ReceivingThread:
         while not self._stopping.is_set():
             if self._obstacle() is not None:
                 self._pause()
-            if log.failure is not None:  # also of a log that has nothing to write
+            if log.failure is not None:  # a log with nothing to write can fail, too
                 raise log.failure
             if filler.receive():
                 self.last_received = time.monotonic()
                 self._counters.last_received = time.time()
-                if not self.heard.is_set():
-                    self.heard.set()
+                if not self.progress.is_set():
+                    self.progress.set()
             now = time.monotonic()
             if self._seal_wanted:
                 self._answer_seal()
@@ -169,19 +168,19 @@ class ReceivingThread:
 
     def _answer_seal(self) -> None:
         sealed = self._sealed
-        done = self._filler.cut()  # if this fails, the request is still open and hears of it
+        done = self._filler.cut()  # if this fails, _fail answers the request
         self._seal_wanted = False
         sealed.set_result(done)
 
     def _pause(self) -> None:
-        """Hold still until the log has room, answering everybody but the feed.
+        """Receive nothing until the log can take more. Requests to seal are answered meanwhile.
 
         Raises:
             LogError: The disk has refused for too long.
         """
         began = counted = time.monotonic()
         counters = self._counters
-        # A small log pauses many times a second; that is said now and then.
+        # A small log pauses many times a second, so only some pauses are logged as warnings.
         level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
         if level == logging.WARNING:
             self._next_pause_line = began + _PAUSE_LINE_SECONDS
@@ -197,7 +196,7 @@ class ReceivingThread:
                 break
             if self._log.failure is not None:
                 raise self._log.failure
-            self._filler.hold_still()
+            self._filler.postpone()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()
@@ -207,15 +206,15 @@ class ReceivingThread:
         _log.log(level, "receiving goes on after %.1f s", time.monotonic() - began)
 
     def _obstacle(self) -> str | None:
-        """Why nothing should be received now."""
+        """The cause for a pause; None if there is none."""
         log = self._log
         return "diskFault" if log.fault else "logFull" if log.full else "slowDisk" if log.slow else None
 
     def _drain(self) -> None:
-        """Take what libzmq and the kernel still hold; time bounds it, not the log's size."""
+        """Receive the messages that libzmq and the kernel still have, even if the log exceeds its size."""
         self._log.end_within(self.refused_seconds)
         quiet_from = time.monotonic()
-        deadline = quiet_from + self._filler.drain_seconds  # a feed that goes on for ever is left after this
+        deadline = quiet_from + self._filler.drain_seconds  # for a feed that does not end
         came_at = -math.inf
         while time.monotonic() - quiet_from < self.quiet_seconds:
             if time.monotonic() >= deadline:
@@ -227,4 +226,4 @@ class ReceivingThread:
                 continue
             if self._filler.receive():
                 quiet_from = came_at = time.monotonic()
-        self._filler.settle(_SETTLE_SECONDS)
+        self._filler.finish(_FINISH_SECONDS)

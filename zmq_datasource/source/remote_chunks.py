@@ -1,13 +1,13 @@
-"""An executor's end of reading without a shared directory: whole chunks, from the driver.
+"""An executor's side of reading without a shared directory: it fetches whole chunks from the driver.
 
-The model: a fetch is one request with a number, and one answer. The request is sent once on each connection. If
-no byte comes for ``again`` seconds, the client closes the connection and repeats the request on a new one; it
-waits longer each time. An answer with another number belongs to an older request and is dropped. The fetch ends
-with the answer, or with an error once no byte has come for ``give_up`` seconds. The client owns its connection
-and the chunk that it fetches: it holds one chunk in memory, and decodes record batches there without a copy.
+The model: a fetch is one request with a number, and one answer. The request is sent once on each connection. If no byte
+comes for ``again`` seconds, the client closes the connection, and repeats the request on a new one; each time it waits
+longer. An answer with another number belongs to an older request, and is dropped. The fetch ends with the answer, or
+with an error when no byte has come for ``give_up`` seconds. The client has one chunk in memory, and decodes record
+batches there without a copy.
 
-Tasks that share a chunk each fetch all of it. A cache would keep a chunk in the memory of every idle Python
-worker, and would rarely be hit: Spark runs the tasks of one chunk side by side, in different workers.
+Tasks that share a chunk each fetch all of it. A cache would keep a chunk in the memory of every idle Python worker, and
+would rarely help: Spark runs the tasks of one chunk at the same time, in different workers.
 """
 
 from __future__ import annotations
@@ -48,54 +48,54 @@ _log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 3.0, 40.0
 _GIVE_UP_SECONDS = 90.0
-# How late a request leaves after the connection is there.
+# How often to try to send a request while there is no connection.
 _UNSENT_SECONDS = 0.005
-# What a process has no more of.
+# Errors of a process that has run out of descriptors or memory.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-_said = False
+_has_logged = False
 
 
 @contextmanager
 def chunks_for(storage: LogStorage, names: Iterable[str], access: Access) -> Iterator[OpensChunks]:
-    """Where a task reads: in the log's directory if this machine sees it, else from the driver.
+    """Choose where a task reads: in the log's directory if this machine sees it, else from the driver.
 
     Args:
-        names: Of all chunks that it wants.
+        names: The names of all chunks that the task reads.
     """
     if _sees(storage, names, access.log_id):
         yield storage
         return
-    global _said
-    if not _said:
-        _said = True
+    global _has_logged
+    if not _has_logged:
+        _has_logged = True
         _log.info("this machine does not see %s; its chunks are read from the driver", storage)
     with RemoteChunks(access, storage) as remote:
         yield remote
 
 
 def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
-    """Whether all of this is here: not another log of the same path, nor a copy of it that is behind."""
+    """Whether this machine sees the chunks: not those of another log at the same path, or of an older copy."""
 
-    def look() -> bool:
+    def sees_all() -> bool:
         try:
             return storage.log_id() == log_id and all(os.path.exists(storage.path_of(name)) for name in names)
         except (LogError, OSError) as e:
             if isinstance(e.__cause__, OSError) and e.__cause__.errno in _EXHAUSTED:
-                raise  # nor could it ask the driver
+                raise  # asking the driver would fail, too
             return False
 
-    return patiently(look, storage.patience)
+    return patiently(sees_all, storage.patience)
 
 
 class RemoteChunks:
     """Opens chunks that the driver serves; use it in a ``with`` block, in one thread.
 
     Args:
-        access: Of the driver's server.
-        storage: Names the partition, and for messages its place.
-        again: After so many seconds without a byte a request is repeated; this doubles each time.
-        give_up: After so many seconds without a byte a fetch fails.
+        access: The access to the driver's server.
+        storage: The partition, whose path is only for messages here.
+        again: Seconds without a byte after which a request is repeated; they double each time.
+        give_up: Seconds without a byte after which a fetch fails.
 
     Raises:
         LogFetchError: On any use, if the driver does not answer.
@@ -111,7 +111,7 @@ class RemoteChunks:
     ) -> None:
         self._access, self._storage = access, storage
         self.log_id, self.partition = access.log_id, storage.partition
-        self.patience = storage.patience  # for what the driver cannot read now
+        self.patience = storage.patience  # how long to repeat a fetch that the driver cannot answer now
         self._numbers = itertools.count()
         public, secret = zmq.curve_keypair()
         keys = {"serverkey": access.server_key, "publickey": public, "secretkey": secret}
@@ -131,20 +131,20 @@ class RemoteChunks:
         self._link.close(linger=0)
 
     def path_of(self, name: str) -> str:
-        """Where a chunk is, for messages."""
+        """The path of a chunk, for messages."""
         return f"{self._storage.path_of(name)} of the driver"
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Fetch a chunk, all of it; FileNotFoundError if it is gone, OSError if the driver cannot read it."""
+        """Fetch a whole chunk. FileNotFoundError if it is gone, OSError if the driver cannot read it."""
         return pa.BufferReader(self._fetch(name))
 
     def begin(self) -> int | None:
-        """The first id that the partition has; None if it has no chunk.
+        """Ask for the first id of the partition; None if it has no chunk.
 
         Raises:
             LogFetchError: The driver does not answer, or cannot list the log.
         """
-        found = self._say(BEGIN, self.patience)
+        found = self._ask(BEGIN, self.patience)
         return int(found) if found else None
 
     def skipped(self, reader: str, first: int, end: int) -> None:
@@ -153,16 +153,16 @@ class RemoteChunks:
         Raises:
             LogFetchError: The driver does not answer, or cannot record it.
         """
-        self._say(skipped_name(reader, first, end), 0.0)
+        self._ask(skipped_name(reader, first, end), 0.0)
 
-    def _say(self, name: str, patience: float) -> bytearray:
+    def _ask(self, name: str, patience: float) -> bytearray:
         try:
             return patiently(lambda: self._fetch(name), patience)
         except OSError as e:
             raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
 
     def _fetch(self, name: str) -> bytearray:
-        """The content of the answer to this name; OSError if the driver could not read it."""
+        """Request a name. Returns the content of the answer; OSError if it has an error number."""
         if not self._link.is_open:
             self._link.open(check_hosts=False)
         number, session = next(self._numbers), self._session
@@ -177,14 +177,14 @@ class RemoteChunks:
 
 
 class _Fetching(RequestSession):
-    """One fetch after the other.
+    """The session of ``RemoteChunks``: one fetch after the other.
 
     Args:
-        again, give_up: As for ``RemoteChunks``.
-        driver: Its addresses, for messages.
+        again, give_up: See ``RemoteChunks``.
+        driver: The addresses of the driver, for messages.
 
     Attributes:
-        answer: Status and content.
+        answer: The status and the content of the last answer.
     """
 
     def __init__(self, again: float, give_up: float, driver: str) -> None:
@@ -194,7 +194,7 @@ class _Fetching(RequestSession):
         self.answer = 0, bytearray()
 
     def fetch(self, path: str, number: int, request: bytes, now: float) -> None:
-        """Ask for a file; ``waiting`` says whether it has come."""
+        """Send a request. ``waiting`` is true until the answer has come."""
         self._path, self._number, self._request = path, number, request
         self.redial_after = self._again
         self._mark_asked(now)
@@ -206,10 +206,10 @@ class _Fetching(RequestSession):
             self.outbox.append([self._request])
 
     def wake(self, now: float) -> None:
-        """As every session; and each new connection is given more time.
+        """Do what is due. Each new connection gets twice the time of the one before.
 
         Raises:
-            LogFetchError: No byte has come for too long.
+            LogFetchError: No byte has come for ``give_up`` seconds.
         """
         if self.waiting and now - self._last_word > self._give_up:
             self._mark_answered()
@@ -218,8 +218,9 @@ class _Fetching(RequestSession):
                 f"driver has not answered at {self._driver} for {self._give_up:.0f} s. Let executors connect to the "
                 "driver there, name another address with serveLog, or share walLocation"
             )
+        redials = self.redial  # the link sets it back once it has a free descriptor for the new connection
         super().wake(now)
-        if self.redial:
+        if self.redial and not redials:
             self.redial_after = min(2 * self.redial_after, _LONGEST_AGAIN_SECONDS)
 
     def receive(self, frames: list[bytes], now: float) -> None:
@@ -230,19 +231,19 @@ class _Fetching(RequestSession):
         content = bytearray()
         for at in range(1, len(frames)):
             content += frames[at]
-            frames[at] = b""  # a chunk is in memory once
+            frames[at] = b""  # so that memory holds the chunk only once
         self.answer = head[1], content
         self._mark_answered()
 
 
 def _prepare(sock: zmq.Socket[bytes]) -> None:
-    # Of the driver's addresses, the first that answers gets the request, and no other one.
+    # libzmq queues a request only for an address that has answered, and so for one of the driver's addresses.
     sock.setsockopt(zmq.IMMEDIATE, 1)
     find_dead_peers(sock)
 
 
 class RemoteDeletions(Deletions):
-    """As the driver sees the log: for its arguments see ``Deletions``."""
+    """Deletions as the driver sees them. For the arguments see ``Deletions``."""
 
     def __init__(self, chunks: RemoteChunks, storage: LogStorage, fails: bool, reader: str | None) -> None:
         super().__init__(storage, chunks.log_id, fails, reader)

@@ -1,25 +1,24 @@
-"""Asks one publisher for messages again (vLLM's replay protocol), as a session.
+"""Ask one publisher for missing messages (vLLM's replay protocol), as a session without a socket.
 
 The rules:
 
-* One request at a time. It asks for everything from the first missing message on, because the
-  protocol has no end of range; what was not missing is left out when it comes.
-* The publisher's ROUTER drops replies when its queue is full, in the middle too, and even the end.
-  So the end of a replay proves nothing: what is still missing is asked for again, as long as
-  each request brings something.
-* What a whole replay did not bring the publisher no longer has. After silence a request is
-  repeated, three times. Then the gap is settled: it is not asked for again, after a restart either.
-* A loss at the end of a burst shows in no number. So a live flow that is silent for a second is asked
-  for what follows; then after 2 seconds, 4, up to a minute, until a message or a connection comes.
-* The protocol does not say whose messages it repeats. So a request for what follows begins with a
-  message that was received, the *sample*. If the live flow has been connected anew since (or we have
-  been started), and the publisher has another message under that number, it has restarted; if it
-  has none from there on, whatever it has from the beginning is of a new life. Gaps of before are
-  asked for only after this comparison. On one and the same connection nobody can have restarted:
-  then a replay with another message is wrong, and nothing of it is taken.
-* A request belongs to an epoch and to a connection. When the publisher starts anew, what was asked
-  of the one before is void; and after silence the connection is made anew, so that late
-  replies are not taken for new ones.
+* One request is open at a time. It asks for all messages from the first missing one on, because the protocol has no end
+  of range. Messages that were not missing are dropped when they arrive.
+* The publisher's ROUTER drops replies when its queue is full: in the middle of a replay, and even the last reply. So
+the end of a replay proves nothing. Messages that are still missing are asked for again, as long as each request brings
+  some.
+* If a whole replay brings none of them, the publisher no longer has them. After silence a request is repeated, three
+  times. Then the gap is final: it is not asked for again, not even after a restart.
+* A loss at the end of a burst leaves no gap. So when the live flow is silent for a second, the session asks for the
+  messages after the last one; then after 2 seconds, 4, and so on up to a minute, until a message or a connection comes.
+* The protocol does not say which publisher's messages it repeats. So such a request begins with a message that was
+  received, the *sample*. Suppose that the live flow has a new connection since then, or this process is new. If the
+  publisher now has another message under the sample's number, it has restarted. If it has none from there on, all
+  messages that it has from the beginning are those of a restarted publisher. Only after this comparison are older gaps
+  asked for. On the same connection a publisher cannot have restarted: then a replay with another message is wrong, and
+  is dropped as a whole.
+* A request belongs to an epoch and to a connection. When the publisher restarts, older requests are void. After silence
+  the connection is dialled again, so that late replies cannot be taken for new ones.
 """
 
 from __future__ import annotations
@@ -39,26 +38,27 @@ from zmq_datasource.transport.session import Session
 __all__ = ["ReplaySession"]
 
 _ATTEMPTS = 3
-# Between two requests: a publisher that has nothing more is not to be asked as fast as it loses.
-_PAUSE = 0.1
+# Between two requests, so that a publisher that has nothing more is not asked as fast as it loses messages.
+_PAUSE_SECONDS = 0.1
 _REPLY_OVERHEAD = 200
-# A live flow that is silent for so long is asked for what follows; then ever more rarely.
-_FIRST_SILENCE, _LAST_SILENCE = 1.0, 60.0
+# After how much silence of the live flow the session asks for more; it doubles each time.
+_FIRST_SILENCE_SECONDS, _LONGEST_SILENCE_SECONDS = 1.0, 60.0
 
 
 @dataclass
 class _Request:
-    """What is being asked for.
+    """A request to the publisher.
 
     Attributes:
-        start: From which position on.
-        to: The last missing position, of a request for gaps.
-        before: The expected number when it was asked, of a request for what follows.
-        onwards: Whether it is for what follows, and not for gaps.
-        first: Whether the live flow waits for it: history comes before it.
-        sample: What its replies are to be compared with; None if they are believed.
-        doubted: Whether the sample was not found: what comes is of a new life of the publisher.
-        epoch, connection, live: Of which epoch, and on which connection, ours and the live flow's.
+        start: The first position that is asked for.
+        to: In a request for gaps, the last missing position.
+        before: In a request onwards, the number that the counter expected at that time.
+        onwards: Whether it asks for messages after the last one, and not for gaps.
+        first: Whether it asks for history, for which the live flow waits.
+        sample: The message with which the replies are compared; None once they are believed.
+        doubted: Whether the publisher did not have the sample, so that it has restarted if it has any message.
+        epoch: The counter's epoch at that time.
+        connection, live: The connection of the session, and that of the live flow, at that time.
     """
 
     start: int
@@ -73,22 +73,55 @@ class _Request:
     live: int | None = None
 
 
-class ReplaySession(Session):
-    """Heals the gaps of one publisher.
-
-    Args:
-        publisher: Where the publisher's live messages come from, by which they are counted.
-        replays: Its ROUTER, in messages.
-        timeout: Seconds of silence that end a request.
-        counters: Where to count.
+class Silence:
+    """Decides when a silent live flow is a reason to ask for more.
 
     Attributes:
-        live: Which connection of the live flow is up, None if none is; to be kept up to date.
-        reachable: Whether the publisher's ROUTER is connected; to be kept up to date.
-        pending_bytes: Of the replies that were received but not handed over yet.
+        over_at: When the live flow counts as silent, if nothing comes.
+        hurried: Whether to ask at once.
+        all_asked: Whether the publisher had nothing more when it was asked last, and nothing has come since.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = _FIRST_SILENCE_SECONDS
+        self.over_at = 0.0
+        self.hurried = self.all_asked = False
+
+    def restart(self, now: float) -> None:
+        """Begin again with the shortest silence, because something has come."""
+        self._seconds = _FIRST_SILENCE_SECONDS
+        self.over_at = now + self._seconds
+        self.hurried = self.all_asked = False
+
+    def extend(self, now: float) -> None:
+        """Do not count the time until now, because nothing was received in it."""
+        self.over_at = max(self.over_at, now + self._seconds)
+
+    def back_off(self, now: float) -> None:
+        """Wait for twice as long, because the publisher had nothing more."""
+        self.hurried, self.all_asked = False, True
+        self._seconds = min(self._seconds * 2, _LONGEST_SILENCE_SECONDS)
+        self.over_at = now + self._seconds
+
+    def is_over(self, now: float) -> bool:
+        return self.hurried or now >= self.over_at
+
+
+class ReplaySession(Session):
+    """Fills the gaps of one publisher.
+
+    Args:
+        publisher: The endpoint of the publisher's live messages, by which they are counted.
+        replays: The endpoint of its ROUTER, for log lines.
+        timeout: Seconds without a reply after which a request ends.
+        counters: The counters to increase.
+
+    Attributes:
+        live: The connection of the live flow that is up; None if none is. The caller sets it.
+        reachable: Whether the publisher's ROUTER is connected. The caller sets it.
+        pending_bytes: The bytes of the replies that were received and not taken yet.
         log: Where warnings go.
-        silent_at: When the live flow counts as silent, if nothing comes.
-        all_asked: Whether all was asked for since the live flow was last heard.
+        silence: Decides when to ask for messages after the last one.
     """
 
     def __init__(self, publisher: str, replays: str, timeout: float, counters: SourceCounters) -> None:
@@ -102,11 +135,8 @@ class ReplaySession(Session):
         self._ended = False
         self._missing_before = 0
         self._attempts = 0
-        self._next_request: float | None = None  # when to look again for what is missing
-        self._wait = _FIRST_SILENCE
-        self.silent_at = 0.0
-        self._hurried = False
-        self.all_asked = False
+        self._next_request: float | None = None  # when to look again for missing messages
+        self.silence = Silence()
         self._replies: list[Reply] = []
         self.log = LimitedLog(__name__, "lines about replays")
         self.pending_bytes = 0
@@ -115,59 +145,60 @@ class ReplaySession(Session):
 
     @property
     def pending(self) -> int:
-        """Replies received but not handed over yet."""
+        """The number of replies that were received and not taken yet."""
         return len(self._replies)
 
     @property
     def asks(self) -> bool:
-        """Whether a request waits for its replies."""
+        """Whether a request is open."""
         return self._request is not None
 
     @property
     def first(self) -> bool:
-        """Whether the live flow waits for this replay: history comes before it."""
+        """Whether a request for history is open, for which the live flow waits."""
         return self._request is not None and self._request.first
 
     @property
     def onwards(self) -> bool:
-        """Whether the replies may go ahead of the live flow."""
+        """Whether replies may get ahead of the live flow."""
         return self._request is not None and self._request.onwards
 
-    def postpone(self, now: float) -> None:
-        """Nobody reads at present: that is no silence of the publisher."""
+    def extend_deadlines(self, now: float) -> None:
+        """Do not count the time until now as silence, because the socket was not read."""
         self._deadline = now + self._timeout
-        self.silent_at = max(self.silent_at, now + self._wait)
+        self.silence.extend(now)
 
-    def heard(self, now: float) -> None:
-        """The live flow has brought something, or has a new connection."""
-        self._wait = _FIRST_SILENCE
-        self.silent_at = now + self._wait
-        self._hurried = self.all_asked = False
+    def restart_silence(self, now: float) -> None:
+        """Note that the live flow has brought a message, or has a new connection."""
+        self.silence.restart(now)
 
-    def still_asking(self) -> bool:
-        """Whether more may come by a replay; what follows the last message is then asked for at once.
+    def hurry(self) -> bool:
+        """Ask for messages after the last one without waiting for silence, unless that was done.
 
-        May be called by any thread.
+        Any thread may call it.
+
+        Returns:
+            Whether a replay may bring more messages.
         """
-        self._hurried = self.reachable and not self.all_asked
-        return self._hurried
+        self.silence.hurried = self.reachable and not self.silence.all_asked
+        return self.silence.hurried
 
     def fetch_first(self, tracker: SequenceTracker, start: int, now: float) -> None:
-        """Ask for history, for which the live flow waits: until it has come, or nothing comes."""
+        """Ask for history. The live flow waits until it has come, or no reply comes."""
         self._ask_onwards(tracker, start, now, first=True)
 
     def receive(self, frames: list[bytes], now: float) -> None:
-        """Take a reply of the publisher."""
+        """Receive a reply of the publisher."""
         try:
             if sum(map(len, frames)) > MAX_MESSAGE_BYTES:
                 raise UnfitError(f"more than {MAX_MESSAGE_BYTES} bytes, which no row can hold")
             reply = read_reply(frames)
         except UnfitError as e:
             self._counters.malformed_replies += 1
-            self.log.warn("a replay from %s makes no sense: %s", self._replays, e)
+            self.log.warn("a reply from %s is not valid: %s", self._replays, e)
             return
         if self._request is None:
-            return  # nobody has asked for it (any more)
+            return  # it answers a request that has ended
         self._deadline = now + self._timeout
         if reply.sequence is None:
             self._ended = True
@@ -179,11 +210,11 @@ class ReplaySession(Session):
         self._connection += 1
 
     def blocked(self) -> None:
-        """A queue full of requests is that of a publisher who is away; the silence ends this one."""
+        """Drop the request: the publisher is away, and the silence will end the request."""
         self.outbox.clear()
 
     def take(self, tracker: SequenceTracker, now: float) -> tuple[Sequence[Reply], bool]:
-        """Hand over what was received, unless the publisher has started anew since it was asked.
+        """Take the received replies. They are dropped if the publisher has restarted since the request.
 
         Returns:
             The replies, and whether they are the first of a publisher that has restarted.
@@ -192,12 +223,12 @@ class ReplaySession(Session):
         request = self._request
         if request is None:
             return [], False
-        # One for gaps may have waited in our queue for this connection, and is not for this publisher.
+        # A request for gaps may have waited in the queue for this connection, and was meant for another publisher.
         moved = not request.onwards and request.live != self.live
         if request.connection != self._connection or moved or request.epoch != _epoch(tracker, self._key):
             self._end_request()
             self._reopen()
-            self.heard(now)
+            self.restart_silence(now)
             return [], False
         if request.sample is None or not replies:
             return replies, False
@@ -211,22 +242,22 @@ class ReplaySession(Session):
         replies: Sequence[Reply],
         now: float,
     ) -> tuple[Sequence[Reply], bool]:
-        """Whether it is still the publisher that was heard before; ``take`` for the first replies."""
+        """``take`` for the first replies: find out whether the publisher has restarted."""
         if request.doubted:
             request.sample = None
-            request.epoch += 1  # the tracker will count it
+            request.epoch += 1  # as the tracker will do for this restart
             return replies, True
         numbered = ((reply.sequence, reply.value) for reply in replies if reply.sequence is not None)
         replied = next((Sample.of(*one) for one in numbered if one[0] >= sample.number), None)
         if replied is None:
-            return [], False  # older than what was asked for
+            return [], False  # older than the request
         if replied.number == sample.number and replied != sample:
             self._reopen()
-            if self._is_certain(tracker):
+            if self._is_same_publisher(tracker):
                 self._end_request()
-                self._wait_longer(now)
+                self.silence.back_off(now)
                 self.log.warn(
-                    "%s repeats sequence %d with another value than %s has published: nothing of that is taken",
+                    "%s repeats sequence %d with another value than %s has published: the replay is dropped",
                     self._replays,
                     sample.number,
                     self._publisher,
@@ -234,7 +265,7 @@ class ReplaySession(Session):
             else:
                 self._doubt(tracker, request, now)
             return [], False
-        # If it no longer has the sample, nobody knows; then it is taken for the same.
+        # If the publisher no longer has the sample, nothing shows a restart: it counts as the same publisher.
         tracker.confirm_publisher(self._key)
         request.sample = None
         return replies, False
@@ -246,17 +277,17 @@ class ReplaySession(Session):
         return self._ended or now >= self._deadline
 
     def _is_silent(self, now: float) -> bool:
-        return self.reachable and (self._hurried or now >= self.silent_at)
+        return self.reachable and self.silence.is_over(now)
 
     def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None, now: float) -> list[Gap]:
-        """Look at what is still missing, and ask for it or give it up. Call when all was tracked.
+        """Ask for missing messages, or give them up. Call it when all taken replies are tracked.
 
         Args:
             live_waits: Whether the live flow has messages that were not received.
-            start: What follows the last message; None if nobody knows, or wants to.
+            start: The number after the last message; None if it is not known, or no history is wanted.
 
         Returns:
-            What is given up.
+            The gaps that are given up.
         """
         if self._request is not None:
             if not self.is_due(now):
@@ -268,8 +299,8 @@ class ReplaySession(Session):
         if not missing:
             self._next_request = None
         elif self._next_request is None or now >= self._next_request:
-            self._next_request = now + _PAUSE
-            if start is None or self._is_certain(tracker):
+            self._next_request = now + _PAUSE_SECONDS
+            if start is None or self._is_same_publisher(tracker):
                 self._missing_before = sum(gap.size for gap in missing)
                 self._ask(tracker, _Request(missing[0].first, to=missing[-1].last), now)
             else:
@@ -277,15 +308,15 @@ class ReplaySession(Session):
             return []
         if self._is_silent(now):
             if live_waits:
-                self.heard(now)
+                self.restart_silence(now)
             elif start is None:
-                self._wait_longer(now)
+                self.silence.back_off(now)
             else:
                 self._ask_onwards(tracker, start, now, first=tracker.next_number(self._key) is None)
         return []
 
-    def _is_certain(self, tracker: SequenceTracker) -> bool:
-        """Whether the publisher that is there now is the one that was last heard, as far as can be known."""
+    def _is_same_publisher(self, tracker: SequenceTracker) -> bool:
+        """Whether the connected publisher is the one that sent the last message, as far as that can be known."""
         return _sample(tracker, self._key) is None or (
             self.live is not None and tracker.is_same_publisher(self._key)
         )
@@ -294,12 +325,12 @@ class ReplaySession(Session):
         return [gap for gap in tracker.missing(self._key) if not gap.final]
 
     def _conclude(self, tracker: SequenceTracker, live_waits: bool, now: float) -> list[Gap]:
-        """A request has ended, or is silent: whether what it did not bring is given up."""
+        """Handle the end of a request, by its last reply or by silence. Returns the gaps that are given up."""
         request, silent = self._request, not self._ended
         assert request is not None
         unknown = request.sample is not None and not request.doubted
-        if unknown and not silent and not self._is_certain(tracker):
-            self._doubt(tracker, request, now)  # it has nothing from the sample on
+        if unknown and not silent and not self._is_same_publisher(tracker):
+            self._doubt(tracker, request, now)  # the publisher has nothing from the sample on
             return []
         self._end_request()
         if silent:
@@ -307,15 +338,15 @@ class ReplaySession(Session):
         if not request.onwards:
             return self._conclude_gaps(tracker, request, silent, now)
         if tracker.next_number(self._key) == request.before and _epoch(tracker, self._key) == request.epoch:
-            self._wait_longer(now)
+            self.silence.back_off(now)
         else:
-            self.heard(now)
+            self.restart_silence(now)
         if request.first:
-            # What the replay had not, the live flow may have had in its queue meanwhile.
-            self._next_request = now + _PAUSE
-            # History that did not come though there is more shows as a gap, and is asked for then.
+            # Messages that the replay did not have may have been in the queue of the live flow meanwhile.
+            self._next_request = now + _PAUSE_SECONDS
+            # If history exists and has not come, the live flow shows a gap, which is asked for then.
             if silent and not live_waits:
-                # The publisher may not be there yet: its live flow is silent too.
+                # The publisher may not have started: its live flow is silent, too.
                 expected = tracker.next_number(self._key)
                 self._ask_onwards(tracker, request.start if expected is None else expected, now, first=True)
             elif silent:
@@ -343,23 +374,20 @@ class ReplaySession(Session):
         if gaps:
             lost = sum(gap.size for gap in gaps)
             self.log.warn(
-                "%d messages from %s are not to be had from %s", lost, self._publisher, self._replays
+                "%d messages from %s are missing, and %s does not have them",
+                lost,
+                self._publisher,
+                self._replays,
             )
-        self._next_request = now + _PAUSE
+        self._next_request = now + _PAUSE_SECONDS
         return gaps
-
-    def _wait_longer(self, now: float) -> None:
-        """There is nothing that follows, or nobody who says it."""
-        self._hurried, self.all_asked = False, True
-        self._wait = min(self._wait * 2, _LAST_SILENCE)
-        self.silent_at = now + self._wait
 
     def _end_request(self) -> None:
         self._request, self._ended = None, False
         self._replies, self.pending_bytes = [], 0
 
     def _reopen(self) -> None:
-        """A new connection, to which nothing that was asked for before is sent."""
+        """Open a new connection, and send nothing on it that was meant for the old one."""
         self.redial = True
         self.outbox.clear()
 
@@ -369,7 +397,7 @@ class ReplaySession(Session):
         self._ask(tracker, _Request(begin, before=before, onwards=True, first=first, sample=sample), now)
 
     def _doubt(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
-        """The sample is not there: ask for all that the publisher has."""
+        """Ask for all messages that the publisher has, because it does not have the sample."""
         self._ask(tracker, replace(request, start=tracker.numbering.start, doubted=True), now)
 
     def _ask(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
@@ -377,7 +405,7 @@ class ReplaySession(Session):
         request.epoch, request.connection = _epoch(tracker, self._key), self._connection
         request.live = self.live
         self._request = request
-        self._hurried = False
+        self.silence.hurried = False
         self._deadline = now + self._timeout
         self.outbox.append(encode(request.start))
         if request.first or not request.onwards:

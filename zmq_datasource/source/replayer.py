@@ -1,4 +1,4 @@
-"""Asks one publisher's ROUTER for messages again, beside the live flow; ``replay_session`` has the rules."""
+"""Ask one publisher's ROUTER for missing messages, beside the live flow. ``replay_session`` has the rules."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Replayer"]
 
-# The publisher sends as fast as it can: its own queue is what limits a replay.
+# The publisher sends a replay as fast as it can. Its own queue should limit the replay, not this one.
 _RCVHWM = 100_000
 
 
 class Replayer:
-    """Carries a session of replays. Never waits; belongs to the receiving thread.
+    """The socket of a replay session. It never waits, and belongs to the receiving thread.
 
     Args:
-        options: Security and limits of the socket are those of the feed.
-        endpoint: Where the publisher's live messages come from.
-        replay_endpoint: Its ROUTER.
-        counters: Where to count.
+        options: The options of the feed, which also give the security and limits of this socket.
+        endpoint: The endpoint of the publisher's live messages.
+        replay_endpoint: The endpoint of its ROUTER.
+        counters: The counters to increase.
 
     Attributes:
-        session: What is asked for, and what has come.
+        session: The session.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Replayer:
             access=options.access,
         )
         self.session = ReplaySession(str(endpoint), str(connect), float(options.replay_timeout), counters)
-        self._link = Link(spec, self.session, _name)
+        self._link = Link(spec, self.session, _ask_for_topics)
 
     def open(self) -> None:
         """Connect to the publisher's replay endpoint.
@@ -61,30 +61,30 @@ class Replayer:
             EndpointError: The endpoint cannot be connected.
         """
         self._link.open()
-        self.heard()
+        self.restart_silence()
 
     def close(self) -> None:
         self._link.close(linger=0)
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """The DEALER; it is replaced after each silence."""
+        """The DEALER. The link replaces it after silence."""
         return self._link.socket
 
     def keep_alive(self) -> None:
-        """Let the connection do its work."""
+        """Let the connection work; see ``Channel.keep_alive``."""
         self._link.check_connection()
         self._link.watch.report_absent()
         self.session.reachable = self._link.watch.peers > 0
         self.session.log.flush()
 
-    def postpone(self) -> None:
-        """Put deadlines off while nobody reads the socket."""
-        self.session.postpone(time.monotonic())
+    def extend_deadlines(self) -> None:
+        """See ``ReplaySession.extend_deadlines``."""
+        self.session.extend_deadlines(time.monotonic())
 
-    def heard(self) -> None:
-        """The live flow has brought something, or has a new connection."""
-        self.session.heard(time.monotonic())
+    def restart_silence(self) -> None:
+        """See ``ReplaySession.restart_silence``."""
+        self.session.restart_silence(time.monotonic())
 
     @property
     def due(self) -> bool:
@@ -92,16 +92,12 @@ class Replayer:
         return self.session.is_due(time.monotonic())
 
     def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
-        """Ask for history, for which the live flow waits: until it has come, or nothing comes."""
+        """See ``ReplaySession.fetch_first``."""
         self.session.fetch_first(tracker, start, time.monotonic())
         self._link.send_outbox()
 
     def receive(self, most: int, most_bytes: int) -> int:
-        """Take the replies that are there.
-
-        Returns:
-            How many there were.
-        """
+        """Receive the replies that are there, up to so many messages and pending bytes. Returns their number."""
         session, receive, now = self.session, self._link.receive, time.monotonic()
         for taken in range(most):
             if session.pending_bytes >= most_bytes or (frames := receive()) is None:
@@ -123,6 +119,6 @@ class Replayer:
         return given_up
 
 
-def _name(sock: zmq.Socket[bytes]) -> None:
-    """A proxy then tells each message's topic; to a publisher a name is a name."""
+def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
+    """Choose a routing id that asks a proxy for topics. To other publishers it is a routing id like any."""
     sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())

@@ -1,12 +1,12 @@
-"""What a stop could not keep, recorded beside the log: the next run logs it, and the metrics count it.
+"""Record the messages that a stop has lost, beside the log. The next run logs them, and the metrics count them.
 
-The record is one small JSON file of the partition, with the sums since the log began and the last such stop::
+The record is one small JSON file of the partition. It has the sums since the log began, and the last stop with a loss::
 
     {"messages": 12, "stops": 2, "told": true,
      "last": {"at": "2026-01-01T00:00:00Z", "messages": null, "reason": "..."}}
 
-It is written when the log is opened, and replaced while the writer still has the partition's lock. So a stop finds the
-room for it also on a full disk.
+``told`` says whether a run has logged the last stop. The file is written when the log is opened, and a stop replaces it
+while the writer still has the partition's lock. So a full disk has room for it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["StopLoss", "StopLosses", "StopRecord", "read_record"]
 
 _log = logging.getLogger(__name__)
 
-# A file of one sector can be replaced where it is.
+# The file fits into one sector of a disk, so it can be replaced even on a full disk.
 _REASON_CHARACTERS = 200
 
 
 class StopLoss(NamedTuple):
-    """What one stop has lost.
+    """The loss at one stop.
 
     Attributes:
-        messages: How many were received and could not be sealed.
-        more: Whether the socket was closed with messages that it had taken; how many cannot be known.
-        reason: Why.
+        messages: The number of messages that were received and could not be sealed.
+        more: Whether the socket was closed with messages that it had taken, whose number cannot be known.
+        reason: Why the messages were lost.
     """
 
     messages: int
@@ -49,7 +49,7 @@ class StopLoss(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """What is recorded of a log partition; for the attributes see the module."""
+    """The record of a log partition; for the attributes see the module."""
 
     messages: int = 0
     stops: int = 0
@@ -58,10 +58,10 @@ class StopRecord(NamedTuple):
 
 
 def read_record(storage: LogStorage) -> StopRecord:
-    """What was lost at the stops of a log partition's writers; another process may write it at the same time.
+    """Read the record of a log partition. Another process may write it at the same time.
 
     Raises:
-        LogError: It cannot be read.
+        LogError: The record cannot be read.
     """
     match storage.read_json(storage.key(STOPS_NAME)):
         case None:
@@ -79,11 +79,11 @@ def read_record(storage: LogStorage) -> StopRecord:
 
 
 class StopLosses:
-    """The record of one log partition; for its writer.
+    """Writes the record of one log partition; for the partition's writer.
 
     Args:
-        storage: Of the partition.
-        counters: Where the sums go.
+        storage: The partition.
+        counters: The counters that get the sums.
     """
 
     def __init__(self, storage: LogStorage, counters: SourceCounters) -> None:
@@ -92,7 +92,9 @@ class StopLosses:
         self._last: Mapping[str, object] | None = None
 
     def open(self) -> None:
-        """Take up the sums, and log the last stop with a loss, once; with the lock of the partition.
+        """Add the recorded sums to the counters, and log the last stop with a loss, unless a run has logged it.
+
+        Call it with the partition's lock.
 
         Raises:
             LogError: The record cannot be read or written.
@@ -116,7 +118,7 @@ class StopLosses:
         self._write(told=True)
 
     def record(self, loss: StopLoss) -> None:
-        """Add what this stop has lost; with the lock of the partition. A disk that refuses is logged."""
+        """Add the loss at this stop to the record. A failure is only logged. Call it with the partition's lock."""
         counters = self._counters
         counters.lost_at_stop += loss.messages
         counters.lossy_stops += 1
@@ -126,7 +128,9 @@ class StopLosses:
         try:
             self._write(told=False)
         except LogError as e:
-            _log.error("recording what this stop has lost: %s. The next run cannot tell of it", e)
+            _log.error(
+                "recording the messages that this stop has lost: %s. The next run will not report them", e
+            )
 
     def _write(self, told: bool) -> None:
         counters = self._counters

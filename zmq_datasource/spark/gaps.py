@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.log import read_saved_state
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.source.kept import read_gaps, states_beside
+from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -50,6 +50,6 @@ class ZmqGapReader(DataSourceReader):
         set_up_worker()
         self._storage.log_id()  # where the directory is not reached, nothing would look like "no gaps"
         storage = self._storage.of(partition.value)
-        gaps = read_gaps(read_saved_state(storage), states_beside(storage))
+        gaps = read_gaps(read_saved_state(storage), states_of_other_partitions(storage))
         rows = [{"partition": partition.value, **gap} for gap in gaps]
         yield pa.RecordBatch.from_pylist(rows, _SCHEMA)

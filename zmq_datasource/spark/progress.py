@@ -74,6 +74,8 @@ def _no_event(query: StreamingQuery) -> dict[str, Any]:
     }
 
 
+_FIGURES = {*(metric.name for metric in SOURCE), "partitions"}
+
 # How Spark describes the source of a query that is written in Python.
 _PYTHON_SOURCE = "PythonMicroBatchStream"
 
@@ -92,7 +94,7 @@ def complete(event: dict[str, Any]) -> dict[str, Any]:
 
 def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]:
     reports = {
-        (record.get("log"), record["source"]): record
+        (record.get("log"), record["source"], record["sourceMetrics"].get("reader")): record
         for record in MetricsStore(Location(location)).newest()
         if record["kind"] == "source"
     }
@@ -102,7 +104,7 @@ def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]
         log = source["latestOffset"]["log"] if shown.get("source") is not None else None
 
         def newest(figures: dict[str, Any], log: str | None = log) -> dict[str, Any]:
-            report = reports.get((log, figures["source"])) if log is not None else None
+            report = reports.get((log, figures["source"], figures.get("reader"))) if log is not None else None
             newer = report is not None and report["timestamp"] > event["timestamp"]
             return figures | report["sourceMetrics"] if report is not None and newer else figures
 
@@ -124,7 +126,7 @@ def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
             offset = _parsed(described.get("latestOffset"))
             if "log" in offset and "metricsFailures" in offset:
                 described["latestOffset"] = offset
-                described["metrics"] = {k: v for k, v in offset.items() if k not in ("log", "next")}
+                described["metrics"] = {name: value for name, value in offset.items() if name in _FIGURES}
 
 
 def fill_in_sinks(events: Sequence[dict[str, Any]], location: str | None) -> None:

@@ -154,7 +154,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         feeds, offsets = self._opened(start)
         begins = offsets.ids_of(start)
         monitors = self._receive(feeds)
-        if feeds.look_for_new():
+        if feeds.open_new_partitions():
             offsets.add_new()
             monitors.add(feeds.parts)
             begins = offsets.ids_of(start)
@@ -202,7 +202,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = True
 
     def _gather(self, feeds: Feeds) -> dict[int, int]:
-        return feeds.gather(self._options.timeout, self._options.idle_timeout)
+        return feeds.receive_for(self._options.timeout, self._options.idle_timeout)
 
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:

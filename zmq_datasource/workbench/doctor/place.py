@@ -89,36 +89,29 @@ def _try_bucket(store: Store, other: Store, keys: list[str]) -> Iterator[Promise
             old += bytes(file.read()) != key.encode()
         store.delete(key)
         left += _listed(other, key) is not None
-    taken = "an object whose key is taken"
     median = statistics.median(seconds) * 1000
     yield Promise("put", "kept", f"1 MiB is there after {median:.0f} ms; so long a chunk takes")
-    yield _kept(
-        "put if absent",
-        twice,
-        f"refuses {taken}",
-        f"replaced {taken}, and two writers would give out the same ids",
-    )
-    yield _kept(
-        "listing", unlisted, "shows an object whole as soon as it was put", "did not show one just put"
-    )
-    yield _kept("replace", old, "a read gets what was put last", "gave what had been replaced")
-    yield _kept("delete", left, "a listing does not show what was deleted", "showed what was just deleted")
+    taken = "an object whose key is taken"
+    both = "and two writers would give out the same ids"
+    for name, failures, kept, broken in (
+        ("put if absent", twice, f"refuses {taken}", f"replaced {taken}, {both}"),
+        ("listing", unlisted, "shows an object whole as soon as it was put", "did not show one just put"),
+        ("replace", old, "a read gets what was put last", "gave what had been replaced"),
+        ("delete", left, "a listing does not show what was deleted", "showed what was just deleted"),
+    ):
+        times = f"{failures} of {ROUNDS} times it {broken}; a log there would lose messages"
+        yield _judged(name, kept, times if failures else None)
     if found is None:
         yield Promise("clock", "doubtful", "cannot be compared with the clock of this machine")
         return
     ahead = abs(found.modified - time.time())
     detail = f"differs by {ahead:.0f} s from that of this machine"
-    if ahead >= _CLOCK_SECONDS:
-        detail += ": a query that runs elsewhere is taken for dead, or the reverse"
-    yield Promise("clock", "broken" if ahead >= _CLOCK_SECONDS else "kept", detail)
+    wrong = f"{detail}: a query that runs elsewhere is taken for dead, or the reverse"
+    yield _judged("clock", detail, wrong if ahead >= _CLOCK_SECONDS else None)
 
 
-def _kept(name: str, failures: int, kept: str, broken: str) -> Promise:
-    if failures:
-        return Promise(
-            name, "broken", f"{failures} of {ROUNDS} times it {broken}; a log there would lose messages"
-        )
-    return Promise(name, "kept", kept)
+def _judged(name: str, kept: str, broken: str | None) -> Promise:
+    return Promise(name, "kept", kept) if broken is None else Promise(name, "broken", broken)
 
 
 def _listed(store: Store, key: str) -> Entry | None:
@@ -202,31 +195,28 @@ def _forced(directory: Path, kind: str) -> Promise:
 
 
 def _linked(directory: Path) -> Promise:
-    one, two = directory / "one", directory / "two"
+    one, two, broken = directory / "one", directory / "two", None
     one.touch()
     try:
         os.link(one, two)
+        with suppress(FileExistsError):
+            os.link(one, two)
+            broken = "a name was given twice; two writers could make the log at once"
     except OSError as e:
-        why = f"a second name for a file: {e.strerror}; a new log cannot be made here"
-        return Promise("link", "broken", why)
-    with suppress(FileExistsError):
-        os.link(one, two)
-        return Promise("link", "broken", "a name was given twice; two writers could make the log at once")
-    return Promise("link", "kept", "of two that give a name at once, one wins")
+        broken = f"a second name for a file: {e.strerror}; a new log cannot be made here"
+    return _judged("link", "of two that give a name at once, one wins", broken)
 
 
 def _seen(directory: Path, second: SecondProcess) -> Promise:
     (directory / "whole").write_bytes(b"x" * 4096)
     os.rename(directory / "whole", directory / "named")
-    seconds, size = second.ask("see", "named").split()
-    if float(seconds) < 0:
-        why = f"another process did not see a new name within {_SEEN_SECONDS:.0f} s"
-        return Promise("rename", "broken", why)
-    if int(size) != 4096:
-        return Promise("rename", "broken", f"another process saw {size} of 4096 bytes under a new name")
-    return Promise(
-        "rename", "kept", f"another process saw the file whole after {float(seconds) * 1000:.1f} ms"
-    )
+    seconds, size = map(float, second.ask("see", "named").split())
+    broken = None
+    if seconds < 0:
+        broken = f"another process did not see a new name within {_SEEN_SECONDS:.0f} s"
+    elif size != 4096:
+        broken = f"another process saw {size:.0f} of 4096 bytes under a new name"
+    return _judged("rename", f"another process saw the file whole after {seconds * 1000:.1f} ms", broken)
 
 
 def _stamped(directory: Path, second: SecondProcess) -> Promise:
@@ -238,26 +228,32 @@ def _stamped(directory: Path, second: SecondProcess) -> Promise:
 
 
 def _locked(directory: Path, second: SecondProcess) -> Promise:
+    broken = None
     with _holding(directory / "lock"):
         if second.ask("lock") == "yes":
-            return Promise("lock", "broken", "two processes held one lock; two queries could write one log")
-    if second.ask("lock") != "yes":
-        return Promise("lock", "broken", "a lock that was released stays held; no query could take over")
-    return Promise("lock", "kept", "one process holds it, and another when it is released")
+            broken = "two processes held one lock; two queries could write one log"
+    if broken is None and second.ask("lock") != "yes":
+        broken = "a lock that was released stays held; no query could take over"
+    return _judged("lock", "one process holds it, and another when it is released", broken)
 
 
 def _released(directory: Path, second: SecondProcess) -> Promise:
-    name = "lock of the dead"
+    broken = None
     if second.ask("hold") != "yes":
-        return Promise(name, "broken", "a second process could not take a lock that is free")
-    second.end()
-    deadline = time.monotonic() + _SEEN_SECONDS
-    while time.monotonic() < deadline:
-        with suppress(BlockingIOError), _holding(directory / "lock"):
-            return Promise(name, "kept", "is free when its process is killed")
-        time.sleep(0.01)
-    why = f"is held {_SEEN_SECONDS:.0f} s after its process was killed; a query could not be restarted"
-    return Promise(name, "broken", why)
+        broken = "a second process could not take a lock that is free"
+    else:
+        second.end()
+        if not _comes_true(lambda: _is_free(directory / "lock"), _SEEN_SECONDS):
+            broken = (
+                f"is held {_SEEN_SECONDS:.0f} s after its process was killed; a query could not be restarted"
+            )
+    return _judged("lock of the dead", "is free when its process is killed", broken)
+
+
+def _is_free(path: Path) -> bool:
+    with suppress(BlockingIOError), _holding(path):
+        return True
+    return False
 
 
 @contextmanager
@@ -326,11 +322,7 @@ def answer() -> None:
         return "yes" if _comes_true(lambda: stamp() != before, 1.0) else "no"
 
     def lock() -> str:
-        try:
-            with _holding(directory / "lock"):
-                return "yes"
-        except BlockingIOError:
-            return "no"
+        return "yes" if _is_free(directory / "lock") else "no"
 
     def hold() -> str:
         held.append(_holding(directory / "lock"))

@@ -35,13 +35,13 @@ from zmq_datasource.workbench.doctor.framing import SAMPLE, Numbered, guess, opt
 __all__ = ["Probe", "receive_all"]
 
 _TURN_MS = 20
-# A handshake that failed is given so long to go well after all: its peer may be starting.
+# After a handshake has failed, wait this long for one that succeeds: the peer may be starting.
 _SECOND_CHANCE_SECONDS = 0.3
 _SAMPLE_BYTES = 64 << 20
 _BUCKET_SECONDS = 0.1
 # Different sizes, and different topics, that are counted.
 _MOST_COUNTED = 100_000
-_SHOWN_TOPICS, _TOPIC_CHARACTERS = 10, 60
+_SHOWN_TOPICS, _TOPIC_CHARACTERS, _TOPIC_BYTES = 10, 60, 256
 # If nine of ten rounds were full, the doctor was slower than the feed.
 _SATURATED = 0.9
 # A frame's header on the wire: flags and length in one byte each up to 255 bytes, else in nine.
@@ -131,7 +131,7 @@ class Probe:
 
     @property
     def decided(self) -> bool:
-        """Whether a handshake has succeeded, or failed for good as far as can be told."""
+        """Whether a handshake has succeeded, or has failed and no other one has succeeded soon after it."""
         failed = self._failed_at is not None and not self._bind
         return self.shaken or (
             failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
@@ -248,7 +248,7 @@ class Probe:
         self.largest_frame = max(self.largest_frame, pc.max(sizes).as_py())
         _add(self._sizes, size)
         _add(self._frames, raw.counts())
-        _add(self._topics, raw.first.drop_null())
+        _add(self._topics, pc.binary_slice(raw.first.drop_null(), 0, _TOPIC_BYTES))
         _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), number(round(_BUCKET_SECONDS * 1e6))))
 
     @property

@@ -1,0 +1,119 @@
+"""Facts about a receiver: its figures for monitoring, and the counters, totals and gaps that its log stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.host.printable import printable
+from zmq_datasource.log import LogStorage, read_saved_state, sections_of
+from zmq_datasource.messages.framing import name_of
+from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
+
+__all__ = [
+    "SourceFacts",
+    "describe_key",
+    "read_counters",
+    "read_gaps",
+    "saved_sequences",
+    "saved_tracker",
+    "states_of_other_partitions",
+]
+
+# Publishers choose their names: show at most so many characters.
+_MOST_SHOWN = 200
+
+
+class SourceFacts(NamedTuple):
+    """The figures of a source for monitoring, whether this process receives or another one.
+
+    Attributes:
+        counters: The counters of this process.
+        receiver: The counters of the process that receives; None until the log has them.
+        received: The number of messages received in all. Monitoring takes the rate from its growth.
+        receives: Whether this process receives.
+        totals: The sums of the tracker; None if messages are not numbered.
+        publishers: The number of known publishers; None if this process does not know it.
+        gaps: The number of gaps in the table; None if this process does not know it.
+    """
+
+    counters: SourceCounters
+    receiver: SourceCounters | None
+    received: int
+    receives: bool
+    totals: Totals | None = None
+    publishers: int | None = None
+    gaps: int | None = None
+
+
+def describe_key(by: Sequence[str], key: Key) -> str:
+    """Describe a counter of messages for a log line."""
+    return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in _names(by, key).items())
+
+
+def saved_sequences(sections: Mapping[str, msgspec.Raw]) -> state.SavedTracker | None:
+    """Decode the tracker's part of a saved state; None if messages are not numbered."""
+    saved = sections.get("sequences")
+    return None if saved is None else msgspec.json.decode(saved, type=state.SavedTracker)
+
+
+def saved_tracker(saved: bytes) -> SequenceTracker | None:
+    """Make a tracker from the saved state of a log partition, to look things up; None if messages are not numbered."""
+    sequences = saved_sequences(sections_of(saved))
+    return None if sequences is None else state.tracker_of(sequences)
+
+
+def states_of_other_partitions(storage: LogStorage) -> list[bytes]:
+    """Read the saved states of all partitions of a log but this one. Other processes may write them at the same time.
+
+    Raises:
+        LogError: A state cannot be read.
+    """
+    others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
+    return [read_saved_state(other) for other in others]
+
+
+def read_gaps(saved: bytes, others: Iterable[bytes] = ()) -> list[dict[str, Any]]:
+    """Read the gap table of a log partition: a dictionary for each gap, oldest first.
+
+    ``first`` and ``last`` are sequences, ``messages`` is their number, and ``noticed`` and ``healed`` are microseconds
+    since the epoch. ``publisher``, ``topic`` and ``endpoint`` are None if messages are not counted by them.
+
+    Args:
+        saved: The saved state of the partition.
+        others: Those of the other partitions. An open gap is listed for the partition that may still heal it.
+    """
+    tracker = saved_tracker(saved)
+    if tracker is None:
+        return []
+    for other in filter(None, map(saved_tracker, others)):
+        tracker.learn_newer_counters(other)
+    return [
+        {
+            **_names(tracker.numbering.by, gap.key),
+            "epoch": gap.epoch,
+            "first": tracker.number(gap.first),
+            "last": tracker.number(gap.last),
+            "messages": min(gap.size, 2**63 - 1),
+            "noticed": gap.noticed,
+            "healed": gap.healed,
+        }
+        for gap in tracker.gaps
+    ]
+
+
+def read_counters(saved: bytes) -> tuple[SourceCounters, Totals | None]:
+    """Read the counters in a saved state, and the sums of its tracker (None if messages are not numbered)."""
+    sections, counters = sections_of(saved), SourceCounters()
+    if sections:
+        counters.restore(msgspec.json.decode(sections["counters"]))
+    sequences = saved_sequences(sections)
+    return counters, None if sequences is None else state.totals_of(sequences)
+
+
+def _names(by: Sequence[str], key: Key) -> dict[str, str]:
+    parts = (key,) if isinstance(key, bytes) else key
+    return {name: name_of(part) for name, part in zip(by, parts, strict=True)}
