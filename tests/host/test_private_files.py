@@ -77,7 +77,7 @@ def test_the_log_of_a_proxy_is_private(context: Context, place: Path) -> None:
 
 
 def test_dead_letters_of_a_sink_are_private(place: Path) -> None:
-    name = stage_letters(place, [b"x"])
+    (name,) = stage_letters(place, [b"x"])
     assert name in files(place)
-    commit_dead_letters(Location(place), "q", 7, [name or ""])
+    commit_dead_letters(Location(place), "q", 7, [name])
     assert name in files(place)

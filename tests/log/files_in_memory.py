@@ -58,7 +58,7 @@ class RecordsInMemory:
         self.error: Exception | None = None
         monkeypatch.setattr(ReaderRecords, "all", lambda _: self._all())
         monkeypatch.setattr(ReaderRecords, "written_at", lambda *_: time.time())
-        monkeypatch.setattr(ReaderRecords, "placing", lambda *_: self._placing())
+        monkeypatch.setattr(ReaderRecords, "exclusive", lambda *_: self._placing())
 
     def _all(self) -> dict[str, ReaderRecord]:
         if self.error is not None:

@@ -73,7 +73,7 @@ def test_a_uri_is_read_as_pyarrow_reads_it(
         ("gs://bucket/a?project=hidden", "unknown parameter project$"),
         ("s3://bucket/a?scheme=ftp", "scheme must be http or https"),
         ("s3://key:hidden/hidden@bucket/a", "as %2F"),
-        ("s3://[hidden@bucket/a", "it is no URI"),
+        ("s3://[hidden@bucket/a", "it is not a URI"),
         ("s3:///a", "names no bucket"),
         ("http://bucket/a", "must be a URI of a bucket"),
         ("/a/directory", "must be a URI of a bucket"),

@@ -172,7 +172,7 @@ def test_a_query_that_gathers_first_waits_for_its_disk(
         end_of_fault.join()
 
 
-def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
+def test_a_stop_waits_for_the_disk_and_names_the_lost_messages(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.3)
@@ -197,7 +197,7 @@ def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     assert log_rows(tmp_path).num_rows == 10
 
 
-def test_what_is_committed_is_deleted_while_the_disk_refuses(
+def test_committed_chunks_are_deleted_while_the_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = Refusing(monkeypatch)
@@ -236,7 +236,7 @@ def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -
     store = Full(str(tmp_path))
     reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
     with ThreadPoolExecutor(1) as executor:
-        placed = executor.submit(reader.place, lambda: {0: log.earliest})
+        placed = executor.submit(reader.keep_everything, lambda: {0: log.earliest})
         wait_for(lambda: store.attempts > 1, "a second attempt")
         wait_for(lambda: log.commit(30) or log.earliest == 20, "room")
         store.has_room.set()
@@ -343,7 +343,7 @@ def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_root
-def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
+def test_a_reader_moves_its_record_on_a_full_disk(disk: Path) -> None:
     """Or its log could not be emptied, and the disk would stay full."""
     storage = LogStorage(str(disk / "log"))
     storage.open_log()
@@ -653,7 +653,7 @@ def test_silent_connections_end_no_receiver(limit: str, context: Context, tmp_pa
     assert numbers(tmp_path) == list(range(10))
 
 
-def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
+def test_a_proxy_outlives_a_listing_that_fails(
     context: zmq.Context[zmq.Socket[bytes]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -679,7 +679,7 @@ def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
         monkeypatch.setattr(os, "scandir", refuse)
         push.connect(sides["pull"])
         push.send(b"1")
-        wait_for(lambda: "reading the log along: " in caplog.text, "a refusal")
+        wait_for(lambda: "reading the log on: " in caplog.text, "a refusal")
         push.send(b"2")
         received = [subscriber.receive(20), subscriber.receive(20)]
     assert [message and message.value for message in received] == [b"1", b"2"]

@@ -106,7 +106,7 @@ def location(tmp_path: Path) -> Path:
     ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins=True))
     notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
     ReaderRecords(storage).write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
-    storage.staged_files().create(ATTEMPT).close()
+    storage.staged_files().write(ATTEMPT, 0, [b"rows"])
     storage.staged_files().finish(ATTEMPT)
     return tmp_path / "log"
 
@@ -161,7 +161,7 @@ def _within(seconds: float, location: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", INSTEAD)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_not_what_its_name_says_is_an_error_that_names_it(
+def test_a_foreign_file_is_an_error_that_names_it(
     location: Path, tmp_path: Path, place: str, kind: str
 ) -> None:
     path = location / place

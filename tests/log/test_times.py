@@ -16,9 +16,8 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.chunk import encode_chunk, read_facts, times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.layout import Chunk, chunk_name
-from zmq_datasource.log.reader import first_since, read_index
+from zmq_datasource.log.reader import first_chunk_since, first_since, read_index
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.times import first_chunk_since
 from zmq_datasource.log.writer import LogWriter
 
 
@@ -61,13 +60,13 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     content = path.read_bytes()
     assert content.count(b"[1000005,1000005]") >= 1
     path.write_bytes(content.replace(b"[1000005,1000005]", b"[1000005,1000001]"))
-    with pytest.raises(DamagedChunkError, match="was changed after it was written"):
+    with pytest.raises(DamagedChunkError, match="were changed after it was written"):
         first_chunk_since(storage, chunks, 1_000_005)
     path.write_bytes(b"no chunk")
     with pytest.raises(DamagedChunkError):
         first_chunk_since(storage, chunks, 1_000_005)
     path.unlink()
-    with pytest.raises(DataLossError, match="removed"):
+    with pytest.raises(DataLossError, match="deleted"):
         first_chunk_since(storage, chunks, 1_000_005)
 
 
@@ -76,7 +75,7 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=5), min_size=1, max_size=6),
     st.integers(-1, 22),
 )
-def test_the_first_message_since_a_time_is_found_whatever_the_clock_did(
+def test_the_first_message_since_a_time_is_found_after_any_change_of_the_clock(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[list[int]], time: int
 ) -> None:
     storage = LogStorage(str(tmp_path_factory.mktemp("log")))
@@ -133,7 +132,7 @@ def most_opens(chunks: int) -> int:
     st.integers(0, 39),
     st.integers(-1, 22),
 )
-def test_the_chunk_of_a_time_is_found_whatever_was_deleted_and_wherever_the_count_began_again(
+def test_the_chunk_of_a_time_is_found_after_any_deletion_and_new_count(
     times: list[tuple[int, bool]], deleted: int, time: int
 ) -> None:
     storage = ChunksInMemory(times)

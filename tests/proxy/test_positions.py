@@ -264,7 +264,7 @@ def test_a_damaged_record_is_an_error(known: Positions, disk: Disk, clock: Clock
     ):
         path.write_text(json.dumps({**written, **change}))
         with pytest.raises(
-            LogFormatError, match=r"^reading .*subscriber\.me\.json: it is no record of a reader"
+            LogFormatError, match=r"^reading .*subscriber\.me\.json: it is not the record of a reader"
         ):
             begun(disk, clock)
     path.write_text(json.dumps(written))

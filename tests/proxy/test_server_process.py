@@ -18,22 +18,23 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy import process, server
+from zmq_datasource.proxy.child import Child
 from zmq_datasource.proxy.view import Progress
 
 
-class Child:
+class FakeChild:
     """Takes the place of ``child.Child``, without a process."""
 
     refusal: OSError | None = None
     started = 0
-    newest: Child
+    newest: FakeChild
 
     def __init__(self, *_: object) -> None:
-        if Child.refusal is not None:
-            raise Child.refusal
-        Child.started += 1
-        Child.newest = self
-        self.error, self.status = None, {"started": Child.started}
+        if FakeChild.refusal is not None:
+            raise FakeChild.refusal
+        FakeChild.started += 1
+        FakeChild.newest = self
+        self.error, self.status = None, {"started": FakeChild.started}
         self.ended = False
 
     def send(self, _: object) -> None: ...
@@ -48,13 +49,13 @@ PROGRESS = Progress(0, 0, None)
 def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process, "Child", Child)
-    monkeypatch.setattr(Child, "started", 0)
+    monkeypatch.setattr(process, "Child", FakeChild)
+    monkeypatch.setattr(FakeChild, "started", 0)
     server = process.ServerProcess({}, restart_seconds=0.01)
     server.start(PROGRESS)
     server.step(PROGRESS)
-    Child.newest.ended = True
-    monkeypatch.setattr(Child, "refusal", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    FakeChild.newest.ended = True
+    monkeypatch.setattr(FakeChild, "refusal", OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
     def refused() -> bool:
         server.step(PROGRESS)
@@ -63,7 +64,7 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
     wait_for(refused, "refused twice")
     assert server.status == {"started": 1}, "the last status stays"
     server.end()
-    monkeypatch.setattr(Child, "refusal", None)
+    monkeypatch.setattr(FakeChild, "refusal", None)
 
     def runs() -> bool:
         server.step(PROGRESS)
@@ -75,10 +76,22 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
 def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "Child", Child)
-    monkeypatch.setattr(Child, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+    monkeypatch.setattr(process, "Child", FakeChild)
+    monkeypatch.setattr(FakeChild, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
         process.ServerProcess({}).start(PROGRESS)
+
+
+def test_a_line_that_a_process_has_not_finished_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys\ndef main():\n    sys.stdin.readline()\n    sys.stdout.write({text!r})\n"
+    text = '{"status": {"sent": 1}}\n{"status": {"se'
+    (tmp_path / "killed_while_it_writes.py").write_text(program.format(text=text))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = Child("killed_while_it_writes", {})
+    assert child.end(30) == 0
+    assert (child.status, child.ended, child.error) == ({"sent": 1}, True, None)
 
 
 def test_a_server_process_that_starts_again_knows_its_subscribers(tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def letters(location: Path) -> list[dict[str, Any]]:
 
 def stage(
     location: Path, values: list[bytes], query: str = "q", batch: int = 7, partition: int = 0
-) -> str | None:
+) -> list[str]:
     with StagedDeadLetters(Location(location), query, batch, partition) as staged:
         for value in values:
             staged.add(Row(b"t", value, None), "hwm")
-    return staged.name
+    return staged.names
 
 
 def stalled(context: Context) -> str:
@@ -55,8 +55,7 @@ def test_rows_that_find_a_full_queue_become_dead_letters(context: Context, tmp_p
     assert counters.dropped.total() == 0
     assert counters.rows == 500 == counters.sent + counters.dead_lettered["hwm"]
     assert counters.balanced
-    assert staged.name is not None
-    commit_dead_letters(Location(tmp_path), "q", 0, [staged.name])
+    commit_dead_letters(Location(tmp_path), "q", 0, staged.names)
     kept = letters(tmp_path)
     assert len({int(row["value"][:5]) for row in kept}) == 500 - counters.sent
     assert {(row["topic"], row["reason"], row["query"], row["batch"], row["partition"]) for row in kept} == {
@@ -83,8 +82,7 @@ def test_without_peers_all_rows_become_dead_letters(tmp_path: Path) -> None:
         sender.send_frames(pa.array([[b"a", b"b"], [b"c"]], FRAMES))
         counters = sender.finish()
     assert (counters.rows, dict(counters.dead_lettered)) == (2, {"no_peer": 2})
-    assert staged.name is not None
-    commit_dead_letters(Location(tmp_path), "q", 0, [staged.name])
+    commit_dead_letters(Location(tmp_path), "q", 0, staged.names)
     assert sorted(row["frames"] for row in letters(tmp_path)) == [[b"a", b"b"], [b"c"]]
 
 
@@ -141,9 +139,7 @@ def test_a_repeated_task_leaves_its_dead_letters_once(tmp_path: Path) -> None:
     stage(tmp_path, [b"a", b"b"])  # an attempt that failed
     winner = stage(tmp_path, [b"b", b"c"])
     other = stage(tmp_path, [b"z"], partition=1)
-    assert winner is not None
-    assert other is not None
-    commit_dead_letters(Location(tmp_path), "q", 7, [winner, other])
+    commit_dead_letters(Location(tmp_path), "q", 7, [*winner, *other])
     assert [row["value"] for row in letters(tmp_path)] == [b"b", b"c", b"z"]
     assert [path.name for path in tmp_path.iterdir()].count("_staging") <= 1
     assert not any((tmp_path / "_staging").iterdir())
@@ -151,8 +147,8 @@ def test_a_repeated_task_leaves_its_dead_letters_once(tmp_path: Path) -> None:
 
 def test_a_repeated_batch_leaves_the_dead_letters_of_its_last_run(tmp_path: Path) -> None:
     for values in ([b"a", b"b"], [b"c"], []):
-        name = stage(tmp_path, values)
-        commit_dead_letters(Location(tmp_path), "q", 7, [name] if name else [])
+        names = stage(tmp_path, values)
+        commit_dead_letters(Location(tmp_path), "q", 7, names)
         assert (
             [row["value"] for row in letters(tmp_path)] == values
             if values
@@ -162,9 +158,8 @@ def test_a_repeated_batch_leaves_the_dead_letters_of_its_last_run(tmp_path: Path
 
 def test_a_commit_leaves_other_batches_alone(tmp_path: Path) -> None:
     for batch in (1, 11):
-        name = stage(tmp_path, [b"%d" % batch], batch=batch)
-        assert name is not None
-        commit_dead_letters(Location(tmp_path), "q", batch, [name])
+        names = stage(tmp_path, [b"%d" % batch], batch=batch)
+        commit_dead_letters(Location(tmp_path), "q", batch, names)
     commit_dead_letters(Location(tmp_path), "q", 1, [])
     assert [row["value"] for row in letters(tmp_path)] == [b"11"]
 
@@ -198,10 +193,7 @@ def test_a_task_that_fails_leaves_nothing_and_its_own_error(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "close", refuse)
-    with pytest.raises(ValueError, match="the real error"):
-        fail()
-    assert not list(tmp_path.rglob("*.parquet"))
-    with pytest.raises(DeadLetterError, match="finishing dead letters"):
+    with pytest.raises(DeadLetterError, match="staging dead letters"):
         stage(tmp_path, [b"a"])
     assert not list(tmp_path.rglob("*.parquet"))
     assert caplog.text == ""
@@ -213,8 +205,8 @@ def test_a_location_that_cannot_be_written_is_an_error_that_names_it(tmp_path: P
         stage(tmp_path / "file", [b"a"])
 
 
-def test_many_dead_letters_are_written_in_several_parts(tmp_path: Path) -> None:
-    name = stage(tmp_path, [b"%06d" % n + b"x" * 10_000 for n in range(3000)])
-    assert name is not None
-    commit_dead_letters(Location(tmp_path), "q", 7, [name])
+def test_many_dead_letters_are_written_to_several_files(tmp_path: Path) -> None:
+    names = stage(tmp_path, [b"%06d" % n + b"x" * 10_000 for n in range(3000)])
+    assert len(names) > 1
+    commit_dead_letters(Location(tmp_path), "q", 7, names)
     assert len(letters(tmp_path)) == 3000

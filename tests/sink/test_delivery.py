@@ -189,7 +189,7 @@ def test_each_row_is_delivered_or_a_dead_letter(context: Context, tmp_path: Path
     assert counters.balanced
     assert counters.dead_lettered["hwm"] == rows - counters.sent > 0
     arrived = [message for message in got if message[-1].endswith(b"x")]
-    kept = parquet.read_table(tmp_path / "_staging" / "q-0" / str(letters.name)).to_pylist()
+    kept = parquet.read_table(tmp_path / "_staging" / "q-0" / letters.names[0]).to_pylist()
     assert [message[-1] for message in arrived] == sorted(message[-1] for message in arrived)
     assert sorted([message[-1] for message in arrived] + [row["value"] for row in kept]) == values
     assert counters.bytes == sum(len(frame) for message in arrived for frame in message)

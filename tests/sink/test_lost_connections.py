@@ -285,7 +285,7 @@ def test_rows_that_may_be_lost_become_dead_letters(context: Context, tmp_path: P
     assert counters.balanced
     reason = "connection_lost" if noblock else "no_peer"
     assert (counters.sent, counters.bytes, dict(counters.dead_lettered)) == (0, 0, {reason: 900})
-    kept = parquet.read_table(tmp_path / "_staging" / "q-0" / str(letters.name)).to_pylist()
+    kept = parquet.read_table(tmp_path / "_staging" / "q-0" / letters.names[0]).to_pylist()
     assert {(row["topic"], row["value"]) for row in kept} == set(zip(topics, values, strict=True))
     assert len(kept) == 900
 

@@ -54,7 +54,7 @@ def server() -> Iterator[BucketServer]:
 def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The location of a log in the bucket."""
     monkeypatch.setattr(BucketStore, "beat_seconds", 0.1)
-    monkeypatch.setattr(BucketStore, "looking_seconds", 0.05)
+    monkeypatch.setattr(BucketStore, "check_seconds", 0.05)
     monkeypatch.setattr(BucketStore, "settling_seconds", 0.05)
     monkeypatch.setattr(LogStorage, "leisure", 0.0)
     return server.location(uuid.uuid4().hex)

@@ -118,7 +118,7 @@ def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context
         filled(log, 1).close()
         time.sleep(0.2)
         assert not two.receives
-        with pytest.raises(DataLossError, match="made anew"):
+        with pytest.raises(DataLossError, match="created again"):
             two.step()
 
 
@@ -262,7 +262,7 @@ def test_the_timeout_of_a_reader_begins_when_its_query_stops(
         query.step()
         os.utime(path, (1, 1))
     assert time.time() - os.stat(path).st_mtime < 60
-    monkeypatch.setattr(Reader, "again_seconds", 0.0)
+    monkeypatch.setattr(Reader, "rewrite_seconds", 0.0)
     with querying(tmp_path, query.checkpoint, reader="desk") as query:
         query.step()
         os.utime(path, (1, 1))

@@ -35,7 +35,7 @@ from zmq_datasource.log.storage import LogStorage
 point, file, quick = sys.argv[1:4]
 if quick:
     BucketStore.beat_seconds, BucketStore.silent_seconds = 0.1, 1.0
-    BucketStore.looking_seconds = BucketStore.settling_seconds = 0.05
+    BucketStore.check_seconds = BucketStore.settling_seconds = 0.05
 LogStorage.leisure = 0.0
 
 def reach(name):
@@ -86,7 +86,7 @@ class Feed:
         """A reader at the beginning of the log."""
         made = Reader(log_at(self.location), "far", 1e9)
         self._open.callback(made.end)
-        made.place(lambda: {0: 0})
+        made.keep_everything(lambda: {0: 0})
         return made
 
     def flows(self) -> bool:

@@ -44,7 +44,7 @@ def _machine(settings: dict[str, Any], stopped: threading.Event) -> None:
     from zmq_datasource.errors import EndpointError, LogLockedError  # noqa: PLC0415
     from zmq_datasource.log.bucket_store import BucketStore  # noqa: PLC0415
 
-    BucketStore.beat_seconds, BucketStore.looking_seconds = 0.3, 0.1
+    BucketStore.beat_seconds, BucketStore.check_seconds = 0.3, 0.1
     BucketStore.silent_seconds, BucketStore.settling_seconds = 1.5, 0.3
     while not stopped.is_set():
         try:

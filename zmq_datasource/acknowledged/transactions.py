@@ -1,7 +1,7 @@
 """The transactions that are in the log: the last one of each producer. Pure.
 
 A producer's transactions are committed in the order of their numbers, so the last number shows that all before it are
-done. The number is stored with the rows (``log.carried``): the chunk with a transaction's rows also has its number.
+done. The number is stored with the rows (``log.state``): the chunk with a transaction's rows also has its number.
 
 Only the last transaction may be repeated, and only with the same rows. A sender with an older number, or with other
 rows under the last one, is not the sender that has committed it.
@@ -113,7 +113,7 @@ class CommittedTransactions(CarriedState):
         if producer in self._last:
             self._durable[producer] = transaction
 
-    # log.carried
+    # log.state
 
     def _sections(self) -> Mapping[str, Any]:
         return {"transactions": self._last}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.host.machine import make_private
 from zmq_datasource.options.types import Location
 
-__all__ = ["check_location", "directory_of", "make_directory", "make_file", "without_secrets"]
+__all__ = ["check_location", "directory_of", "make_directory", "without_secrets", "write_parquet"]
 
 # Of pyarrow.fs.FileSystem.from_uri.
 _SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
@@ -47,16 +48,19 @@ def make_directory(system: Any, root: str, below: str = "") -> None:
     system.create_dir(f"{root}/{below}" if below else root, recursive=True)
 
 
-def make_file(system: Any, path: str) -> None:
-    """Create an empty file that only its owner may read, if the file system is local; elsewhere do nothing.
-
-    Called before a file is written.
+def write_parquet(system: Any, path: str, rows: Sequence[Mapping[str, object]], schema: Any) -> None:
+    """Write rows to a Parquet file. On a local file system, only its owner may read it.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file system refused. A part of the file may be there.
     """
+    # The imports take a tenth of a second, so only a process that writes such a file pays for them.
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
     if system.type_name == "local":
         make_private(path)
+    parquet.write_table(pa.Table.from_pylist(rows, schema), path, filesystem=system)
 
 
 def check_location(option: str, location: Location | None, *, reach: bool = True) -> None:

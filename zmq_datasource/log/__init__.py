@@ -1,9 +1,9 @@
-"""The message log: what stands between a socket that forgets and an engine that asks again.
+"""The message log between sockets, which forget messages, and Spark, which asks for them again.
 
 A log is a set of whole objects in a store, which is a directory or a bucket. Both have the same keys (``layout``)::
 
     log.json                        {"format": 2, "log": "<log id>"}
-    readers/<name>.json             what the log keeps for one query
+    readers/<name>.json             the ids that the log keeps for one query
     0/                              log partition 0
       writer.lock                   held by the one writer; names its process
       00000000000000000000.arrow    a chunk; its key is its first id
@@ -15,16 +15,16 @@ The rules:
   object only if its key is free.
 * The writer that puts a chunk's key first has given out its ids. The other writer finds the key taken, and stops. No
   lock and no clock protects the log: ``hold`` only says when a standby may begin.
-* Before and after each put, the writer checks that its last chunk is still there. A store without it was unmounted or
-  emptied, and nothing is written there.
+* Before and after each put, the writer checks that its last chunk is still there (``fence``). A store without it was
+  unmounted or emptied, and nothing is written there.
 * A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing is the whole recovery.
 * Ids are contiguous. Chunks are deleted from the front, and the newest one always stays.
 * Rows have no ids in the file. The last batch of a chunk carries its place, its times and the writers so far
   (``facts``), and the whole state of its writer (``state``). Each has a checksum, and so has each batch.
 * Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
   older copy of the log was restored.
-* A store does not try again. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
-  ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``files.patiently``, for
+* A store repeats nothing. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
+  ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``retry_reading``, for
   the ``patience`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``growing``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
@@ -32,12 +32,13 @@ The rules:
 Layers, from below:
 
 * ``store`` is the contract, ``directory_store`` and ``bucket_store`` (with ``buckets``) are the two stores.
-* ``storage`` is one partition in a store, and knows the rules of writing. ``chunk`` is one chunk, ``index`` the list of
-  all, ``contents`` what a process knows of a partition while that changes.
+* ``storage`` is one partition in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` all chunks in
+  order, ``contents`` a partition that several threads use while it changes.
 * The writer: ``recovery`` takes a partition over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
-  a thread of its own, ``retention`` deletes. ``filler`` and ``carried`` are what a writer asks of its room.
-* The reader: ``reader`` reads a range of ids, ``follower`` finds new chunks, ``times`` finds a time, ``deletions``
-  decides what happens if a chunk is gone. ``reader_records`` are the records of all readers.
+  a thread of its own, ``retention`` deletes. ``filler`` is the interface of the code that fills a log, ``state`` is
+  its state in each chunk.
+* The reader: ``listing`` lists chunks, ``reader`` reads a range of ids and finds a time, ``follower`` finds new chunks,
+  ``deletions`` decides what happens if a chunk is gone. ``reader_records`` are the records of all readers.
 * Transactions that are not committed: ``staging``.
 
 The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the
@@ -45,14 +46,13 @@ records. Other rooms import what is named here, and no module of the room. ``doc
 """
 
 from zmq_datasource.log.bucket_store import BucketStore, bucket_at
-from zmq_datasource.log.carried import CarriedState, sections_of
 from zmq_datasource.log.chunk import OpensChunks, read_facts
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.deletions import Deletions, begin_of, deleted
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.files import open_file, patiently
+from zmq_datasource.log.files import open_file
 from zmq_datasource.log.filler import Filler, FillerFacts
-from zmq_datasource.log.follower import LOOKING_SECONDS, LogFollower
+from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.growing import GrowingTail, Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import (
@@ -65,11 +65,11 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
+from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader import (
     Slice,
     end_within_bytes,
     first_since,
-    read_index,
     read_slices,
     slices,
     split_range,
@@ -82,10 +82,10 @@ from zmq_datasource.log.reader_records import (
     subscriber_key,
 )
 from zmq_datasource.log.readers import Reader, Readers
-from zmq_datasource.log.retrier import Retrier
+from zmq_datasource.log.retrier import Retrier, retry_reading
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
-from zmq_datasource.log.state import Carried, read_saved_state
+from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.log.verification import Damage, damage_at, verify_log
@@ -94,8 +94,8 @@ from zmq_datasource.log.writer import LogWriter
 __all__ = [
     "DEAD_LETTERS_NAME",
     "LOCK_WAIT_SECONDS",
-    "LOOKING_SECONDS",
     "PARTITION",
+    "REFRESH_SECONDS",
     "STOPS_NAME",
     "TERMS_NAME",
     "BucketStore",
@@ -140,11 +140,11 @@ __all__ = [
     "open_file",
     "parse_chunk_name",
     "parse_partition_name",
-    "patiently",
     "read_facts",
     "read_index",
     "read_saved_state",
     "read_slices",
+    "retry_reading",
     "sections_of",
     "slices",
     "split_range",

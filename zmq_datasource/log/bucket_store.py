@@ -1,4 +1,4 @@
-"""A store that is in a bucket, on S3, Google Cloud Storage or Azure, by ``obstore``."""
+"""A store in a bucket of S3, Google Cloud Storage or Azure, accessed by ``obstore``."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ __all__ = ["SILENT_SECONDS", "BucketStore", "bucket_at"]
 
 _log = logging.getLogger(__name__)
 
-# An object up to this size is read by one request; of a larger one first the end, up to the second size.
+# An object up to the first size is read by one request. Of a larger object the end is read first: the second size.
 _WHOLE_BYTES, _END_BYTES = 64 << 20, 1 << 20
-# The server must answer within so long, and end within the second time; a large put is answered when it has ended.
+# Limits for the server's first answer and for a whole request. A large put is answered only at its end, so that it has
+# the second limit alone.
 _ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
-# A server that refuses at once is asked a second time. All else the caller repeats.
+# A request that fails at once is sent a second time. The callers repeat everything else.
 _RETRIES = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 
 # Shorter than ``LOCK_WAIT_SECONDS``.
 SILENT_SECONDS = 12.0
-# Silence counts only while somebody listens: of two looks farther apart the first one tells nothing.
-_BLIND_SECONDS = 4.0
+# Silence is measured between two checks of this process. After a longer pause the measurement begins again.
+_MOST_CHECK_GAP_SECONDS = 4.0
 _JOIN_SECONDS = 5.0
-# Refusals that stay, beside those that obstore has a class for, and one of that class that passes.
+# Errors that stay, beside those for which obstore has a class; and errors of such a class that pass.
 _LASTING = re.compile(
     "NoSuchBucket|ContainerNotFound|The specified bucket does not exist|incorrectly configured region"
     "|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|MethodNotAllowed|NotImplemented"
@@ -51,7 +52,7 @@ _LASTING = re.compile(
 _PASSING = re.compile("RequestTimeTooSkewed|ExpiredToken|TokenExpired")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
 
-# The process whose threads obstore uses; in a forked child a request would wait for ever.
+# The process that has started obstore's threads. In a forked child a request would never end.
 _threads_of: dict[str, int] = {}
 
 
@@ -64,17 +65,17 @@ class BucketStore:
         location: Its URI; see ``buckets.Bucket``.
 
     Attributes:
-        beat_seconds: A holder refreshes its key so often.
-        silent_seconds: After so long without that another process may take it.
-        looking_seconds: A process that waits for a key looks so often.
-        settling_seconds: Two processes that take a key at once see each other's record after so long.
+        beat_seconds: How often a holder refreshes its key.
+        silent_seconds: After so long without a refresh another process may take the key.
+        check_seconds: How often a process that waits for a key checks it.
+        settling_seconds: After so long two processes that take a key at once see which of them has it.
 
     Raises:
-        OptionError: The URI is none of a bucket, or ``obstore`` is not installed.
+        OptionError: The URI is not that of a bucket, or ``obstore`` is not installed.
     """
 
     beat_seconds, silent_seconds = 3.0, SILENT_SECONDS
-    looking_seconds = settling_seconds = 1.0
+    check_seconds = settling_seconds = 1.0
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -82,7 +83,7 @@ class BucketStore:
         self._obstore = import_obstore()
         self._connections: dict[bool, Any] = {}
         self._seen: dict[str, _Seen] = {}
-        self._looking = threading.Lock()
+        self._checking = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Location]]:
         return type(self), (self.location,)
@@ -100,7 +101,7 @@ class BucketStore:
         return True  # a bucket has no directories
 
     def create(self, *directories: str) -> None:
-        self.list()  # so that a bucket which is not there is an error now
+        self.list()  # reports a missing bucket now
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         if after:
@@ -156,7 +157,7 @@ class BucketStore:
     def _put_new(self, key: str, parts: Sequence[Part]) -> None:
         content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B")
         while not self._put(key, content, "create"):
-            with suppress(FileNotFoundError):  # it was deleted meanwhile
+            with suppress(FileNotFoundError):  # it was deleted, so the key is free again
                 if not self._holds(key, content):
                     raise KeyTakenError(
                         f"writing {self.path_of(key)}: there is such an object with other content"
@@ -172,7 +173,7 @@ class BucketStore:
         self._put(key, memoryview(content), "overwrite")
 
     def _put(self, key: str, content: memoryview, mode: str) -> bool:
-        """Put an object; False if the mode is ``create`` and there is one."""
+        """Put an object; return False if the mode is ``create`` and the key is taken."""
         with self._using(f"writing {self.path_of(key)}", content.nbytes > _LARGE_BYTES) as bucket:
             failpoints.reach("log.store.before_put")
             try:
@@ -180,7 +181,7 @@ class BucketStore:
             except self._obstore.exceptions.AlreadyExistsError:
                 return False
             except FileNotFoundError as e:  # the bucket
-                raise LogWriteError(f"writing {self.path_of(key)}: {self._words(e)}") from None
+                raise LogWriteError(f"writing {self.path_of(key)}: {self._text_of(e)}") from None
             failpoints.reach("log.store.after_put")
         return True
 
@@ -192,13 +193,13 @@ class BucketStore:
 
     @contextmanager
     def _using(self, act: str, is_large: bool = False) -> Iterator[Any]:
-        """The connection; its errors as ours, without a secret."""
+        """Give the connection, and turn obstore's errors into ours, without secrets."""
         exceptions, connection = self._obstore.exceptions, self._connected(is_large)
         try:
             yield connection
         except FileNotFoundError as e:
             if _NO_BUCKET.search(str(e)):
-                raise LogWriteError(f"{act}: {self._words(e)}") from None
+                raise LogWriteError(f"{act}: {self._text_of(e)}") from None
             raise FileNotFoundError(2, "no such object", act.partition(" ")[2]) from None
         except (exceptions.BaseError, OSError, ValueError) as e:
             refused = isinstance(
@@ -209,10 +210,10 @@ class BucketStore:
                 | exceptions.InvalidPathError,
             )
             stays = (refused or _LASTING.search(str(e))) and not _PASSING.search(str(e))
-            raise (LogWriteError if stays else DiskFaultError)(f"{act}: {self._words(e)}") from None
+            raise (LogWriteError if stays else DiskFaultError)(f"{act}: {self._text_of(e)}") from None
 
-    def _words(self, error: Exception) -> str:
-        # After the first paragraph come the values of the client's variables.
+    def _text_of(self, error: Exception) -> str:
+        # The first paragraph only: the others have the values of the client's variables.
         return self._bucket.without_secrets(str(error).partition("\n\n")[0])
 
     def _connected(self, is_large: bool) -> Any:
@@ -228,7 +229,7 @@ class BucketStore:
                     client_options={"connect_timeout": "3s", **times}, retry_config=_RETRIES
                 )
             except (self._obstore.exceptions.BaseError, ValueError) as e:
-                raise OptionError(f"option walStore={self.location!r}: {self._words(e)}") from None
+                raise OptionError(f"option walStore={self.location!r}: {self._text_of(e)}") from None
         return self._connections[is_large]
 
     # A key that is held.
@@ -238,57 +239,56 @@ class BucketStore:
         mine = _Record(this_process(), note, process_mark(), uuid.uuid4().hex, 0)
         _held.add(mine.nonce)
         try:
-            self._wait_and_take(key, mine, deadline)
+            self._wait_and_claim(key, mine, deadline)
         except BaseException:
             _held.discard(mine.nonce)
             raise
         return BucketHold(self, key, mine)
 
-    def _wait_and_take(self, key: str, mine: _Record, deadline: float) -> None:
+    def _wait_and_claim(self, key: str, mine: _Record, deadline: float) -> None:
         while True:
-            found, is_held = self._look(key)
-            if not is_held and self._take(key, found, mine):
+            found, is_held = self._check(key)
+            if not is_held and self._claim(key, found, mine):
                 return
             if is_held and found is not None and time.monotonic() >= deadline:
                 raise LogLockedError(
-                    f"{self.path_of(key)} is held by {found.who}. It counts as gone when it has given no sign "
+                    f"{self.path_of(key)} is held by {found.name}. It counts as gone when it has given no sign "
                     f"of life for {self.silent_seconds:.0f} s"
                 )
             check_signals()
-            time.sleep(min(self.looking_seconds, max(0.01, deadline - time.monotonic())))
+            time.sleep(min(self.check_seconds, max(0.01, deadline - time.monotonic())))
 
-    def _take(self, key: str, found: _Record | None, mine: _Record) -> bool:
+    def _claim(self, key: str, found: _Record | None, mine: _Record) -> bool:
         self._put(key, memoryview(mine.content), "create" if found is None else "overwrite")
         if found is not None:
-            time.sleep(
-                self.settling_seconds
-            )  # another process may take it at this moment: the last one has it
+            # Another process may overwrite the record at this moment. The last one to do so has the key.
+            time.sleep(self.settling_seconds)
         now = self.record(key)
         return now is not None and now.nonce == mine.nonce
 
-    def _look(self, key: str) -> tuple[_Record | None, bool]:
-        """The record of a key, and whether its process holds the key, as far as can be told by now."""
-        with self._looking:
+    def _check(self, key: str) -> tuple[_Record | None, bool]:
+        """The record of a key, and whether its process holds the key, as far as earlier checks show."""
+        with self._checking:
             found, now = self.record(key), time.monotonic()
             if found is None or found.is_free:
                 self._seen.pop(key, None)
                 return found, False
             seen = self._seen.get(key)
-            is_same = seen is not None and seen.record == found and now - seen.last < _BLIND_SECONDS
+            is_same = seen is not None and seen.record == found and now - seen.last < _MOST_CHECK_GAP_SECONDS
             since = seen.since if seen is not None and is_same else now
             self._seen[key] = _Seen(found, since, now)
             return found, now - since < self.silent_seconds
 
     def holder(self, key: str) -> Holding | None:
-        found, is_held = self._look(key)
-        return Holding(found.who, found.note) if found is not None and is_held else None
+        found, is_held = self._check(key)
+        return Holding(found.name, found.note) if found is not None and is_held else None
 
     def note(self, key: str) -> str:
         found = self.record(key)
         return "" if found is None else found.note
 
     def record(self, key: str) -> _Record | None:
-        """What the last holder of a key has put there."""
+        """The record of the last holder of a key."""
         try:
             with self.open(key) as file:
                 return _Record.read(file.read())
@@ -297,7 +297,7 @@ class BucketStore:
 
 
 def bucket_at(location: Location) -> BucketStore:
-    """The bucket at a location; one for the whole process, so that each look at a holder adds to those before."""
+    """The bucket at a location: one object for the whole process, so that all checks of a holder are compared."""
     key = os.getpid(), location
     if key not in _buckets:
         _buckets[key] = BucketStore(location)
@@ -311,14 +311,14 @@ class _Record(NamedTuple):
     """The content of a key that is held.
 
     Attributes:
-        who: The process, in words.
-        note: Its note.
-        process: Its mark, for other processes on the same machine.
-        nonce: Made up for this hold; empty after its release.
-        beat: How often it was refreshed.
+        name: The name of the process, for messages.
+        note: The note of the process.
+        process: The mark of the process, for other processes on the same machine.
+        nonce: A random text for this hold; empty after its release.
+        beat: How often the hold was refreshed.
     """
 
-    who: str
+    name: str
     note: str
     process: str
     nonce: str
@@ -329,7 +329,7 @@ class _Record(NamedTuple):
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
-            return cls("a process that did not say its name", "", "", str(content), 0)
+            return cls("an unknown process", "", "", str(content), 0)
 
     @property
     def content(self) -> bytes:
@@ -337,32 +337,32 @@ class _Record(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether it was released, or its process has ended on this machine, or has not got the answer to its put."""
+        """Whether it was released, its process has ended, or this process has put it without getting the answer."""
         lost = self.process and self.process == process_mark() and self.nonce not in _held
         return not self.nonce or bool(lost) or is_gone(self.process)
 
 
 class _Seen(NamedTuple):
-    """A record, since when it was the same in each look, and the last look; monotonic."""
+    """A record, the time since which it has not changed, and the time of the last check; monotonic seconds."""
 
     record: _Record
     since: float
     last: float
 
 
-# The nonces of this process' holds.
+# The nonces of the holds of this process.
 _held: set[str] = set()
 
 
 class BucketHold:
-    """An object that says which process holds the key, and that a thread refreshes."""
+    """An object that names the process which holds the key. A thread refreshes it."""
 
     def __init__(self, store: BucketStore, key: str, record: _Record) -> None:
         self._store, self._key, self._record = store, key, record
         self._lost: str | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="zmq-log-hold", daemon=True)
-        # The interpreter must not end under a request.
+        # The interpreter must not end during a request.
         atexit.register(self._end)
         self._thread.start()
 
@@ -388,8 +388,8 @@ class BucketHold:
     def _is_mine(self) -> bool:
         found = self._store.record(self._key)
         if found is not None and found.nonce != self._record.nonce:
-            self._lost = found.who
-        # Nothing is put into a bucket that has lost what was in it.
+            self._lost = found.name
+        # Without a record the bucket has lost its content, and nothing is put there.
         return found is not None and self._lost is None
 
     def _refresh(self) -> None:
@@ -399,12 +399,12 @@ class BucketHold:
                 if self._is_mine():
                     self._record = self._record._replace(beat=self._record.beat + 1)
                     self._store.put(self._key, self._record.content)
-            except Exception as e:  # it is tried again, and what is put meanwhile meets it, too
+            except Exception as e:  # the next beat repeats it, and puts report it too
                 _log.debug("refreshing %s: %s", self._store.path_of(self._key), e)
 
 
 class _Ranges:
-    """A large object, of which each part that is read is a request of its own; the end is here already."""
+    """A large object that is read in parts, by one request each; its end is in memory already."""
 
     closed = False
 

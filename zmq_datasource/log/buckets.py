@@ -1,4 +1,4 @@
-"""What a URI of a bucket says, for ``obstore``.
+"""Reads the URI of a bucket for ``obstore``.
 
 The forms are those of pyarrow's file systems:
 
@@ -9,8 +9,8 @@ The forms are those of pyarrow's file systems:
   ``abfss://``, with ``tenant_id``, ``client_id``, ``client_secret``, ``blob_storage_authority``,
   ``blob_storage_scheme``, or the parameters of a SAS token.
 
-Keys that are not in the URI come from the environment (``AWS_ACCESS_KEY_ID``, ``GOOGLE_APPLICATION_CREDENTIALS``,
-``AZURE_STORAGE_ACCOUNT_KEY`` and the others that ``obstore`` reads) or from the machine's role in its cloud.
+Keys that are not in the URI are read from the environment (``AWS_ACCESS_KEY_ID``, ``GOOGLE_APPLICATION_CREDENTIALS``,
+``AZURE_STORAGE_ACCOUNT_KEY`` and the others that ``obstore`` reads) or come from the machine's role in its cloud.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Bucket(NamedTuple):
 
     Attributes:
         kind: The name of obstore's class.
-        bucket: Its name.
-        prefix: Of all keys; empty for none.
-        config: For that class.
-        secrets: What no message may show.
+        bucket: The bucket's name.
+        prefix: The prefix of all keys; empty for none.
+        config: The configuration for that class.
+        secrets: Texts that no message may show.
     """
 
     kind: str
@@ -51,10 +51,10 @@ class Bucket(NamedTuple):
 
     @classmethod
     def read(cls, location: Location) -> Self:
-        """The meaning of a URI.
+        """Read a URI.
 
         Raises:
-            OptionError: It is none of a bucket, or has an unknown parameter.
+            OptionError: It is not the URI of a bucket, or has an unknown parameter.
         """
         try:
             parts = _split(location.plain)
@@ -81,13 +81,13 @@ class Bucket(NamedTuple):
         )
 
     def connect(self, **options: Any) -> Any:
-        """An obstore store; raises what obstore does."""
+        """Create an obstore store. Raises obstore's errors."""
         options["client_options"]["allow_http"] = True
         made = getattr(import_obstore().store, self.kind)
         return made(self.bucket, prefix=self.prefix or None, config=dict(self.config), **options)
 
     def without_secrets(self, text: str) -> str:
-        """A message of obstore's, fit for a log."""
+        """Remove the secrets from a message of obstore, for a log."""
         text = _QUERY.sub("?***", text)
         for secret in self.secrets:
             for form in (secret, quote(secret, safe="")):
@@ -110,7 +110,7 @@ def _read_s3(parts: SplitResult, parameters: dict[str, str]) -> _Read:
         "region": parameters.pop("region", None),
         "endpoint": endpoint,
         "virtual_hosted_style_request": "true" if virtual else None,
-        "disable_bulk_delete": "true",  # of one object at a time; not all that imitate S3 have the other
+        "disable_bulk_delete": "true",  # deletes single objects: some servers that imitate S3 have no bulk delete
     }
     return "S3Store", bucket, parts.path, config
 
@@ -150,8 +150,8 @@ def _read_azure(parts: SplitResult, parameters: dict[str, str]) -> _Read:
 def _split(uri: str) -> SplitResult:
     try:
         parts = urlsplit(uri)
-    except ValueError:  # whose words would show it
-        raise ValueError("it is no URI") from None
+    except ValueError:  # its text would show the URI
+        raise ValueError("it is not a URI") from None
     if "@" in parts.path:
         raise ValueError("write a / in a key or secret as %2F")
     return parts

@@ -1,7 +1,7 @@
-"""One chunk: record batches to file content and back, each with its checksum.
+"""Writes and reads one chunk: record batches, each with a checksum.
 
-A chunk's rows have no ``partition`` and no ``id``: both follow from its name, and ``read_chunk`` adds them. So what
-keeps rows at their ids is checked: what the chunk says of its place, and the number of rows before each batch.
+A chunk's rows have no ``partition`` and no ``id``: both follow from its name, and ``read_chunk`` adds them. So reading
+checks what ties rows to ids: the place in the chunk's facts, and the number of rows before each batch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.facts import ChunkFacts, Times
-from zmq_datasource.log.files import LENGTHS_ONLY, patiently, unreadable
+from zmq_datasource.log.files import LENGTHS_ONLY, unreadable
 from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.rows import number_rows
@@ -45,31 +46,31 @@ __all__ = [
 ]
 
 CHECKSUM = b"xxh3"
-# An Arrow file begins with its name, padded; a stream follows, of the schema and the batches.
+# An Arrow file begins with the padded text ARROW1; a stream of the schema and the batches follows.
 MAGIC_BYTES = 8
 NO_ROWS = pa.RecordBatch.from_arrays([pa.nulls(0, it.type) for it in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
 
 
 class OpensChunks(Protocol):
-    """Where chunks are read: a directory (``LogStorage``), or what stands for one.
+    """A place from which chunks are read: a ``LogStorage``, or a server of chunks.
 
     Attributes:
-        partition: Of the log.
-        patience: For so many seconds a chunk that cannot be opened now is tried again.
+        partition: The log partition.
+        patience: Seconds for which opening and reading a chunk is repeated.
     """
 
     partition: int
     patience: float
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Open a chunk for reading, most of it unless ``whole`` is false; FileNotFoundError if it is gone."""
+        """Open a chunk for reading; ``whole`` says whether most of it will be read. FileNotFoundError if it is gone."""
 
     def path_of(self, name: str) -> str:
-        """Where it is, for messages."""
+        """The full path of a chunk, for messages."""
 
 
 class Memory:
-    """What Arrow writes to: the columns' own buffers are kept, not copies of them."""
+    """Receives what Arrow writes, and keeps the columns' own buffers instead of copies."""
 
     closed = False
 
@@ -86,19 +87,19 @@ class Memory:
         return self._end
 
     def flush(self) -> None:
-        """Do nothing: ``take`` returns what was written."""
+        """Do nothing; Arrow calls this."""
 
     def take(self) -> list[Part]:
-        """What was written since the last call."""
+        """Return what was written since the last call."""
         parts, self._parts = self._parts, []
         return parts
 
 
 def encode_chunk(batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> list[Part]:
-    """The content of a chunk of messages (``messages.schemas.MESSAGE_SCHEMA``), an Arrow IPC file.
+    """Encode messages (``messages.schemas.MESSAGE_SCHEMA``) as the content of a chunk, an Arrow IPC file.
 
     Args:
-        metadata: Put with the last batch.
+        metadata: The metadata of the last batch.
     """
     memory = Memory()
     schema = MESSAGE_SCHEMA.with_metadata(batches[0].schema.metadata)
@@ -114,11 +115,11 @@ def encode_chunk(batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, byt
 def write_chunk(
     storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
 ) -> Chunk:
-    """Make a chunk of messages; may be repeated.
+    """Write messages as a chunk. May be repeated.
 
     Args:
-        facts: What it says of itself.
-        state: Its writer's (``log.state``).
+        facts: The chunk's facts.
+        state: The writer's state (``state_metadata``).
 
     Raises:
         LogLockedError: Another writer has given out its ids.
@@ -130,18 +131,18 @@ def write_chunk(
 
 
 def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
-    """Of the rows of batches, of which there is at least one."""
+    """The earliest and latest time in batches with at least one row."""
     found = [pc.min_max(batch.column("timestamp")) for batch in batches if batch.num_rows]
     return Times(min(one["min"].value for one in found), max(one["max"].value for one in found))
 
 
 def read_metadata(storage: OpensChunks, name: str) -> Mapping[bytes, bytes]:
-    """What a chunk carries beside its rows, with its last batch.
+    """Read the metadata of a chunk's last batch.
 
     Raises:
-        DamagedChunkError: The file is no Arrow file.
-        DiskFaultError: It cannot be opened now.
-        FileNotFoundError: It is gone.
+        DamagedChunkError: The file is not an Arrow file.
+        DiskFaultError: The file cannot be opened now.
+        FileNotFoundError: The file is gone.
     """
     try:
         with storage.open_chunk(name, whole=False) as file:
@@ -159,15 +160,15 @@ def _metadata_of(reader: pa.ipc.RecordBatchFileReader) -> Mapping[bytes, bytes]:
 
 
 def read_facts(storage: OpensChunks, first: int) -> ChunkFacts:
-    """What a chunk says of itself. Raises what ``read_metadata`` does."""
+    """Read the facts of a chunk. Raises what ``read_metadata`` and ``facts_of`` do."""
     return facts_of(storage, first, read_metadata(storage, chunk_name(first)))
 
 
 def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) -> ChunkFacts:
-    """The same, of a chunk whose metadata was read.
+    """The facts in a chunk's metadata.
 
     Raises:
-        DamagedChunkError: It is not what was written, or was written for another place.
+        DamagedChunkError: The facts are damaged, or were written for another place.
     """
     try:
         facts = ChunkFacts.of_whole(metadata)
@@ -183,13 +184,13 @@ def read_chunk(
     """Yield the rows (``messages.schemas.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
 
     Args:
-        writer: The incarnation that has written it; a chunk of another one is none of the log's. None for any.
-        whole: Whether most of it will be read.
+        writer: The incarnation that has written these ids; a chunk of another one counts as gone. None accepts any.
+        whole: Whether most of the chunk will be read.
 
     Raises:
-        DamagedChunkError: The content is not what was written; names the file and the ids.
-        DiskFaultError: It could not be read for as long as the storage's ``patience``.
-        DataLossError: The file is gone, or the one after it.
+        DamagedChunkError: The content was changed; the error names the file and the ids.
+        DiskFaultError: The chunk could not be read within the storage's ``patience``.
+        DataLossError: The chunk is gone, or the one after it.
     """
     path = storage.path_of(name)
     chunk_first = parse_chunk_name(name)
@@ -197,7 +198,7 @@ def read_chunk(
     next_id = chunk_first
     with ExitStack() as stack:
         try:
-            file, reader = patiently(lambda: _open(storage, name, whole), storage.patience)
+            file, reader = retry_reading(lambda: _open(storage, name, whole), storage.patience)
             stack.enter_context(file)
             schema, count = reader.schema, reader.num_record_batches
             if not schema.equals(MESSAGE_SCHEMA):
@@ -205,7 +206,7 @@ def read_chunk(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = ChunkFacts.of_whole(patiently(partial(_metadata_of, lengths), storage.patience))
+            facts = ChunkFacts.of_whole(retry_reading(partial(_metadata_of, lengths), storage.patience))
             facts.check_place(storage.partition, chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
@@ -213,22 +214,24 @@ def read_chunk(
             raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
         if writer is not None and facts.incarnation != writer:
             raise _gone(path, start, end)
-        # Of the file's metadata a row needs no more.
+        # Rows need only the framing of the file's metadata.
         kept = {FRAMING: schema.metadata[FRAMING]} if FRAMING in (schema.metadata or {}) else None
         for position in range(count):
             if next_id >= end:
                 return
             try:
                 if next_id < start:
-                    skipped = patiently(partial(lengths.get_batch, position), storage.patience).num_rows
+                    skipped = retry_reading(partial(lengths.get_batch, position), storage.patience).num_rows
                     if next_id + skipped <= start:
                         next_id += skipped
                         continue
                 read = partial(reader.get_batch_with_custom_metadata, position)
-                batch, metadata = patiently(read, storage.patience)
+                batch, metadata = retry_reading(read, storage.patience)
                 first, next_id = next_id, next_id + batch.num_rows
                 intact = is_intact(batch, metadata, first - chunk_first)
-            except FileNotFoundError as e:  # an object is read in parts
+            except (
+                FileNotFoundError
+            ) as e:  # a bucket's object is read in parts, and may be deleted between them
                 raise _gone(path, start, end) from e
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise unreadable(f"reading batch {position} of chunk {path} (from id {next_id})", e) from e
@@ -237,7 +240,7 @@ def read_chunk(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
-            if not batch.num_rows:  # the end of a chunk that has grown
+            if not batch.num_rows:  # the last batch of a chunk that was written group by group
                 continue
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             rows = batch.replace_schema_metadata(kept).slice(low, high - low)
@@ -263,7 +266,7 @@ def _open(storage: OpensChunks, name: str, whole: bool) -> tuple[pa.NativeFile, 
 
 
 def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:
-    """Why a chunk is not what was written, found by reading all of it; None if it is."""
+    """Read a whole chunk, and say what is damaged; None if nothing is."""
     try:
         for _ in read_chunk(storage, chunk.name, chunk.first, chunk.end):
             pass
@@ -282,7 +285,7 @@ def _gone(path: str, start: int, end: int) -> DataLossError:
 
 
 def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, before: int) -> bool:
-    """Whether a batch is what was written with this metadata behind ``before`` rows of its file.
+    """Whether a batch is unchanged, given its metadata and the number of rows before it in the file.
 
     Raises:
         ValueError: As ``fingerprint``.
@@ -293,18 +296,17 @@ def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, bef
 def fingerprint(batch: pa.RecordBatch, before: int) -> bytes:
     """The checksum of a batch and its place in a file: XXH3 (64 bits, hex) over its columns' buffers.
 
-    The place is how many rows the file has before it, and not an id. So a batch that takes the place of another one is
-    noticed, and a file may become a chunk under whatever id is next.
+    The place is the number of rows before it in the file, and not an id. So a batch in the place of another one is
+    noticed, and a staged file may become a chunk under any id.
 
-    Each buffer counts as far as the rows reach, because how much padding follows is up to
-    the Arrow version that wrote or read it. A column without nulls counts without its
-    validity bitmap, which the file format may leave out. Last comes the name of the framing by
-    which frames come back, if the batch has one.
+    Of each buffer the bytes of the rows count, without the padding, which depends on the version of Arrow. A validity
+    bitmap counts only if the column has nulls, because the file format may leave it out. The name of the framing, if
+    the batch has one, counts last.
 
     Raises:
         ValueError: A buffer is shorter than the rows say, or the batch is a slice.
     """
-    batch.validate()  # of a damaged file even the number of nulls may be none
+    batch.validate()  # in a damaged file even the number of nulls may be wrong
     digest = xxhash.xxh3_64()
     digest.update(before.to_bytes(8, "little"))
     digest.update(batch.num_rows.to_bytes(8, "little"))

@@ -1,6 +1,6 @@
-"""The file of a chunk, written while its batches come: what it lacks until the end is the footer and its name.
+"""A chunk's file that is written batch by batch. Until its end it lacks only the footer and its name.
 
-The file of an open chunk, a compact one beside it, and the file of a staged attempt (``log.staging``) are such files.
+There are three kinds: an open chunk and its compact copy (``growing``), and a staged attempt (``staging``).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["ChunkFile", "CompactFile", "Encoder", "FilledFile", "is_small"]
 
 _log = logging.getLogger(__name__)
 
-# A batch of its own costs a message about a kilobyte, and its reader 50 µs.
+# Each batch takes about a kilobyte, and 50 µs of its reader.
 _SMALL_BATCH_BYTES = 64 << 10
-# What is made one batch at a time. Both take about a millisecond, for which the next group waits.
+# So many batches, or bytes, are copied into one at a time. That takes about 1 ms, for which the next group waits.
 _PIECE_BATCHES, _PIECE_BYTES = 256, 1 << 20
 
 
 class Encoder:
-    """Makes the bytes of a chunk's file of its batches, as they come.
+    """Encodes a chunk's file batch by batch.
 
     Args:
-        schema: ``MESSAGE_SCHEMA``; its metadata says what the file was made for.
+        schema: ``MESSAGE_SCHEMA``, with metadata for a staged attempt.
 
     Attributes:
-        rows: Of the batches so far.
+        rows: The rows so far.
     """
 
     def __init__(self, schema: pa.Schema = MESSAGE_SCHEMA) -> None:
@@ -50,40 +50,40 @@ class Encoder:
 
     @property
     def size(self) -> int:
-        """How many bytes there are so far, taken or not."""
+        """The bytes so far, including those that were taken."""
         return self._memory.tell()
 
     def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
-        """Add a batch, with its checksum and this metadata."""
+        """Add a batch with its checksum and this metadata."""
         custom = {CHECKSUM: fingerprint(batch, self.rows), **metadata}
         self._writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=custom)
         self.rows += batch.num_rows
 
     def end(self, metadata: Mapping[bytes, bytes]) -> None:
-        """Add a last batch, of no rows, with this metadata, and the footer, unless that is done."""
+        """Add a last batch without rows, with this metadata, and the footer; do nothing if that is done."""
         if not self._closed:
             self.append(NO_ROWS, metadata)
             self._writer.close()
             self._closed = True
 
     def take(self) -> list[Part]:
-        """What has come since the last call."""
+        """Return the bytes since the last call."""
         return self._memory.take()
 
 
 class ChunkFile:
-    """A chunk's file under the name that it has until it is whole.
+    """A chunk's file under a hidden name, until it is whole.
 
-    What writes to the disk may be called again if the disk has refused it: it is written again from memory, at the
-    same place, because after a failed fsync nobody knows what the system still holds of it.
+    If the disk refuses, the call may be repeated. The bytes are then written again from memory at the same place,
+    because after a failed fsync it is unknown which of them the system still has.
 
     Args:
-        files: Where it is.
-        name: The name.
-        encoder: What was taken of it is in the file already; None for a new file.
+        files: The directory.
+        name: The hidden name.
+        encoder: For an existing file, its encoder after all of its bytes; None for a new file.
 
     Attributes:
-        size: Bytes that are on the disk.
+        size: The bytes on the disk.
     """
 
     def __init__(self, files: OpenChunkFiles, name: str, encoder: Encoder | None = None) -> None:
@@ -94,11 +94,11 @@ class ChunkFile:
         self.size = 0 if encoder is None else encoder.size
 
     def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
-        """Add a batch, with its checksum and this metadata; ``write`` makes it durable."""
+        """Add a batch with its checksum and this metadata; ``write`` makes it durable."""
         self._encoder.append(batch, metadata)
 
     def write(self) -> None:
-        """Write what was appended.
+        """Write the batches since the last call. They are durable when this returns.
 
         Raises:
             LogWriteError: The file system refused.
@@ -109,12 +109,11 @@ class ChunkFile:
         self._unwritten = []
 
     def end(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> None:
-        """Write the end and the footer; ``put`` is next.
+        """Write the last batch and the footer. ``put`` follows.
 
         Args:
-            facts: What the chunk says of itself. A batch of no rows has it, so that no batch before passes for the
-                last one.
-            state: Its writer's (``log.state``), in the same place.
+            facts: The chunk's facts. The last batch has no rows, so that no earlier batch passes for it.
+            state: The writer's state (``state_metadata``), in the same batch.
 
         Raises:
             LogWriteError: The file system refused.
@@ -123,12 +122,12 @@ class ChunkFile:
         self.write()
 
     def finish(self, storage: LogStorage, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk:
-        """Do ``end`` and ``put``. May be repeated."""
+        """Call ``end`` and ``put``. May be repeated."""
         self.end(facts, state)
         return self.put(storage, facts)
 
     def put(self, storage: LogStorage, facts: ChunkFacts) -> Chunk:
-        """Make the file, which has its end, a chunk.
+        """Make the file a chunk, after ``end``.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
@@ -139,7 +138,7 @@ class ChunkFile:
         return Chunk(facts.first, facts.end, self.size, time.time(), facts.incarnation)
 
     def remove(self) -> None:
-        """Delete the file under this name, if there is one. What cannot be deleted now, the next writer deletes."""
+        """Delete the file under its hidden name. If that fails, the next writer deletes it."""
         try:
             self._files.remove(self._name)
         except LogWriteError as e:
@@ -147,12 +146,12 @@ class ChunkFile:
 
 
 class FilledFile(NamedTuple):
-    """Rows that are on the disk already, in a file that is to become a chunk.
+    """A file with rows that can become a chunk.
 
     Attributes:
-        file: Where more rows may be appended.
-        rows: How many it has.
-        times: When they were received.
+        file: The file; more rows may be appended.
+        rows: The number of rows.
+        times: The times at which they were received.
     """
 
     file: ChunkFile
@@ -161,10 +160,10 @@ class FilledFile(NamedTuple):
 
 
 class CompactFile:
-    """The same rows as an open chunk in fewer batches, written beside it, piece by piece, to take its place.
+    """A copy of an open chunk in fewer batches, which takes its place at the end.
 
-    Piece by piece, because to do it for a whole chunk when it ends would let the next group wait 30 ms. It is for
-    those who read later, so what the disk refuses is not tried again: then the chunk stays as it has grown.
+    It is written in pieces, because copying a whole chunk at its end would delay the next group by 30 ms. It only makes
+    later reads faster: so if the disk refuses, it is given up, and the chunk keeps its small batches.
 
     Args:
         first: The chunk's first id.
@@ -183,7 +182,7 @@ class CompactFile:
         self._pending_bytes += sum(batch.get_total_buffer_size() for batch in batches)
 
     def write(self) -> bool:
-        """Write what has gathered, if it is enough; False if the disk has refused it."""
+        """Write the pending batches if there are enough; return False if the disk has refused."""
         if len(self._pending) < _PIECE_BATCHES and self._pending_bytes < _PIECE_BYTES:
             return True
         try:
@@ -201,11 +200,11 @@ class CompactFile:
         self._file.write()
 
     def finish(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk | None:
-        """Make it the chunk; None if the disk has refused what was to be written.
+        """Make it the chunk; return None if the disk has refused to write it.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
-            LogWriteError: The file system refused to make it the chunk, or has made it one all the same.
+            LogWriteError: The file system refused to make it the chunk. It may be the chunk all the same.
         """
         try:
             self._write()
@@ -225,15 +224,13 @@ class CompactFile:
         self.remove()
 
     def remove(self) -> None:
-        """Delete what was written of it."""
+        """Delete the file."""
         if self._file.size:
             self._file.remove()
 
 
 def is_small(batches: Sequence[pa.RecordBatch]) -> bool:
-    """Whether these are better written as one: whether they are small, on average.
-
-    (By the size of their buffers: ``nbytes`` is the same for what is no slice, and for a thousand batches takes 50 ms.)
-    """
+    """Whether batches are so small, on average, that they are better written as one."""
+    # Not nbytes, which is the same for batches that are not slices, and takes 50 ms for a thousand of them.
     size: int = sum(batch.get_total_buffer_size() for batch in batches)
     return size < len(batches) * _SMALL_BATCH_BYTES

@@ -1,7 +1,7 @@
-"""What a log partition holds, as all threads of a process see it.
+"""The contents of a log partition, as all threads of a process see them.
 
-In the process that writes it, the receiving thread adds what it appends, the sealing thread makes chunks of that,
-retention takes chunks away, and anybody may look. In one that reads along, a new listing replaces the last.
+In the process that writes the partition, the receiving thread appends messages, the sealing thread makes chunks of
+them, retention deletes chunks, and any thread may read. In a process that follows, a new listing replaces the last one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ __all__ = ["Contents"]
 
 
 class Contents:
-    """The chunks of a partition, and the bytes of what is no chunk yet or no longer one.
+    """The chunks of a partition, and the bytes of messages that are not in a chunk yet or are being deleted.
 
-    The base of the log that this process writes (``LogWriter``) and of one that it follows (``LogFollower``). Each
-    method holds the one lock for a moment, and touches no file.
+    The base class of ``LogWriter`` and ``LogFollower``. Each method holds one lock for a moment, and uses no file.
 
     Attributes:
-        grown: How far the open chunk has come on the disk; None if nothing of it was written.
+        grown: The part of the open chunk that is on the disk; None if there is none.
         incarnations: The writers that the partition has had.
     """
 
@@ -39,7 +38,7 @@ class Contents:
         self.incarnations = Incarnations()
 
     def replace(self, index: ChunkIndex) -> None:
-        """Take over the chunks that were found on the disk."""
+        """Replace all chunks by those of a listing."""
         with self._lock:
             self._index = index
             self.incarnations = index.incarnations
@@ -47,18 +46,18 @@ class Contents:
     # The way of messages: appended, written, sealed.
 
     def count_appended(self, size: int) -> None:
-        """Count bytes that are in memory and not yet on the disk."""
+        """Count bytes in memory that are not on the disk yet."""
         with self._lock:
             self._unwritten_bytes += size
 
     def grow(self, size: int, grown: Grown) -> None:
-        """So many bytes of memory are on the disk, in the open chunk."""
+        """Note that ``size`` bytes of memory were written to the open chunk."""
         with self._lock:
             self._unwritten_bytes -= size
             self.grown = grown
 
     def seal(self, size: int, chunk: Chunk) -> None:
-        """The next chunk is durable; so many bytes of memory, and the open chunk if it has grown, are in it."""
+        """Note a new chunk, which has ``size`` bytes of memory and the open chunk."""
         with self._lock:
             self._unwritten_bytes -= size
             self._index.append(chunk)
@@ -67,12 +66,12 @@ class Contents:
     # The way of chunks: chosen, and deleted.
 
     def choose(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> Sequence[Chunk]:
-        """The chunks, from the oldest on, that ``choice`` picks."""
+        """The front chunks that ``choice`` returns."""
         with self._lock:
             return choice(self._index)
 
     def begin_deleting(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> None:
-        """Offer the front chunks that ``choice`` picks to nobody any more."""
+        """Remove the front chunks that ``choice`` returns from the index, and put them in the queue of deletions."""
         with self._lock:
             chunks = choice(self._index)
             self._index.remove_front(len(chunks))
@@ -81,12 +80,12 @@ class Contents:
 
     @property
     def deleting(self) -> Chunk | None:
-        """The first chunk whose file is to be deleted; it counts as part of the log's size until it is."""
+        """The next chunk to be deleted; None for none. It counts in the log's size until ``deleted``."""
         with self._lock:
             return self._deleting[0] if self._deleting else None
 
     def deleted(self) -> None:
-        """Note that a chunk's file was deleted."""
+        """Note that the file of the chunk ``deleting`` was deleted."""
         with self._lock:
             self._deleting_bytes -= self._deleting.popleft().size
 
@@ -94,13 +93,13 @@ class Contents:
 
     @property
     def earliest(self) -> int:
-        """The first id there is; ``durable_end`` if there is none."""
+        """The first id of the chunks; ``durable_end`` if there is no chunk."""
         with self._lock:
             return self._index.earliest
 
     @property
     def durable_end(self) -> int:
-        """The id after the last one that is sealed."""
+        """The id after the last chunk."""
         with self._lock:
             return self._index.end
 
@@ -112,7 +111,7 @@ class Contents:
 
     @property
     def unsealed_bytes(self) -> int:
-        """Bytes of messages in memory that are not on the disk, and of files that are to become chunks."""
+        """The bytes of messages that are in memory only, and of files that will become chunks."""
         with self._lock:
             return self._unwritten_bytes
 
@@ -124,7 +123,7 @@ class Contents:
 
     @property
     def chunks(self) -> int:
-        """How many chunks have a file."""
+        """The number of chunks that have a file."""
         with self._lock:
             return len(self._index) + len(self._deleting)
 
@@ -134,16 +133,18 @@ class Contents:
             return self._index.covering(start, end)
 
     def size_of(self, start: int, end: int) -> int:
-        """Bytes of the ids ``[start, end)`` on the disk, about: within a chunk, messages count as equally long."""
+        """The approximate bytes of the ids ``[start, end)`` on the disk: messages of a chunk count as equally long."""
         with self._lock:
             return self._index.size_of(start, end)
 
     def occupied(self, done: float) -> int:
-        """Bytes on the disk and in memory.
+        """The bytes on the disk and in memory that count for the log's limit.
 
-        The newest chunk stays for ever, because it says which id comes next; alone, and if nobody needs an id below
-        ``done``, it does not count, or a chunk larger than the log's limit would end the feed.
+        Args:
+            done: The ids below are not needed any more.
         """
+        # The newest chunk is never deleted, because it says which id is next. If it is the only one and not needed, it
+        # does not count: otherwise a chunk larger than the limit would end receiving for good.
         with self._lock:
             spent = len(self._index) == 1 and self._index.end <= done
             kept = 0 if spent else self._index.size

@@ -1,9 +1,9 @@
-"""Ids that the log's writer deletes between the planning of a read and the read itself.
+"""Decides what happens to ids that the log's writer has deleted between the planning of a read and the read itself.
 
-The writer deletes from the front: because the log is full (``whenFull=discard``), or because no query needs the ids and
-``walRetention`` has passed. A chunk that is missing is taken for deleted if the log begins after it, and for lost if
-the log begins before it. Either way reading goes on after it with ``failOnDataLoss=false``, if the log is there, with
-the same id: a directory that was unmounted stays an error.
+The writer deletes from the front, if the log is full (``whenFull=discard``), or if no query needs the ids and
+``walRetention`` has passed. A missing chunk counts as deleted if the log begins after it, and as lost if the log begins
+before it. With ``failOnDataLoss=false`` reading continues after it in both cases, but only if the log is there and has
+the same id: an unmounted directory remains an error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 from functools import partial
 
 from zmq_datasource.errors import DataLossError, LogError
-from zmq_datasource.log.files import patiently
-from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader_records import ReaderRecords
+from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["Deletions", "begin_of", "deleted"]
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def deleted(storage: LogStorage, first: int, end: int) -> DataLossError:
-    """The error of a read, if the log's writer has deleted the ids ``[first, end)`` since it was planned."""
+    """The error of a read if the log's writer has deleted its ids ``[first, end)`` since it was planned."""
     return DataLossError(
         f"reading: {_what(storage, first, end)}. Raise walMaxBytes or walRetention where the log is written. To go on "
         "with what there is, set failOnDataLoss=false"
@@ -38,7 +38,7 @@ def _what(storage: LogStorage, first: int, end: int) -> str:
 
 
 def begin_of(storage: LogStorage, log_id: str) -> int | None:
-    """The first id that a partition of this log has; None if another log is in its place, or it has no chunk.
+    """The first id of a partition; None if another log is in its place, or there is no chunk.
 
     Raises:
         LogError: There is no log, or it cannot be listed, or a chunk in the middle is missing.
@@ -50,14 +50,14 @@ def begin_of(storage: LogStorage, log_id: str) -> int | None:
 
 
 class Deletions:
-    """What one read does about ids that are deleted before it comes to them.
+    """Skips deleted ids for one read, or fails it.
 
     Args:
-        storage: Of the partition that is read.
-        log_id: Of the log that the read was planned for.
-        fails: ``failOnDataLoss``.
-        reader: Name of the query. What is skipped is recorded under it, for the process that plans the query's batches
-            to count. None records nothing.
+        storage: The partition.
+        log_id: The id of the log for which the read was planned.
+        fails: The option ``failOnDataLoss``.
+        reader: The query's name. Skipped ids are recorded for it, so that the process that plans the query's batches
+            counts them. None records nothing.
     """
 
     def __init__(self, storage: LogStorage, log_id: str, fails: bool, reader: str | None = None) -> None:
@@ -67,11 +67,15 @@ class Deletions:
         self._reader = reader
 
     def skip(self, first: int, chunk_end: int, end: int, gone: DataLossError) -> int:
-        """Where to go on reading up to ``end``, if there are no rows from ``first`` on to the end of its chunk.
+        """The id from which to continue. Called when the rows from ``first`` to the end of its chunk are gone.
+
+        Args:
+            end: The end of the whole read.
+            gone: The error of the chunk.
 
         Raises:
-            DataLossError: ``gone``, if the log is not there, or a chunk in its middle is missing and ``failOnDataLoss``
-                is true; or that the writer deleted the chunk and ``failOnDataLoss`` is true.
+            DataLossError: ``gone`` if the log is not there; with ``failOnDataLoss`` also ``gone`` if a chunk in the
+                middle is missing, or an error that says that the writer has deleted the ids.
         """
         begin = self._begin(gone)
         is_deleted = begin >= chunk_end
@@ -81,7 +85,7 @@ class Deletions:
             raise deleted(self._storage, first, min(begin, end)) from gone
         skipped = min(begin, end) if is_deleted else chunk_end
         _log.warning(
-            "data loss: %s; going on after them because failOnDataLoss=false",
+            "data loss: %s; continuing after them because failOnDataLoss=false",
             _what(self._storage, first, skipped) if is_deleted else gone,
         )
         if self._reader is not None:
@@ -95,7 +99,7 @@ class Deletions:
         """The first id that the log has now.
 
         Raises:
-            DataLossError: ``gone``: the log is not there, or not this one, or has no chunk.
+            DataLossError: ``gone``, if the log is not there, is another one, or has no chunk.
         """
         try:
             begin = self._ask()
@@ -106,7 +110,7 @@ class Deletions:
         return begin
 
     def _ask(self) -> int | None:
-        return patiently(partial(begin_of, self._storage, self._log_id), self._storage.patience)
+        return retry_reading(partial(begin_of, self._storage, self._log_id), self._storage.patience)
 
     def _record(self, reader: str, first: int, end: int) -> None:
         ReaderRecords(self._storage).write_skipped(reader, first, end)

@@ -1,4 +1,4 @@
-"""A store that is a directory, on a disk or on a shared file system."""
+"""A store in a directory, on a disk or on a shared file system."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ _log = logging.getLogger(__name__)
 
 _HIDDEN = "."
 _TEMPORARY = re.compile(r"\.put-[0-9a-f]{32}")
-# What a disk writes at once, or not at all.
+# A disk writes a sector as a whole or not at all.
 _SECTOR_BYTES = 512
 _COMPARED_BYTES = 1 << 20
-# So often a directory is listed whose names all go away meanwhile.
+# If all names of a directory disappear during a listing, it is listed again, so often.
 _LISTINGS = 10
-# How often the holder of a key reads the file again.
-_LOOKING_SECONDS = 1.0
+# How often the holder of a key checks its file.
+_CHECK_SECONDS = 1.0
 # flock has no wait with a deadline.
-_LOCK_PAUSE = 0.05
-# The holder of a lock on a full disk could not write its name into the file.
+_LOCK_PAUSE = 0.05  # seconds
+# For a lock on a full disk, where its holder could not write its name.
 _NAMELESS = "a process that could not write its name"
 
 
 class DirectoryStore:
     """A directory as a ``Store``.
 
-    A new object is a private temporary file that is forced to the disk and then linked to its name. So a name is there
-    only with the whole content, and of two links to one name the file system refuses the second.
+    A new object is written to a temporary file, forced to the disk, and then linked to its name. So a name appears only
+    with the whole content, and the file system refuses the second of two links to one name.
 
     Args:
         root: The directory.
@@ -77,9 +77,8 @@ class DirectoryStore:
         except ValueError as e:
             raise OptionError(f"option walLocation={str(root)!r}: {e}") from e
         self.sync = sync
-        self._path = str(
-            self.root
-        )  # a follower asks for names all the time, and strings are joined sooner than paths
+        # A follower looks up names all the time, and strings are faster to join than paths.
+        self._path = str(self.root)
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self)!r})"
@@ -105,13 +104,13 @@ class DirectoryStore:
         directory = self.root / prefix
         try:
             for _ in range(_LISTINGS):
-                # A directory is no list: of two names that are added meanwhile it may show the second one alone. But
-                # each name that was there before is shown, so what is new since is left out.
+                # If two names are added during a scan, it may show only the second one. But it shows every name that
+                # was there before, so names that are newer than a first listing are left out.
                 with reading(directory):
                     there = [name for name in os.listdir(directory) if _is_listed(name, after)]
                 newest = max(there, default="")
                 found = [entry for entry in self._entries(directory, after) if entry.name <= newest]
-                if found or not there:  # else all were deleted meanwhile
+                if found or not there:  # otherwise all names were deleted meanwhile
                     return found
             return []
         except FileNotFoundError:
@@ -126,9 +125,9 @@ class DirectoryStore:
                 try:
                     is_directory, about = entry.is_dir(), entry.stat()
                 except FileNotFoundError:
-                    if entry.is_symlink():  # opening it fails, and is not left out
+                    if entry.is_symlink():  # a link to nothing is listed, so that opening it fails
                         yield Entry(entry.name, 0, 0.0, False)
-                    continue  # it was deleted meanwhile
+                    continue  # it was deleted, so the name is free again
                 if is_directory:
                     yield Entry(entry.name, 0, 0.0, True)
                 else:
@@ -172,16 +171,16 @@ class DirectoryStore:
                         raise LogWriteError(
                             f"writing {path}: there is a link, and no file where it leads"
                         ) from e
-                    continue  # it was deleted meanwhile
+                    continue  # it was deleted, so the name is free again
                 if not same:
                     raise KeyTakenError(f"writing {path}: there is such a file with other content")
-                if self.sync:  # the earlier call may have ended before that
+                if self.sync:  # the earlier call may have failed before this
                     sync_file(path)
                 break
             failpoints.reach("log.store.after_link")
 
     def _link_new(self, file: Path, path: Path) -> None:
-        """Give a file in this file system a second name, which must be free."""
+        """Link a file of this file system to a second name, which must be free."""
         with writing(f"writing {path}"):
             failpoints.reach("log.store.before_link")
             if not _linked(file, path) and not _is_same(file, path):
@@ -207,7 +206,7 @@ class DirectoryStore:
 
     @contextmanager
     def _written(self, path: Path, parts: Sequence[Part], sync: bool) -> Iterator[Path]:
-        """Write a temporary file beside a path; after the block, which gives it its name, it is gone."""
+        """Write a temporary file beside a path for a block that links or renames it; delete it afterwards."""
         temporary = path.with_name(f".put-{uuid.uuid4().hex}")
         with writing(f"writing {path}"):
             try:
@@ -231,7 +230,7 @@ class DirectoryStore:
                 sync_directory(path.parent)
 
     def _add_directory(self, directory: Path) -> None:
-        """Make the last directory above a key, if it is missing; one directly in the root only ``create`` makes."""
+        """Make a missing directory of a key, but not one directly in the root: only ``create`` makes these."""
         if directory.parent not in (self.root, self.root.parent):
             add_directory(directory)
 
@@ -246,9 +245,9 @@ class DirectoryStore:
             failpoints.reach("log.store.after_delete")
 
     def clean(self, prefix: str = "") -> None:
-        """Delete the temporary files in a directory, which processes that were killed have left there.
+        """Delete temporary files of killed processes in a directory.
 
-        A process that is about to put an object there fails, and repeats its call.
+        A living process that is putting an object there loses its temporary file: its call fails, and it repeats it.
         """
         directory = self.root / prefix
         with suppress(FileNotFoundError), reading(directory):
@@ -258,7 +257,7 @@ class DirectoryStore:
                         (directory / name).unlink(missing_ok=True)
 
     def _check_root(self) -> None:
-        """Tell an object that is not there from a store that is away.
+        """Raise an error if the whole store is away. Called when an object is not found.
 
         Raises:
             DiskFaultError: The root is missing.
@@ -273,12 +272,12 @@ class DirectoryStore:
         file = self._lock_file(path)
         try:
             while not _is_locked(file, path):
-                if not _is_at(file, path):  # its holder has removed the file
+                if not _is_at(file, path):  # its holder has deleted the file
                     file.close()
                     file = self._lock_file(path)
                     continue
                 if time.monotonic() >= deadline:
-                    raise LogLockedError(f"{path} is held by {_who(_content(file))}")
+                    raise LogLockedError(f"{path} is held by {_name_in(_content(file))}")
                 if not warned:
                     warned = True
                     _log.info("%s: another process holds it; waiting for up to %.0f s", path, wait)
@@ -292,7 +291,7 @@ class DirectoryStore:
     def _lock_file(self, path: Path) -> IO[bytes]:
         with writing(f"holding {path}"):
             self._add_directory(path.parent)
-            # Not for appending, which would write after what is there.
+            # Not in append mode, in which pwrite would write at the end.
             return open(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+b", buffering=0)
 
     def holder(self, key: str) -> Holding | None:
@@ -303,7 +302,7 @@ class DirectoryStore:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     content = _content(file)
-                    return Holding(_who(content), _note(content))
+                    return Holding(_name_in(content), _note_in(content))
         except FileNotFoundError:
             self._check_root()
         return None
@@ -312,33 +311,33 @@ class DirectoryStore:
         path = self.root / key
         try:
             with reading(path):
-                return _note(read_file(path))
+                return _note_in(read_file(path))
         except FileNotFoundError:
             self._check_root()
         return ""
 
 
 class DirectoryHold:
-    """A locked file. The kernel releases it when the process ends, however it ends.
+    """A locked file. The kernel unlocks it when the process ends in any way.
 
-    A shared file system gives the lock of a host that is cut off to another host, and the first is not told. So the
-    holder writes a signature into the file, and reads it again.
+    A shared file system may give the lock of a host that is cut off to another host, without telling the first one. So
+    the holder writes a signature into the file, and checks it.
     """
 
     def __init__(self, path: Path, file: IO[bytes], signature: bytes) -> None:
         self._path, self._file, self._signature = path, file, signature
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._lost: str | None = None
 
     @property
     def lost(self) -> str | None:
         now = time.monotonic()
-        if self._signature and self._lost is None and now >= self._next_look:
-            self._next_look = now + _LOOKING_SECONDS
-            with suppress(OSError):  # the next object that is put meets it, too
+        if self._signature and self._lost is None and now >= self._next_check:
+            self._next_check = now + _CHECK_SECONDS
+            with suppress(OSError):  # the next put reports this fault
                 found = read_file(self._path)
                 if found != self._signature:
-                    self._lost = _who(found)
+                    self._lost = _name_in(found)
         return self._lost
 
     def release(self) -> None:
@@ -346,7 +345,7 @@ class DirectoryHold:
 
 
 def _is_locked(file: IO[bytes], path: Path) -> bool:
-    """Try to lock a file; whether this process has it, and the file is still at its path."""
+    """Try to lock a file; return whether this process has the lock of the file that is now at the path."""
     with writing(f"holding {path}"):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -363,15 +362,15 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _signed(file: IO[bytes], path: Path, note: str) -> bytes:
-    """Write into a locked file which process has it; what is written, or nothing if the disk refuses."""
+    """Write this process's name and the note into a locked file; return the content, or nothing if the disk refuses."""
     content = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
     try:
-        # Over the old content, which a full disk takes too.
+        # Overwrites the old content, which works on a full disk too.
         os.pwrite(file.fileno(), content, 0)
         os.ftruncate(file.fileno(), len(content))
     except OSError as e:
-        # The lock holds without it, and a log that has filled its disk must be opened to be emptied.
-        _log.warning("writing %s, which says who holds the lock: %s", path, e.strerror)
+        # The lock holds without the name, and a log that has filled its disk must be opened to be emptied.
+        _log.warning("writing the name of this process into the lock %s: %s", path, e.strerror)
         return b""
     return content
 
@@ -381,17 +380,19 @@ def _content(file: IO[bytes]) -> bytes:
     return file.read()
 
 
-def _who(content: bytes) -> str:
+def _name_in(content: bytes) -> str:
     return content.decode(errors="replace").partition("\n")[0] or _NAMELESS
 
 
-def _note(content: bytes) -> str:
+def _note_in(content: bytes) -> str:
     return "".join(content.decode(errors="replace").splitlines()[1:2])
 
 
 def _open_to_lock(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR)  # a shared file system locks no file that is open for reading alone
+        return os.open(
+            path, os.O_RDWR
+        )  # a shared file system does not lock a file that is only open for reading
     except PermissionError:
         return os.open(path, os.O_RDONLY)
     except OSError as e:
@@ -405,7 +406,7 @@ def _is_listed(name: str, after: str) -> bool:
 
 
 def _linked(temporary: Path, path: Path) -> bool:
-    """Give a file its name; False if the name is taken."""
+    """Link a file to its name; return False if the name is taken."""
     try:
         os.link(temporary, path)
     except FileNotFoundError:
@@ -424,13 +425,15 @@ def _linked(temporary: Path, path: Path) -> bool:
 
 
 def _is_same(file: Path, path: Path) -> bool:
-    """Whether a file has this name, too."""
+    """Whether both paths name the same file."""
     return file.exists() and os.path.samefile(file, path)
 
 
 def _holds(path: Path, parts: Sequence[Part]) -> bool:
-    """Whether a file has just this content; FileNotFoundError if there is none."""
-    views = [memoryview(part).cast("B") for part in parts]  # Arrow's are of another format, and never equal
+    """Whether a file has exactly this content; FileNotFoundError if there is none."""
+    views = [
+        memoryview(part).cast("B") for part in parts
+    ]  # in one format, because views of different formats are never equal
     with open(open_file(path), "rb") as file:
         if os.fstat(file.fileno()).st_size != sum(view.nbytes for view in views):
             return False
@@ -442,9 +445,9 @@ def _holds(path: Path, parts: Sequence[Part]) -> bool:
 
 
 def _overwritten(path: Path, content: bytes) -> bool:
-    """Replace a file where it is, which takes no room; only one so small that a disk writes it as a whole.
+    """Overwrite a file in place, which needs no room; return False if it is too large for a disk to write as a whole.
 
-    A full disk may wait for just this: what a reader needs no more can be deleted once it has said so.
+    On a full disk this lets a reader record that it needs less, so that chunks can be deleted.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""What a chunk says of itself, with its last batch: its place, its times, and which writers the log has had."""
+"""The facts of a chunk, in the metadata of its last batch: its place, its times, and the log's writers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 __all__ = ["GROUP_FIRST", "NO_INCARNATIONS", "ChunkFacts", "Incarnations", "PastTimes", "Times"]
 
 _FACTS = b"chunk"
-# With the last batch of a group of an open chunk: the first id of the group.
+# In the metadata of the last batch of a group of an open chunk: the first id of the group.
 GROUP_FIRST = b"group.first"
 
 
@@ -21,8 +21,8 @@ class Times(NamedTuple):
     earliest: int
     latest: int
 
-    def and_also(self, other: Times) -> Times:
-        """Those of both."""
+    def union(self, other: Times) -> Times:
+        """The earliest and latest time of both."""
         return Times(min(self.earliest, other.earliest), max(self.latest, other.latest))
 
 
@@ -30,7 +30,7 @@ class PastTimes(NamedTuple):
     """The latest times of blocks of chunks. A block of 2**k chunks begins at a number that 2**k divides.
 
     Attributes:
-        chunks: How many chunks are counted. The number of the next chunk.
+        chunks: How many chunks are counted, which is the number of the next chunk.
         latest: For each k, the latest time in the last whole block of 2**k chunks, in microseconds since the epoch.
     """
 
@@ -54,16 +54,16 @@ class PastTimes(NamedTuple):
 
 
 class Incarnations(NamedTuple):
-    """The writers that a log partition has had: for each its first id and its incarnation, a random name, in order.
+    """The writers of a log partition, in order: for each its first id, and its incarnation, which is a random name.
 
-    Ids of a log are given out once. But an older copy of a log that is received into gives ids again, to other
-    messages, and then a writer's name tells the two apart.
+    Ids of a log are given out once. But if an older copy of a log is restored and received into, ids are given out
+    again, to other messages. Then the incarnations differ.
     """
 
     writers: tuple[tuple[int, str], ...] = ()
 
     def of(self, message_id: int) -> str | None:
-        """The incarnation that has written a message; None if it is not known any more."""
+        """The incarnation that has written a message; None if it is forgotten."""
         found = None
         for first, name in self.writers:
             if first > message_id:
@@ -76,27 +76,27 @@ class Incarnations(NamedTuple):
         return max((first for first, _ in self.writers if first <= message_id), default=0)
 
     def and_then(self, first: int, name: str, earliest: int) -> Incarnations:
-        """Add the writer that begins at this id; forget those whose messages all lie below ``earliest``."""
+        """Add the writer that begins at id ``first``; forget those with messages below ``earliest`` only."""
         writers = [writer for writer in self.writers if writer[0] < first]
         while len(writers) > 1 and writers[1][0] <= earliest:
             del writers[0]
         return Incarnations((*writers, (first, name)))
 
 
-# Of a log without chunks.
+# For a log without chunks.
 NO_INCARNATIONS = Incarnations()
 
 
 class ChunkFacts(msgspec.Struct, frozen=True):
-    """What the last batch of a chunk carries; in an open chunk that of each group, about the rows up to there.
+    """The facts of a chunk. In an open chunk each group has them, for the rows up to its end.
 
     Attributes:
-        partition: Of the log.
+        partition: The log partition.
         first: The id of the first row.
         end: The id after the last row.
-        times: When the rows were received.
+        times: The times at which the rows were received.
         past: The times of the chunks before.
-        incarnations: The writers up to the one of this chunk.
+        incarnations: The writers up to that of this chunk.
     """
 
     partition: int
@@ -108,42 +108,42 @@ class ChunkFacts(msgspec.Struct, frozen=True):
 
     @property
     def incarnation(self) -> str:
-        """Of the writer of this chunk."""
+        """The incarnation of this chunk's writer."""
         return self.incarnations.writers[-1][1] if self.incarnations.writers else ""
 
     def to_metadata(self) -> dict[bytes, bytes]:
-        """The entry: its checksum (XXH3, 64 bits, hex), and JSON."""
+        """The metadata entry: a checksum (XXH3, 64 bits, hex), and JSON."""
         text = msgspec.json.encode(self)
         return {_FACTS: xxhash.xxh3_64_hexdigest(text).encode() + b" " + text}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """Read what ``to_metadata`` wrote, with a group or at the end of a chunk.
+        """Read the facts of a group or of a whole chunk.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: They are missing or damaged.
         """
         checksum, _, text = metadata.get(_FACTS, b"").partition(b" ")
         if checksum != xxhash.xxh3_64_hexdigest(text).encode():
-            raise ValueError("what it says of itself is missing or was changed after it was written")
+            raise ValueError("its facts are missing or were changed after it was written")
         return msgspec.json.decode(text, type=cls)  # its error is a ValueError
 
     @classmethod
     def of_whole(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """Read it at the end of a chunk.
+        """Read the facts of a whole chunk.
 
         Raises:
-            ValueError: It is something else, or of a group, so that the end of the chunk is not there.
+            ValueError: They are missing or damaged, or those of a group: then the end of the chunk is missing.
         """
         if GROUP_FIRST in metadata:
             raise ValueError("its end is missing; the file was changed after it was written")
         return cls.from_metadata(metadata)
 
     def check_place(self, partition: int, first: int) -> None:
-        """Refuse a chunk that has another place than the one it was written for.
+        """Refuse a chunk that was written for another place.
 
         Raises:
-            ValueError: It has.
+            ValueError: It was.
         """
         if (self.partition, self.first) != (partition, first):
             raise ValueError(

@@ -1,46 +1,61 @@
-"""What keeps two writers of a log partition apart. No clock and no lock does.
+"""Keeps two writers of a log partition apart, without a clock and without a lock.
 
 A chunk's key is its first id, and ``Store.put_new`` decides: the writer that puts a key first has given out those ids.
-But a key is free again when its chunk was deleted. So a writer that was stopped for long enough may put a chunk under
-ids that the log has behind it: a *stray*. It counts for nobody, because of the order in which chunks are deleted:
+But a key is free again after its chunk was deleted. So a writer that was stopped for long enough may put a chunk with
+ids that the log has passed: a *stray*. No reader uses a stray, because of the order in which chunks are deleted:
 
 * Chunks are deleted from the oldest on, and the newest one stays. So the newest chunk in a store always counts.
-* A writer has put a chunk that counts if, after that, the chunk is the newest, or the one before it is still the same
-  object. For as long as that one was there, neither it nor a chunk behind it had been deleted.
-* A stray has newer chunks behind it. A writer that has put one finds them, and never writes again.
+* A chunk counts if, after its put, it is the newest, or the chunk before it is still the same object. While that object
+  was there, neither it nor a later chunk had been deleted.
+* A stray has newer chunks behind it. The writer that has put a stray finds them, and never writes again.
 
-The same object is one with the same size and time of modification: in its place may be a stray of a third writer.
+The same object has the same size and time of modification: a stray of a third writer may have its key.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from zmq_datasource.errors import DiskFaultError, LogLockedError
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import LOG_NAME, chunk_name
-from zmq_datasource.log.store import Entry
-
-if TYPE_CHECKING:
-    from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Entry, Store
 
 __all__ = ["Fence"]
 
 
+class _Chunk(Protocol):
+    @property
+    def first(self) -> int: ...
+
+
+class _Partition(Protocol):
+    """The part of ``LogStorage`` that a fence uses."""
+
+    store: Store
+
+    def key(self, name: str) -> str: ...
+
+    def chunks(self, after: int | None = None) -> Sequence[_Chunk]: ...
+
+    def log_id_again(self) -> str: ...
+
+
 class Fence:
-    """The newest chunk of a writer; by what becomes of it the writer learns that it is fenced.
+    """Watches the newest chunk of one writer, by which the writer learns that it is fenced.
 
     Args:
         storage: The partition.
-        log_id: Of the log that was opened.
+        log_id: The id of the log that was opened.
         newest: The first id of its newest chunk; None if there is no chunk.
 
     Raises:
-        LogLockedError: There is a newer one, or another log.
-        DiskFaultError: It is not there.
+        LogLockedError: There is a newer chunk, or another log.
+        DiskFaultError: The newest chunk is not there.
     """
 
-    def __init__(self, storage: LogStorage, log_id: str, newest: int | None) -> None:
+    def __init__(self, storage: _Partition, log_id: str, newest: int | None) -> None:
         self._storage = storage
         self._log_id = log_id
         self._closed: LogLockedError | None = None
@@ -51,11 +66,11 @@ class Fence:
             raise self._lost()
 
     def check(self) -> None:
-        """Make sure that the newest chunk is there, before anything is written or deleted.
+        """Check that the newest chunk is there. Called before anything is written or deleted.
 
         Raises:
-            LogLockedError: Another writer has gone on without this one.
-            DiskFaultError: The store has lost what was in it: it was unmounted or emptied.
+            LogLockedError: Another writer has put later chunks, or made another log.
+            DiskFaultError: The store has lost its content: it was unmounted or emptied.
         """
         if self._closed is not None:
             raise self._closed
@@ -67,20 +82,20 @@ class Fence:
             raise self._lost()
         self._entry = found  # it was lost and restored
 
-    def move(self, first: int) -> None:
-        """Make sure that a chunk counts that was put just now; it is the newest one then. May be repeated.
+    def advance(self, first: int) -> None:
+        """Check that a chunk which was put just now counts, and make it the newest one. May be repeated.
 
         Raises:
-            LogLockedError: It does not count, or may not.
+            LogLockedError: The chunk does not count, or that is not certain.
             DiskFaultError: As ``check``.
         """
-        entry = self._find(first)  # before it is known that it counts, so that this is the object that counts
+        entry = self._find(first)  # first, so that the check below holds for this object
         if self._newest is None or self._find(self._newest) != self._entry:
             self._check_newest(first)
         self._newest, self._entry = first, entry
 
     def close(self, error: LogLockedError) -> LogLockedError:
-        """Let this writer write and delete nothing from now on; return the error, which ``check`` raises."""
+        """Make every ``check`` from now on raise this error; return it."""
         self._closed = error
         return error
 

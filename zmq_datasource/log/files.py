@@ -1,18 +1,16 @@
-"""What the parts of the log's storage stand on: paths, locks, whole writes, errors of the system as ours."""
+"""Opens, reads and syncs files, and turns errors of the system into ours."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -25,7 +23,6 @@ from zmq_datasource.errors import (
     LogFormatError,
     LogWriteError,
 )
-from zmq_datasource.host.signals import check_signals
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = [
@@ -36,7 +33,6 @@ __all__ = [
     "make_directory",
     "open_file",
     "open_to_read",
-    "patiently",
     "read_file",
     "reading",
     "sync_directory",
@@ -47,26 +43,16 @@ __all__ = [
 ]
 
 
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# Between attempts to read.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 # A file up to this size is read in one call.
 _SMALL_BYTES = 256 << 10
-# For a file whose rows are not wanted: of each batch Arrow reads the length, the metadata and one narrow column.
+# For reading lengths and metadata: of each batch Arrow then reads only one narrow column.
 LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[MESSAGE_SCHEMA.get_field_index("timestamp")])
-# What a disk writes at once, or not at all.
-_SECTOR_BYTES = 512
-# What to do about a directory or a storage that has lost what was in it.
+# The advice for a directory or a storage that has lost its content.
 MOUNT_AGAIN = (
     "The directory was unmounted, removed or emptied. Mount or restore it with all that was in it; nothing is written "
     "there until then"
 )
-# The holder of a lock on a full disk could not write its name into it.
-_NAMELESS = "a process that could not write its name"
-# What may pass: somebody makes room, closes files, mounts or connects again.
+# Errors that may pass: room is made, files are closed, a file system is mounted or connected again.
 _TRANSIENT = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS),
@@ -87,6 +73,15 @@ _TRANSIENT = frozenset(
 
 @contextmanager
 def writing(act: str) -> Iterator[None]:
+    """Turn the system's errors in a block that writes into ours.
+
+    Args:
+        act: The act, for the message, such as "writing PATH".
+
+    Raises:
+        DiskFaultError: An error that may pass.
+        LogWriteError: Another error.
+    """
     hints = {
         errno.ENOENT: f". {MOUNT_AGAIN}",
         errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
@@ -106,13 +101,13 @@ def writing(act: str) -> Iterator[None]:
 
 
 def this_process() -> str:
-    """Who holds a lock, for those who wait for it."""
+    """The name of this process in a lock that it holds, for other processes."""
     return f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
 
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """For what is read: what is no file of a log's, and a fault of the system that may pass, as errors of ours."""
+    """Turn the system's errors in a block that reads into DiskFaultError, if they may pass, or LogFormatError."""
     try:
         yield
     except FileNotFoundError:
@@ -129,7 +124,7 @@ def open_file(path: Path | str) -> int:
     """A file descriptor for reading a file.
 
     Raises:
-        OSError: It cannot be opened, or is no file: a pipe would be waited for, and a device has no end.
+        OSError: It cannot be opened, or is not a file: a pipe would block, and a device has no end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -139,15 +134,15 @@ def open_file(path: Path | str) -> int:
 
 
 def read_file(path: Path | str) -> bytes:
-    """The content of a file; errors as ``open_file``."""
+    """Read a whole file. Raises what ``open_file`` does."""
     with open(open_file(path), "rb", buffering=0) as file:
         return file.read()
 
 
 def open_to_read(path: Path | str) -> pa.NativeFile:
-    """Open a file for Arrow, which reads of it only what it needs; errors as ``open_file``.
+    """Open a file for Arrow, which reads only the parts that it needs. Raises what ``open_file`` does.
 
-    The file is never mapped: an I/O error under a mapping, or a file that is cut meanwhile, ends the process by SIGBUS.
+    The file is not mapped: an I/O error in a mapped file, or cutting the file, would end the process by SIGBUS.
     """
     with open(open_file(path), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size < _SMALL_BYTES:
@@ -156,47 +151,30 @@ def open_to_read(path: Path | str) -> pa.NativeFile:
 
 
 def is_transient(e: Exception) -> bool:
-    """Whether this is a fault of the system that may pass."""
+    """Whether this is an error of the system that may pass."""
     return isinstance(e, OSError) and e.errno in _TRANSIENT
 
 
 def unreadable(act: str, e: Exception) -> LogError:
-    """The error for a chunk that could not be read. That no file can be opened now is no fault of this one."""
+    """The error of a chunk that could not be read: a disk fault if the system's error may pass, otherwise damage."""
     return DiskFaultError(f"{act}: {e}") if is_transient(e) else DamagedChunkError.of(f"{act}: {e}")
 
 
-def patiently(ask: Callable[[], T], seconds: float) -> T:
-    """Read again what the system or a store refuses for now, for so many seconds; the first refusal is a warning."""
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
-    level = logging.WARNING
-    while True:
-        try:
-            return ask()
-        except (DiskFaultError, OSError) as e:
-            if not (isinstance(e, DiskFaultError) or is_transient(e)) or time.monotonic() >= deadline:
-                raise
-            _log.log(level, "%s; trying again for up to %.0f s", e, max(0.0, deadline - time.monotonic()))
-            level = logging.DEBUG
-            check_signals()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, as far as they are missing, so that a crash of the machine keeps them."""
+    """Make a directory and all missing parents, durably."""
     if path.is_dir():
         return
     make_directory(path.parent)
     path.mkdir(mode=0o700, exist_ok=True)
-    with suppress(PermissionError):  # one may be allowed to write there, and not to read
+    with suppress(PermissionError):  # a user may write to a directory that it may not read
         sync_directory(path.parent)
 
 
 def add_directory(path: Path) -> None:
-    """Make a directory, unless it is there, in one that must be there.
+    """Make a directory durably, if it is missing. Its parent must be there.
 
     Raises:
-        FileNotFoundError: That one is not there.
+        FileNotFoundError: The parent is missing.
     """
     if path.is_dir():
         return
@@ -205,6 +183,7 @@ def add_directory(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
+    """Force a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""What fills a log: whoever takes messages off sockets and appends them.
+"""The interface of a filler, which receives messages from sockets and appends them to a log.
 
-It is built after the log, and the log after what its filler remembers (``log.carried``), because the log asks for that
-at every cut. Transactions do it (``acknowledged.acceptor``), and plain sockets (``source.receiver``).
+There are two: for transactions (``acknowledged.acceptor``), and for plain sockets (``source.receiver``). The log
+asks for the filler's state at each cut, so state, log and filler are created in this order (``log.state``).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = ["Filler", "FillerFacts"]
 
 
 class FillerFacts(NamedTuple):
-    """What a filler tells of itself. What does not apply to it stays at its default.
+    """The figures of a filler. A figure that it does not have keeps its default.
 
     Attributes:
-        pending: Messages that were received and wait in memory to be appended to the log.
-        appending: Whether some are on their way from there to the log, in neither's count.
-        refused: Messages that the log did not take, so that receiving ends; they are lost.
-        left: Whether the sockets were closed with messages that come to no other receiver.
-        totals: What the publishers' numbers tell in all; None if messages are not numbered.
-        publishers: How many of them are known; None as for ``totals``.
-        gaps: How many gaps are in the table; None as for ``totals``.
+        pending: Messages in memory that are not appended to the log yet.
+        appending: Whether some messages are being appended, and counted neither here nor in the log.
+        refused: Messages that the log has refused for good. They are lost, and receiving ends.
+        left: Whether the sockets were closed with unread messages that no other receiver gets.
+        totals: The totals of the publishers' sequences; None if messages are not numbered.
+        publishers: How many publishers are known; None as for ``totals``.
+        gaps: How many gaps the table of gaps has; None as for ``totals``.
     """
 
     pending: int = 0
@@ -38,10 +38,10 @@ class FillerFacts(NamedTuple):
 
 
 class Filler(Protocol):
-    """Used in a ``with`` block by one thread; ``facts`` and ``awaits_replies`` may be called by any, at any time.
+    """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``awaits_replies`` at any time.
 
     Attributes:
-        drain_seconds: For how long, after a stop, what is still on its way is received at most.
+        drain_seconds: After a stop, messages on their way are received for at most so many seconds.
     """
 
     drain_seconds: float
@@ -55,27 +55,27 @@ class Filler(Protocol):
         """Close the sockets."""
 
     def receive(self) -> int:
-        """One round: wait a moment for a message, take what is there, and append what is ready for it to the log.
+        """Wait a moment for a message, receive those that are there, and append complete batches to the log.
 
         Returns:
-            How many messages were taken.
+            How many messages were received.
 
         Raises:
-            LogError: The log can take nothing any more.
-            SocketError: Receiving must end; what was received before is in the log.
+            LogError: The log has failed for good.
+            SocketError: Receiving must end. Messages that were received before are in the log.
         """
 
     def cut(self) -> Future[int]:
-        """Append what was received, and cut the log's chunk; for the rest see ``LogWriter.cut``, and ``receive``."""
+        """Append all received messages and cut the chunk: see ``LogWriter.cut``. Raises what ``receive`` does."""
 
     def postpone(self) -> None:
         """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
 
     def finish(self, patience: float) -> None:
-        """Append the rest, and answer for ``patience`` seconds what is being written. Called after the last round."""
+        """Append the last messages, and answer open requests for ``patience`` seconds. Called at the end."""
 
     def awaits_replies(self) -> bool:
-        """Whether messages were asked for that may still come though the sockets are silent."""
+        """Whether requested messages (a replay) may still arrive although the sockets are silent."""
 
     def facts(self) -> FillerFacts:
-        """What the filler has received and counted so far."""
+        """The figures of the filler."""

@@ -1,9 +1,8 @@
-"""A log that another process writes, as a reader sees it: looked at now and then, never locked.
+"""Follows a log partition that another process writes, without a lock.
 
-The next chunk can only be at the id where the newest one ends. So a look costs three requests, however many chunks
-there are: which log it is, whether the first chunk still is there, and whether the next one is. Once in a while the
-names behind the newest are listed all the same: a shared file system remembers for up to a minute that a name was not
-there.
+The key of the next chunk is the end of the newest one. So a refresh takes three requests, however many chunks there
+are: the log's id, the first chunk, and the next chunk. Now and then the names after the newest chunk are listed too,
+because a shared file system may remember for a minute that a name was not there.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import Chunk, chunk_name
-from zmq_datasource.log.reader import chunks_of, read_index
+from zmq_datasource.log.listing import chunks_of, read_index
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["LOOKING_SECONDS", "LogFollower"]
+__all__ = ["REFRESH_SECONDS", "LogFollower"]
 
-LOOKING_SECONDS = 0.05
-# Requests to a bucket are paid for.
-_LOOKING_IN_A_BUCKET_SECONDS = 1.0
+# How often the log is refreshed, in a directory and in a bucket (providers charge for requests).
+REFRESH_SECONDS = 0.05
+_BUCKET_REFRESH_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
-# After so many chunks that are gone all chunks are listed.
-_FEW = 10
-# A directory is not listed in one moment: a chunk is missing if it is not there each time.
+# After so many deleted chunks at the front all chunks are listed.
+_MOST_DELETED = 10
+# A listing takes time, so a chunk counts as missing only if it is in none of so many listings.
 _LISTINGS = 10
 
 
@@ -41,16 +40,15 @@ class LogFollower(Contents):
 
     Args:
         storage: The partition.
-        retry_timeout: Seconds for which a store that refuses is waited for: by ``open``, and by ``refresh``, which goes
-            on with what was listed before.
-        clock: Seconds, monotonic.
+        retry_timeout: Seconds for which refusals of the store are tolerated: ``open`` repeats its act, and ``refresh``
+            keeps the last listing.
+        clock: Returns monotonic seconds.
 
     Attributes:
-        log_id: From ``open`` on, the id of the log.
+        log_id: The id of the log, after ``open``.
     """
 
-    full, fault = False, None  # the writer's affair
-    unsealed = 0  # and so is what is not there yet
+    full, fault, unsealed = False, None, 0  # only a writer has these
 
     def __init__(
         self, storage: LogStorage, retry_timeout: float = 0.0, clock: Callable[[], float] = time.monotonic
@@ -59,19 +57,19 @@ class LogFollower(Contents):
         self._storage = storage
         self._retry_timeout = retry_timeout
         self._clock = clock
-        self._failing: float | None = None  # since when
+        self._failing_since: float | None = None
         self._faults = LimitedLog(__name__, "listings that could not be read")
-        self._seconds = _LOOKING_IN_A_BUCKET_SECONDS if storage.leisure else LOOKING_SECONDS
-        self._looking = threading.Lock()  # Spark's calls and the metrics' thread meet here
-        self._next_look = self._next_listing = 0.0
+        self._seconds = _BUCKET_REFRESH_SECONDS if storage.leisure else REFRESH_SECONDS
+        self._refreshing = threading.Lock()  # Spark's calls and the thread of the metrics both refresh
+        self._next_refresh = self._next_listing = 0.0
         self.log_id = ""
 
     def open(self) -> None:
-        """Find the log, and list it.
+        """Find the log, and list its chunks.
 
         Raises:
-            LogFormatError: There is none.
-            LogError: It cannot be read.
+            LogFormatError: There is no log.
+            LogError: The log cannot be read.
         """
         Retrier(self._retry_timeout).retry(self._find)
 
@@ -80,50 +78,50 @@ class LogFollower(Contents):
         self.refresh_now()
 
     def refresh(self) -> None:
-        """Look for what has changed, if the last look is not quite new.
-
-        One thread at a time: of two looks at once, the one that began first could be the last to be kept.
+        """Find new and deleted chunks, if the last refresh was not just now.
 
         Raises:
-            LogFormatError: A chunk after the newest one is missing.
-            DiskFaultError: All chunks are, or the store does not answer; for longer than ``retry_timeout``.
-            DataLossError: Another log is in the place of this one.
+            LogFormatError: A chunk after the newest known one is missing.
+            DiskFaultError: All chunks are missing, or the store refuses, for longer than ``retry_timeout``.
+            DataLossError: Another log, or an older copy, is in the place of this one.
         """
-        with self._looking:
+        # One thread at a time: otherwise the older of two listings could replace the newer one.
+        with self._refreshing:
             now = self._clock()
-            if now < self._next_look:
+            if now < self._next_refresh:
                 return
             try:
-                self._look()
+                self._refresh()
             except DiskFaultError as e:
-                self._failing = now if self._failing is None else self._failing
-                if now - self._failing >= self._retry_timeout:
+                if self._failing_since is None:
+                    self._failing_since = now
+                if now - self._failing_since >= self._retry_timeout:
                     raise
-                self._faults.warn("going on with what was listed before: %s", e)
+                self._faults.warn("keeping the last listing: %s", e)
             else:
-                self._failing = None
+                self._failing_since = None
                 self._faults.flush()
 
     def refresh_now(self) -> None:
-        """Look for what has changed, in any case. Raises what ``refresh`` does, and DiskFaultError at once."""
-        with self._looking:
-            self._look(anew=True)
+        """Find new and deleted chunks now. Raises what ``refresh`` does, but DiskFaultError at once."""
+        with self._refreshing:
+            self._refresh(lists=True)
 
-    def _look(self, anew: bool = False) -> None:
+    def _refresh(self, lists: bool = False) -> None:
         began = self._clock()
         found = self._storage.log_id_again()
         if found != self.log_id:
             raise DataLossError(
-                f"reading along log {self._storage.root}: it was made anew ({found}, not {self.log_id}); give the "
+                f"reading along log {self._storage.root}: it was created again ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._forget_deleted()
-        forgetful = not self._storage.leisure  # a bucket shows at once what was put
-        self._take_up_new(anew or (forgetful and began >= self._next_listing))
-        self._next_look = began + self._seconds
+        self._remove_deleted()
+        may_miss = not self._storage.leisure  # a bucket shows new objects at once
+        self._add_new(lists or (may_miss and began >= self._next_listing))
+        self._next_refresh = began + self._seconds
 
-    def _check_line(self, message_id: int, incarnations: Incarnations) -> None:
-        """Make sure that what has come follows what was known, and is not in its place.
+    def _check_incarnation(self, message_id: int, incarnations: Incarnations) -> None:
+        """Check that new chunks continue the known ones, and do not replace them.
 
         Raises:
             DataLossError: An older copy of the log was restored and received into.
@@ -136,7 +134,7 @@ class LogFollower(Contents):
                 "give the query a new checkpoint"
             )
 
-    def _forget_deleted(self) -> None:
+    def _remove_deleted(self) -> None:
         gone = 0
         for chunk in self.covering(self.earliest, self.durable_end):
             if self._storage.find_chunk(chunk.first) is not None:
@@ -144,28 +142,28 @@ class LogFollower(Contents):
                     self._index.remove_front(gone)
                 return
             gone += 1
-            if gone == _FEW:
+            if gone == _MOST_DELETED:
                 break
         if gone:
-            self._begin_anew()
+            self._list_all()
 
     def _is_there(self, chunk: Chunk) -> bool:
-        """Whether a chunk is there, and not a stray in its place."""
+        """Whether a chunk is there, without a stray in its place."""
         with suppress(FileNotFoundError):
             return read_facts(self._storage, chunk.first).incarnation == chunk.writer
         return False
 
-    def _begin_anew(self) -> None:
-        """List all there is.
+    def _list_all(self) -> None:
+        """List all chunks.
 
         Raises:
-            DiskFaultError: What was known is not there, nor what has followed it.
+            DiskFaultError: Neither the known chunks nor later ones are there.
         """
         index, newest = read_index(self._storage), self.newest
         if newest is not None:
-            if index.end < newest.end:  # the newest always stays
+            if index.end < newest.end:  # the newest chunk is never deleted
                 raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
-            self._check_line(newest.end - 1, index.incarnations)
+            self._check_incarnation(newest.end - 1, index.incarnations)
         self.replace(index)
         self._next_listing = self._clock() + _LISTING_SECONDS
 
@@ -175,11 +173,11 @@ class LogFollower(Contents):
                 self._index.append(chunk)
             self.incarnations = incarnations
 
-    def _take_up_new(self, listing: bool) -> None:
+    def _add_new(self, listing: bool) -> None:
         storage = self._storage
         newest = self.newest
         if newest is None:
-            self._begin_anew()
+            self._list_all()
             return
         if not listing and storage.find_chunk(newest.end) is None:
             return
@@ -189,17 +187,17 @@ class LogFollower(Contents):
             if not entries:
                 return
             if entries[0].first == newest.end:
-                with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
+                with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
                     facts = read_facts(storage, entries[-1].first)
                     # If the newest one was deleted since, the next one may have been, and a stray is in its place.
                     if storage.find_chunk(newest.first) is None or facts.incarnations.of(newest.end) is None:
-                        self._begin_anew()
+                        self._list_all()
                         return
-                    self._check_line(newest.end - 1, facts.incarnations)
+                    self._check_incarnation(newest.end - 1, facts.incarnations)
                     self._add(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
         if not self._is_there(newest):  # it and its successor were deleted since
-            self._begin_anew()
+            self._list_all()
             return
         raise LogFormatError(
             f"reading {storage}: the ids {newest.end} to {entries[0].first - 1} are missing, before chunk "

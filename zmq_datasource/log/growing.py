@@ -1,20 +1,19 @@
-"""A chunk that is durable before it is whole: written group by group, then closed and renamed.
+"""The open chunk of a proxy: it is durable group by group, before it is a whole chunk.
 
-An Arrow IPC file is a stream of record batches with a footer at the end. So a chunk can be written as
-its messages come, under the hidden name ``.open-<first id>.arrow``: what it lacks until it is sealed
-is the footer and its name. The rules:
+An Arrow IPC file is a stream of record batches with a footer at the end. So a chunk can be written as its messages
+arrive, under the hidden name ``.open-<first id>.arrow``. Until it is sealed it lacks only the footer and its name.
+The rules:
 
-* A *group* is what was appended at once. Its last batch is marked with the group's first id, and carries what a chunk
-  does: what the chunk says of itself (``log.facts``), as far as it has come, and the writer's whole state
-  (``log.state``), which is about the rows up to there.
-* A chunk that has grown ends with a batch of no rows, which carries the same without that mark. So a damaged footer
-  cannot leave groups out unnoticed.
-* After a crash whole groups count, and what follows the last one does not: nobody knows of it. But a
-  whole group after one that is not shows that the file was damaged: somebody may know of those ids.
-* What the disk refuses is written again from memory, at the same place: after a failed fsync nobody knows what
-  the system still holds of it.
-* The writer's next run makes an ordinary chunk of them. Only another process on the same machine
-  (``GrowingTail``) reads the file before.
+* A *group* is the messages of one append. The metadata of its last batch has the group's first id, the facts
+  (``facts``) and the writer's whole state (``state``) for the rows up to there.
+* A sealed chunk that was written so ends with a batch without rows, which has facts and state without a first id. So
+  a damaged footer cannot hide groups.
+* After a crash whole groups count. The bytes after the last one do not, because no message of them was published. But
+  a whole group after a damaged one shows that the file was changed later: its ids may have been published.
+* If the disk refuses, the bytes are written again from memory at the same place: after a failed fsync it is unknown
+  which of them the system still has.
+* The writer's next run makes an ordinary chunk of the file. Before that only another process of the same machine reads
+  it (``GrowingTail``).
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups"]
 
-# A chunk of so many batches, if they are small, is written once more in larger ones.
+# A chunk of so many small batches is replaced by a compact copy.
 _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
-# What each message of the stream begins with, and at a multiple of what.
+# Each message of the stream begins with these bytes, at a multiple of this number.
 _CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
-# How long a host that was cut off may go on with an open chunk, of which nobody reads the name.
+# How often the writer checks that it still holds the log. A host that was cut off may go on for so long.
 _CHECK_SECONDS = 1.0
 
 
 class Grown(NamedTuple):
-    """How far an open chunk has come: its first id, its bytes, and the id after its last message."""
+    """The durable part of an open chunk: its first id, its bytes, and the id after its last message."""
 
     first: int
     bytes: int
@@ -67,9 +66,9 @@ class Grown(NamedTuple):
 
 
 class GrowingChunk:
-    """The open chunk of a log partition. Belongs to the sealing thread.
+    """Writes the open chunk of a log partition. For the sealing thread.
 
-    What writes to the disk may be called again if the disk has refused it.
+    A call that the disk has refused may be repeated.
 
     Args:
         first: Its first id.
@@ -90,7 +89,7 @@ class GrowingChunk:
 
     @property
     def grown(self) -> Grown:
-        """How far the open chunk is durable."""
+        """The durable part."""
         return Grown(self._first, self._file.size, self._written_end)
 
     def append(
@@ -99,7 +98,7 @@ class GrowingChunk:
         """Add a group; ``write`` makes it durable.
 
         Args:
-            facts: What the chunk says of itself, with this group.
+            facts: The chunk's facts, including this group.
         """
         begin, self._end = self._end, facts.end
         self._facts, self._state = facts, state
@@ -115,25 +114,25 @@ class GrowingChunk:
                 self._compact = None
 
     def write(self) -> None:
-        """Write what was appended; it is durable when this returns.
+        """Write the groups since the last call. They are durable when this returns.
 
         Raises:
             LogWriteError: The file system refused.
             LogLockedError: This process is not the writer any more.
         """
-        if time.monotonic() >= self._next_check:  # a proxy writes a thousand times a second
+        if time.monotonic() >= self._next_check:  # not each time: a proxy writes a thousand times a second
             self._storage.check_writer()
             self._next_check = time.monotonic() + _CHECK_SECONDS
         self._file.write()
         self._written_end = self._end
 
-    def tidy(self) -> None:
-        """Prepare what ``finish`` would take long for. Nobody waits for it, but the next group."""
+    def write_compact(self) -> None:
+        """Write a piece of the compact copy, if there is enough. Called after the group's messages are published."""
         if self._compact is not None and not self._compact.write():
             self._compact = None
 
     def finish(self) -> Chunk:
-        """Make it an ordinary chunk; of one with many small groups, as from a slow feed, a compact one.
+        """Make it an ordinary chunk; if it has many small groups, as from a slow feed, by its compact copy.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
@@ -152,10 +151,10 @@ class GrowingChunk:
 def _write_compact(
     storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
 ) -> Chunk:
-    """Write the batches of a chunk, which are a chunk's size in all, as one.
+    """Write the batches of a chunk as one batch, if they are not too large.
 
     Raises:
-        LogWriteError: The file system refused; nothing appeared.
+        LogWriteError: The file system refused. There is no chunk then.
     """
     if sum(batch.get_total_buffer_size() for batch in batches) < _MOST_COMPACT_BYTES:
         batches = [pa.concat_batches(batches)]
@@ -163,14 +162,14 @@ def _write_compact(
 
 
 class Groups(NamedTuple):
-    """What an unfinished chunk holds.
+    """The content of an open chunk.
 
     Attributes:
-        batches: Of its whole groups.
-        written: What was written with each of them.
-        facts: What the last group says of the chunk; None without a group.
-        damaged: The ids from the first group that is not whole to the last one after it that is; empty if
-            nothing follows it, as after a crash.
+        batches: The batches of its whole groups.
+        written: The metadata of each of these batches.
+        facts: The facts of the last whole group; None if there is none.
+        damaged: The ids from the first damaged group to the last whole group after it; empty if no whole group follows,
+            as after a crash.
     """
 
     batches: list[pa.RecordBatch]
@@ -180,10 +179,13 @@ class Groups(NamedTuple):
 
 
 def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
-    """The groups of an unfinished chunk whose first id this is.
+    """Read the groups of an open chunk.
+
+    Args:
+        first: The first id in its name.
 
     Raises:
-        DamagedChunkError: They were written for another place.
+        DamagedChunkError: The groups were written for another place.
     """
     whole: list[pa.RecordBatch] = []
     pending: list[pa.RecordBatch] = []
@@ -217,7 +219,7 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
                 facts = found
                 end, read_to = next_id, source.tell()
     except Exception:
-        # Torn, or damaged, which Arrow's reader of streams answers with errors of many kinds.
+        # Arrow's reader raises errors of many kinds for a torn or damaged stream.
         pass
     if elsewhere is not None:
         raise DamagedChunkError.of(str(elsewhere))
@@ -226,10 +228,13 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
 
 
 def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Groups) -> Chunk:
-    """Make an ordinary chunk of the open one of a crashed writer, which has a group; may be repeated.
+    """Make an ordinary chunk of the open chunk of a crashed writer. May be repeated.
 
-    In its own file, which takes no more room than the footer: it may be a full disk that the writer ended on. Of many
-    small groups a compact one, if there is room for it.
+    The file itself becomes the chunk, so that only the footer needs room: the writer may have ended because the disk
+    was full. If there are many small groups and enough room, a compact chunk is written instead.
+
+    Args:
+        groups: The content, with at least one group.
 
     Raises:
         LogWriteError: The file system refused.
@@ -239,7 +244,7 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     if len(groups.batches) >= _MANY_BATCHES and is_small(groups.batches):
         with suppress(DiskFaultError):
             return _write_compact(storage, groups.batches, facts, state)
-    # What it holds is written once more into memory, for Arrow to know where everything is.
+    # Arrow encodes the content once more, in memory, to know the places that the footer needs.
     memory = Memory()
     with pa.ipc.new_file(memory, MESSAGE_SCHEMA) as writer:
         for batch, written in zip(groups.batches, groups.written, strict=True):
@@ -247,11 +252,11 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
         held = b"".join(memory.take())
         end = {CHECKSUM: fingerprint(NO_ROWS, facts.end - first), **facts.to_metadata(), **state}
         writer.write_batch(NO_ROWS, custom_metadata=end)
-    if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written it
+    if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written the file
         return _write_compact(storage, groups.batches, facts, state)
     files = storage.open_chunk_files()
     rest = memory.take()
-    if storage.find_chunk(first) is None:  # an earlier call may have come that far
+    if storage.find_chunk(first) is None:  # otherwise an earlier call has done this
         files.cut(first, len(held))
         files.write(growing_name(first), len(held), rest)
     storage.put_chunk(first, files.path_of(growing_name(first)))
@@ -259,7 +264,7 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
-    """The ends of whole groups that begin after the id ``end``, wherever in the rest of the file they are."""
+    """The ends of whole groups that begin after the id ``end``, found anywhere in the rest of the file."""
     held = content.to_pybytes() if read_to < content.size else b""
     at = held.find(_CONTINUATION, read_to)
     while at >= 0:
@@ -272,7 +277,7 @@ def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterato
 
 
 def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
-    """First id and end of the group whose last batch is at this place, if one is."""
+    """The first id and the end of a group, if its last batch is at this place; None otherwise."""
     try:
         source = pa.BufferReader(content)
         source.seek(at)
@@ -286,21 +291,22 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
         begin, facts = int(custom[GROUP_FIRST]), ChunkFacts.from_metadata(custom)
         if not is_intact(batch, custom, facts.end - batch.num_rows - facts.first):
             return None
-    except Exception:  # no message begins here, or it is damaged too
+    except Exception:  # no message begins here, or it is damaged
         return None
     return begin, facts.end
 
 
 class GrowingTail:
-    """Reads an open chunk while another process writes it.
-
-    Holds the rows that it has read; what the chunk had before is in memory too, up to its size.
+    """Reads an open chunk while another process writes it, and keeps its rows in memory.
 
     Args:
-        first: Its first id.
+        first: The chunk's first id.
+
+    Attributes:
+        batches: The rows that were read.
 
     Raises:
-        FileNotFoundError: It is sealed already, and has its name.
+        FileNotFoundError: The chunk is sealed.
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
@@ -311,11 +317,11 @@ class GrowingTail:
         self.batches: list[pa.RecordBatch] = []
 
     def read_to(self, size: int) -> None:
-        """Take in what was written up to this size of the file, which a group ends.
+        """Read up to this size of the file, which is the end of a group.
 
         Raises:
-            DiskFaultError: The disk refused; it may be read again.
-            LogFormatError: It is not what a writer writes.
+            DiskFaultError: The disk refused. The call may be repeated.
+            LogFormatError: The file is shorter than that.
         """
         if size <= self._read:
             return

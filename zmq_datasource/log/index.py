@@ -1,4 +1,4 @@
-"""The chunks of one log partition, in order. Pure: its caller lists what is on disk."""
+"""The chunks of one log partition, in order. Pure: the caller lists them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ __all__ = ["ChunkIndex"]
 
 
 class ChunkIndex:
-    """Chunks with contiguous ids, growing at the back and shrinking at the front.
+    """Chunks with contiguous ids. Chunks are added at the end and removed at the front.
 
-    Finding a range costs the same however many chunks there are, plus one step for each
-    chunk in the range.
+    Finding a range takes logarithmic time, and a step for each chunk in the range.
 
     Args:
-        incarnations: The writers that the newest chunk knows.
+        incarnations: The writers, as the newest chunk has them.
     """
 
     def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = NO_INCARNATIONS) -> None:
         self.incarnations = incarnations
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
-        self._bytes_before: list[int] = []  # of all chunks that ever were in front of each
+        self._bytes_before: list[
+            int
+        ] = []  # for each chunk, the bytes of all earlier ones, removed ones included
         self._bytes = 0
         for chunk in sorted(chunks):
             self.append(chunk)
 
     @property
     def size(self) -> int:
-        """Bytes of all chunks."""
+        """The bytes of all chunks."""
         return self._bytes - self._bytes_before[0] if self._chunks else 0
 
     def __len__(self) -> int:
@@ -41,7 +42,7 @@ class ChunkIndex:
 
     @property
     def earliest(self) -> int:
-        """The first id there is; equal to ``end`` in an empty index."""
+        """The first id; ``end`` in an empty index."""
         return self._firsts[0] if self._firsts else 0
 
     @property
@@ -51,11 +52,11 @@ class ChunkIndex:
 
     @property
     def newest(self) -> Chunk:
-        """The chunk with the highest ids; there is one."""
+        """The chunk with the highest ids. The index must not be empty."""
         return self._chunks[-1]
 
     def append(self, chunk: Chunk) -> None:
-        """Add the chunk that follows the last one.
+        """Add the next chunk.
 
         Raises:
             LogFormatError: Its ids do not follow those of the chunk before.
@@ -73,7 +74,7 @@ class ChunkIndex:
         self._bytes += chunk.size
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that hold any id of ``[start, end)``, in order."""
+        """The chunks with any id of ``[start, end)``, in order."""
         if start >= end or not self._chunks:
             return ()
         low = max(bisect_right(self._firsts, start) - 1, 0)
@@ -83,11 +84,11 @@ class ChunkIndex:
         return self._chunks[low:high]
 
     def size_of(self, start: int, end: int) -> int:
-        """Bytes of the ids ``[start, end)``; within a chunk, messages count as equally long."""
+        """The approximate bytes of the ids ``[start, end)``: messages of a chunk count as equally long."""
         return round(self._bytes_below(end) - self._bytes_below(start)) if start < end else 0
 
     def _bytes_below(self, limit: int) -> float:
-        """Bytes of the ids below a limit, and of all chunks that ever were in front."""
+        """The bytes of the ids below a limit, removed chunks included."""
         at = bisect_right(self._firsts, limit) - 1
         if at < 0:
             return self._bytes - self.size
@@ -96,11 +97,11 @@ class ChunkIndex:
         return self._bytes_before[at] + chunk.size * share
 
     def sealed_by(self, now: float) -> None:
-        """No chunk was sealed later than now, whatever the clock said then."""
+        """Set times of sealing in the future to ``now``: the clock was ahead when these chunks were sealed."""
         self._chunks = [c if c.sealed_at <= now else c._replace(sealed_at=now) for c in self._chunks]
 
     def removable(self, below: int, sealed_before: float) -> Sequence[Chunk]:
-        """The front chunks wholly below id ``below`` and sealed before then; never the newest."""
+        """The front chunks that end by id ``below`` and were sealed by ``sealed_before``; never the newest one."""
         count = 0
         while (
             count < len(self._chunks) - 1
@@ -111,7 +112,7 @@ class ChunkIndex:
         return self._chunks[:count]
 
     def oldest(self, size: int, below: int) -> Sequence[Chunk]:
-        """The fewest front chunks with so many bytes, as far as they end by id ``below``; never the newest."""
+        """The fewest front chunks with ``size`` bytes that end by id ``below``; never the newest one."""
         count = 0
         while count < len(self._chunks) - 1 and size > 0 and self._chunks[count].end <= below:
             size -= self._chunks[count].size
@@ -119,9 +120,9 @@ class ChunkIndex:
         return self._chunks[:count]
 
     def remove_front(self, count: int) -> None:
-        """Forget the first ``count`` chunks."""
+        """Remove the first ``count`` chunks."""
         del self._chunks[:count], self._firsts[:count], self._bytes_before[:count]
 
     def remove_below(self, earliest: int) -> None:
-        """Forget what lies wholly below an id; never the newest."""
+        """Remove the chunks that end by an id; never the newest one."""
         self.remove_front(len(self.oldest(self.size + 1, earliest)))

@@ -29,38 +29,40 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
-# The log partition that every log has, and most logs alone.
+# The log partition that every log has; most logs have only this one.
 PARTITION = 0
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
-# For so long a process that ends, or was killed a moment ago, may hold a log's lock: through its last drain or write.
+# How long to wait for the lock of a process that is ending: it may drain its sockets, or finish a write.
 LOCK_WAIT_SECONDS = 15.0
 READERS_NAME = "readers"
 READERS_LOCK_NAME = f"{READERS_NAME}/placing.lock"
 STAGING_NAME = "staging"
-# Messages that did not fit, where deadLetterLocation is not set.
+# Dead letters, if deadLetterLocation is not set.
 DEAD_LETTERS_NAME = "dead-letters"
-# What was lost when receiving was stopped.
+# The messages that were lost when receiving was stopped.
 STOPS_NAME = "stops.json"
-# On which terms the last writer has received.
+# The options with which the last writer has received.
 TERMS_NAME = "terms.json"
-# An object of this name, beside the partitions, tells receivers on executors to end.
+# An object of this name, beside the partitions, makes receivers on executors end.
 END_PREFIX = "end-"
 TEMPORARY_PREFIX = "."
 
 _PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
-# A chunk that is being written group by group; see log.growing.
+# An open chunk; see ``growing``.
 _GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
 _CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
 
 
 class Chunk(NamedTuple):
-    """One sealed chunk of the log: the ids ``first`` to ``end - 1`` in ``size`` bytes.
+    """One sealed chunk.
 
-    Its name says only ``first``. The end is the first id of the next chunk, and of the newest what its file says.
-
-    ``sealed_at`` is the object's modification time in seconds since the epoch, and ``writer`` the incarnation that has
-    given out the ids, where that is known.
+    Attributes:
+        first: Its first id, which is its name.
+        end: The id after its last one: the first id of the next chunk, or for the newest chunk as its facts say.
+        size: Its bytes.
+        sealed_at: The modification time of its object, in seconds since the epoch.
+        writer: The incarnation that has given out its ids; None if that is not known.
     """
 
     first: int
@@ -83,22 +85,22 @@ def growing_name(first: int) -> str:
 
 
 def compact_name(first: int) -> str:
-    """Of what is written beside an open chunk to take its place; after a crash nobody needs it."""
+    """The name of the compact copy of an open chunk, which is useless after a crash."""
     return f"{TEMPORARY_PREFIX}compact-{first:020d}.arrow"
 
 
 def parse_partition_name(name: str) -> int | None:
-    """The number of the log partition in a directory of this name, or None for another directory."""
+    """The number of the log partition with this directory; None for another directory."""
     return int(name) if _PARTITION_NAME.fullmatch(name) else None
 
 
 def parse_growing_name(name: str) -> int | None:
-    """The first id that the name of an open chunk declares, or None for another file."""
+    """The first id in the name of an open chunk; None for another file."""
     match = _GROWING_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def parse_chunk_name(name: str) -> int | None:
-    """The first id that a chunk's name declares, or None for an object that is no chunk."""
+    """The first id in the name of a chunk; None for another object."""
     match = _CHUNK_NAME.fullmatch(name)
     return None if match is None else int(match[1])

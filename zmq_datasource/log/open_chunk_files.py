@@ -1,4 +1,4 @@
-"""Files that grow until they are chunks: an open chunk (``log.growing``), and a staged attempt (``log.staging``)."""
+"""Appends to the files of open chunks (``growing``) and staged attempts (``staging``), which may become chunks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from zmq_datasource.log.store import Part
 
 __all__ = ["OpenChunkFiles", "write_whole"]
 
-# What one call of the system takes.
+# The limit of one system call.
 _MOST_PARTS = 1024
 
 
 class OpenChunkFiles:
-    """Files in a directory, which a writer appends to.
+    """Files in a directory to which one writer appends.
 
     Args:
-        directory: Of the log partition; the one below it for staged attempts.
-        sync: Whether what is written is forced to the disk.
+        directory: The directory of the log partition, or the one below it for staged attempts.
+        sync: Whether writes are forced to the disk.
     """
 
     def __init__(self, directory: Path, sync: bool) -> None:
@@ -36,38 +36,36 @@ class OpenChunkFiles:
         self._sync = sync
 
     def path_of(self, name: str) -> Path:
-        """Where such a file is."""
+        """The path of a file."""
         return self._directory / name
 
     def firsts(self) -> list[int]:
-        """The first ids of the open chunks there are: one at most, unless something went wrong."""
+        """The first ids of the open chunks: at most one, if nothing went wrong."""
         with suppress(FileNotFoundError), reading(self._directory):
             found = map(parse_growing_name, os.listdir(self._directory))
             return sorted(first for first in found if first is not None)
         return []
 
     def open(self, first: int) -> int:
-        """A file descriptor for reading an open chunk while it grows; FileNotFoundError if it is sealed already."""
+        """Open an open chunk for reading; return a file descriptor. FileNotFoundError if the chunk is sealed."""
         path = self._directory / growing_name(first)
         with reading(path):
             return open_file(path)
 
     def read(self, first: int) -> pa.Buffer:
-        """The content of an open chunk; FileNotFoundError if it is sealed already."""
+        """Read an open chunk. FileNotFoundError if it is sealed."""
         path = self._directory / growing_name(first)
         with reading(path):
             return pa.py_buffer(read_file(path))
 
     def write(self, name: str, offset: int, parts: Sequence[Part]) -> int:
-        """Make a file go on with these from ``offset`` on, where it ends.
-
-        May be repeated: what was not forced to the disk is written again, because the system may have forgotten it.
+        """Append to a file, which ends at ``offset``. May be repeated with the same offset.
 
         Returns:
-            Where it ends now.
+            The new end.
 
         Raises:
-            LogWriteError: The file system refused; the file ends at ``offset`` still, as far as can be.
+            LogWriteError: The file system refused. The file is cut to ``offset`` again if possible.
         """
         path = self._directory / name
         with writing(f"writing {path}"):
@@ -90,27 +88,27 @@ class OpenChunkFiles:
         return end
 
     def cut(self, first: int, size: int) -> None:
-        """Cut an open chunk off at this place."""
+        """Cut an open chunk to this size."""
         path = self._directory / growing_name(first)
         with writing(f"writing {path}"):
             os.truncate(path, size)
 
     def remove(self, name: str) -> None:
-        """Delete such a file: what it held is in a chunk by now."""
+        """Delete a file after its content has become a chunk."""
         failpoints.reach("log.open_chunk.before_remove")
         path = self._directory / name
         with writing(f"removing {path}"):
             path.unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Delete what a crashed writer has left. Only for the writer, when nothing of it is needed any more."""
+        """Delete the files of a crashed writer. Only for the writer, after it has recovered them."""
         with writing(f"cleaning {self._directory}"):
             for path in self._directory.glob(f"{TEMPORARY_PREFIX}*.arrow"):
                 path.unlink(missing_ok=True)
 
 
 def write_whole(descriptor: int, parts: Sequence[Part], offset: int) -> int:
-    """Write all parts to a file from ``offset`` on. Returns where they end."""
+    """Write all parts to a file from ``offset`` on; return the end."""
     rest = deque(memoryview(part) for part in parts)
     while rest:
         written = os.pwritev(descriptor, list(islice(rest, _MOST_PARTS)), offset)

@@ -1,7 +1,6 @@
-"""Reading a log: which files hold a range, how to share it out, and the rows themselves.
+"""Reads ranges of a log: which chunks have a range, how to split it among tasks, and its rows.
 
-None of this needs the log's writer: a range depends on the files alone and gives the same
-rows for ever.
+Nothing here needs the log's writer. A range depends on the chunks alone, and always gives the same rows.
 """
 
 from __future__ import annotations
@@ -9,44 +8,38 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError
+from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
-from zmq_datasource.log.facts import NO_INCARNATIONS, Incarnations
-from zmq_datasource.log.files import patiently
-from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.deletions import Deletions
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.storage import ChunkEntry, LogStorage
-from zmq_datasource.log.times import first_chunk_since
+from zmq_datasource.log.listing import read_index
+from zmq_datasource.log.retrier import retry_reading
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import number
-
-if TYPE_CHECKING:
-    from zmq_datasource.log.deletions import Deletions
 
 __all__ = [
     "Slice",
-    "chunks_of",
     "end_within_bytes",
+    "first_chunk_since",
     "first_since",
-    "read_index",
     "read_slices",
     "slices",
     "split_range",
 ]
 
 
-_LISTINGS = 10
 _TRUE = number(1).cast(pa.bool_())
 
 
 class Slice(NamedTuple):
-    """The ids ``[start, end)`` of one chunk, which this incarnation has written, where that is known."""
+    """The ids ``[start, end)`` of one chunk, and the incarnation that has written it, if that is known."""
 
     name: str
     start: int
@@ -54,76 +47,25 @@ class Slice(NamedTuple):
     writer: str | None = None
 
 
-def read_index(storage: LogStorage) -> ChunkIndex:
-    """List a log partition that may be written meanwhile.
-
-    A chunk's name says only where it begins, and where the one before it ends. The end of the newest is in its file.
-    The first one is opened, too: one that a writer has put after it had lost the log is left out.
-
-    Raises:
-        DamagedChunkError: The newest chunk does not say what it holds.
-        DiskFaultError: The partition cannot be listed now.
-    """
-    for _ in range(_LISTINGS):
-        with suppress(FileNotFoundError):  # deleted meanwhile, so there is a newer one
-            return _index_of(storage, storage.chunks())
-    raise LogFormatError(f"reading {storage}: chunks are listed, and are not there")
-
-
-def _index_of(storage: LogStorage, entries: list[ChunkEntry]) -> ChunkIndex:
-    if not entries:
-        return ChunkIndex()
-    newest = read_facts(storage, entries[-1].first)
-    while len(entries) > 1 and _is_stray(storage, entries[0].first, newest.incarnations):
-        del entries[0]
-    # While a first chunk is there, the newest one was not deleted since it was listed. Alone it may have been, and what
-    # was opened is one that counts for nobody.
-    if len(entries) == 1 and entries[0] not in storage.chunks():
-        raise FileNotFoundError
-    return ChunkIndex(chunks_of(entries, newest.end, newest.incarnations), newest.incarnations)
-
-
-def _is_stray(storage: LogStorage, first: int, incarnations: Incarnations) -> bool:
-    """Whether a chunk is of another writer than the one that has given out its ids."""
-    writer = incarnations.of(first)
-    if writer is None:  # of one that is forgotten, because all of its chunks were deleted
-        return bool(incarnations.writers)
-    try:
-        return read_facts(storage, first).incarnation != writer
-    except DamagedChunkError:  # its reader hears of it
-        return False
-
-
-def chunks_of(
-    entries: Sequence[ChunkEntry], end: int, incarnations: Incarnations = NO_INCARNATIONS
-) -> list[Chunk]:
-    """Successive chunks, the last of which ends there."""
-    ends = [*(entry.first for entry in entries[1:]), end]
-    return [
-        Chunk(it.first, e, it.size, it.sealed_at, incarnations.of(it.first))
-        for it, e in zip(entries, ends, strict=True)
-    ]
-
-
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
-    """Cut ``[start, end)`` at the borders of the chunks that cover it."""
+    """Cut ``[start, end)`` at the borders of the chunks, which cover it."""
     return [Slice(it.name, max(start, it.first), min(end, it.end), it.writer) for it in chunks]
 
 
 def split_range(
     chunks: Sequence[Chunk], start: int, end: int, least: int, max_bytes: int
 ) -> list[list[Slice]]:
-    """Share ``[start, end)`` out into parts of about the same size.
+    """Split ``[start, end)`` into parts of about the same size, for the tasks of a batch.
 
-    Sizes are those on disk; within a chunk, messages count as equally long.
+    The sizes are those on disk. Within a chunk all messages count as equally long.
 
     Args:
         chunks: The chunks that cover the range.
-        least: Least number of parts, if there are as many messages.
-        max_bytes: Size at which there are more.
+        least: The least number of parts, if there are so many messages.
+        max_bytes: Limit of a part; more parts are made above it.
 
     Raises:
-        DataLossError: The chunks do not cover it.
+        DataLossError: The chunks do not cover the range.
     """
     if start >= end:
         return []
@@ -146,7 +88,7 @@ def split_range(
         at = min(bisect_right(totals, wanted), len(pieces) - 1)
         piece, before = pieces[at], totals[at] - sizes[at]
         into = int((wanted - before) / sizes[at] * (piece.end - piece.start))
-        # Every part has a message, however uneven the sizes.
+        # Leaves at least one message for each part, also if the sizes are very uneven.
         borders.append(min(max(piece.start + into, borders[-1] + 1), end - parts + part))
     borders.append(end)
     return [
@@ -169,10 +111,10 @@ def end_within_bytes(
 ) -> tuple[int, int]:
     """The largest end with at most ``max_bytes`` of values in ``[start, end)``, and the bytes of those values.
 
-    The end is ``start`` if the first message is larger.
+    The end is ``start`` if the first message is larger than that.
 
     Args:
-        deletions: What to do if a chunk is gone. Ids that are skipped have no bytes.
+        deletions: Decides what happens if a chunk is gone. Skipped ids have no bytes.
     """
     left = max_bytes
     for batch in read_slices(storage, slices(chunks, start, end), deletions=deletions):
@@ -186,23 +128,23 @@ def end_within_bytes(
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
-    """The first message that was received at that time or later, in the order of ids; None if there is none.
+    """The lowest id that was received at that time or later; None if there is none.
 
     Opens few chunks (see ``first_chunk_since``), and reads the rows of one. Chunks that the log's writer deletes
-    meanwhile have none.
+    meanwhile are left out.
 
     Args:
-        chunks: In order.
+        chunks: Successive chunks.
         time: Microseconds since the epoch.
 
     Raises:
-        DiskFaultError: The log could not be read for as long as the storage's ``patience``.
+        DiskFaultError: The log could not be read within the storage's ``patience``.
     """
     while chunks:
         try:
             return _first_since(storage, chunks, time)
         except DataLossError:
-            index = patiently(partial(read_index, storage), storage.patience)
+            index = retry_reading(partial(read_index, storage), storage.patience)
             left = [chunk for chunk in chunks if chunk.first >= index.earliest]
             if not len(index) or len(left) == len(chunks):
                 raise
@@ -220,14 +162,66 @@ def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int
     return None
 
 
+def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int:
+    """The position of the first chunk with a message of that time or later; ``len(chunks)`` if there is none.
+
+    Clocks can be set back, so times need not go up with ids, and no binary search is possible. Instead each chunk has
+    the latest times of blocks of 1, 2, 4, ... chunks before it (``facts.PastTimes``), so that whole blocks are skipped.
+    The number of chunks that are opened grows by about four when the number of chunks doubles.
+
+    Args:
+        chunks: Successive chunks.
+        time: Microseconds since the epoch.
+
+    Raises:
+        DamagedChunkError: A file is not a chunk.
+        DiskFaultError: A file could not be read within the storage's ``patience``.
+        DataLossError: A file is gone.
+    """
+    # Chunks before ``at`` have only earlier messages. The next block has 2**level chunks; ``number`` counts its first.
+    at = level = number = 0
+    while at < len(chunks):
+        size = 1 << level
+        if at + size > len(chunks):
+            level -= 1
+            continue
+        facts = _read_facts(storage, chunks[at + size - 1])
+        if level == 0:
+            latest = facts.times.latest
+            number = facts.past.chunks
+        elif facts.past.chunks + 1 == number + size:
+            latest = facts.past.and_then(facts.times.latest).latest[level]
+        else:  # the count of chunks began again within this block
+            level -= 1
+            continue
+        if latest < time:
+            at += size
+            number += size
+            if number % (2 * size) == 0:
+                level += 1
+        elif level:
+            level -= 1
+        else:
+            return at
+    return at
+
+
+def _read_facts(storage: LogStorage, chunk: Chunk) -> ChunkFacts:
+    try:
+        return retry_reading(partial(read_facts, storage, chunk.first), storage.patience)
+    except FileNotFoundError as e:
+        raise DataLossError(f"opening chunk {storage.path_of(chunk.name)}: it was deleted meanwhile") from e
+
+
 def read_slices(
     storage: OpensChunks, pieces: Sequence[Slice], whole: bool = True, deletions: Deletions | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the pieces, in order.
+    """Yield the rows of slices, in order.
 
     Args:
+        pieces: Slices in the order of ids.
         whole: Whether most of each chunk will be read.
-        deletions: What to do if a chunk is gone.
+        deletions: Decides what happens if a chunk is gone.
 
     Raises:
         DataLossError: A chunk is gone, and ``deletions`` does not skip it.

@@ -1,12 +1,13 @@
-"""The records of a log's readers: for each one object, with its position in every log partition.
+"""The records of a log's readers: one object for each reader, with its position in every log partition.
 
 The rules:
 
-* A record says what the log must keep: nothing below ``next`` is needed by this reader any more. Where a query goes on
-  is in its own checkpoint, and nowhere else.
-* A new record is written, and chunks are deleted, under one hold (``placing``): what a reader has listed after it wrote
-  its record is not deleted.
-* The reader's own hold lasts while its query runs. So two queries of one name cannot run, and a writer sees which run.
+* A record says what the log must keep: this reader needs nothing below ``next`` any more. A query continues from its
+  own checkpoint, and from nothing else.
+* New records are written and chunks are deleted under one hold (``exclusive``). So chunks that a reader lists after it
+  wrote its record are not deleted.
+* A reader has a hold of its own while its query runs. So two queries of one name cannot run, and a writer knows which
+  queries run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["ReaderRecord", "ReaderRecords", "ReaderTerms", "SubscriberNotes", "s
 
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 _SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
-# Of a subscriber: what any store takes as part of a key.
+# For a subscriber: characters that any store accepts in a key.
 _SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _CHECKSUM = "xxh3"
@@ -38,11 +39,11 @@ _Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ReaderTerms(msgspec.Struct, frozen=True):
-    """On which terms a query would receive the feed itself.
+    """The options with which a query would receive the feed itself.
 
     Attributes:
         retention: ``walRetention``, in seconds.
-        replays: Whether it has a ``replayEndpoint``.
+        replays: Whether the query has a ``replayEndpoint``.
     """
 
     retention: float
@@ -50,17 +51,17 @@ class ReaderTerms(msgspec.Struct, frozen=True):
 
 
 class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a proxy keeps of a durable subscriber beside its position.
+    """The data of a durable subscriber that its proxy keeps with its position. Times are seconds since the epoch.
 
     Attributes:
-        name: As the subscriber calls itself, which may be longer than a key.
-        session: Of the client that has the name; 0 if the position was set by hand since.
-        topics: Prefixes; empty for all messages.
-        created: When the name was first used, in seconds since the epoch.
-        acknowledged: When its position last moved; None if it never has.
-        sent: Messages that were sent, those sent again included.
-        lost: Messages that the log had no more when they were due; of all topics.
-        lost_to: Up to which id they are counted.
+        name: The subscriber's name, which may be too long for a key.
+        session: The session of the client that has the name; 0 after the position was set by hand.
+        topics: Prefixes of topics; empty for all messages.
+        created: When the name was first used.
+        acknowledged: When the position last moved; None for never.
+        sent: Messages that were sent, including repetitions.
+        lost: Messages of any topic that the log had deleted before they were sent.
+        lost_to: Lost messages are counted up to this id.
         snapshot: Below this id only the newest message of each topic is sent (``start="last"``).
     """
 
@@ -76,16 +77,16 @@ class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a log keeps for one reader; the content of its object.
+    """The record of one reader.
 
     Attributes:
-        next: By log partition, the first id that the reader still needs. It needs all of a partition that is missing.
-        timeout: Seconds for which the messages are kept after the query has ended; None for a query without a name,
-            for which the writer of the log decides.
-        begins: Whether a query without a checkpoint begins at ``next``: one of this name has chosen to begin there and
-            has finished no batch, or the position was set by hand.
-        terms: None of a query that only reads.
-        subscriber: None of a query.
+        next: By log partition, the first id that the reader still needs. Of a missing partition it needs all.
+        timeout: Seconds for which messages are kept after the query has ended; None for a query without a name, for
+            which the log's writer decides.
+        begins: Whether a query without a checkpoint begins at ``next``. True if a query of this name has begun there
+            and finished no batch, or if the position was set by hand.
+        terms: None for a query that only reads.
+        subscriber: None for a query.
     """
 
     next: dict[_Id, _Id]
@@ -105,10 +106,10 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReaderRecords:
-    """Small JSON objects beside the log partitions, each replaced as a whole.
+    """Reads and writes the records, which are small JSON objects beside the log partitions.
 
     Args:
-        storage: The log; of any of its partitions.
+        storage: Any partition of the log.
     """
 
     def __init__(self, storage: LogStorage) -> None:
@@ -116,7 +117,7 @@ class ReaderRecords:
         self._store = storage.store
 
     def path_of(self, name: str) -> str:
-        """Where a reader's record is, for messages."""
+        """The full path of a reader's record, for messages."""
         return self._store.path_of(_key(name))
 
     def names(self) -> list[str]:
@@ -124,15 +125,15 @@ class ReaderRecords:
         return sorted(name.removesuffix(_SUFFIX) for name in self._listed() if name.endswith(_SUFFIX))
 
     def _listed(self) -> dict[str, float]:
-        """What is there about readers, and when each object was written, in seconds since the epoch."""
+        """The names of all objects of readers, and their modification times in seconds since the epoch."""
         return {entry.name: entry.modified for entry in self._store.list(READERS_NAME)}
 
     def read(self, name: str) -> ReaderRecord | None:
         """The record of a reader; None if there is none.
 
         Raises:
-            DiskFaultError: It cannot be read now.
-            LogFormatError: It is damaged.
+            DiskFaultError: The record cannot be read now.
+            LogFormatError: The record is damaged.
         """
         content = self._storage.read_json(_key(name))
         if content is None:
@@ -144,7 +145,7 @@ class ReaderRecords:
                 raise ValueError("its checksum differs; the file was changed after it was written")
         except (msgspec.ValidationError, ValueError) as e:
             raise LogFormatError(
-                f"reading {self.path_of(name)}: it is no record of a reader ({e}). {RESTORE}; or, to keep nothing "
+                f"reading {self.path_of(name)}: it is not the record of a reader ({e}). {RESTORE}; or, to keep nothing "
                 f"for this reader: zmq-datasource log readers drop {self._storage.root} {name}"
             ) from e
         return record
@@ -155,7 +156,7 @@ class ReaderRecords:
         return {name: record for name, record in found.items() if record is not None}
 
     def write(self, name: str, record: ReaderRecord) -> None:
-        """Record, durably, what a reader needs; also when it is the same, which says that its query runs.
+        """Write a reader's record durably. An unchanged record is written too: its new time says that the query runs.
 
         Raises:
             LogWriteError: The store refused.
@@ -166,7 +167,7 @@ class ReaderRecords:
         failpoints.reach("log.position.after_write")
 
     def is_subscriber(self, name: str) -> bool:
-        """Whether a record is that of a durable subscriber, by its name."""
+        """Whether this is the name of a durable subscriber's record."""
         return name.startswith(_SUBSCRIBER)
 
     def written_at(self, name: str) -> float | None:
@@ -175,7 +176,7 @@ class ReaderRecords:
         return None if found is None else found.modified
 
     def remove(self, name: str) -> None:
-        """Delete a reader's record, and what its tasks have recorded: the log keeps nothing for it any more."""
+        """Delete a reader's record and the records of its tasks, so that the log keeps nothing for it."""
         self._store.delete(_key(name))
         for found in filter(None, map(_SKIPPED.fullmatch, self._listed())):
             if found[1] == name:
@@ -184,13 +185,13 @@ class ReaderRecords:
     # Which queries run.
 
     def hold(self, name: str, wait: float = LOCK_WAIT_SECONDS) -> Hold:
-        """Become the one query that reads under this name.
+        """Take a reader's name for a query.
 
         Args:
-            wait: Seconds to wait for a query that is just stopping.
+            wait: Seconds to wait for a query that is stopping.
 
         Raises:
-            LogLockedError: Another query of this name runs; says which process.
+            LogLockedError: Another query of this name runs; the error names its process.
         """
         try:
             return self._store.hold(_lock_key(name), wait)
@@ -204,15 +205,15 @@ class ReaderRecords:
         return self._store.holder(_lock_key(name)) is not None
 
     def remove_hold(self, name: str) -> None:
-        """Delete the object of a hold. Only for its holder."""
+        """Delete the object of a reader's hold. Only for its holder."""
         self._store.delete(_lock_key(name))
 
     @contextmanager
-    def placing(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
-        """Keep others from writing new records, and writers from deleting, for a moment.
+    def exclusive(self, wait: float = LOCK_WAIT_SECONDS) -> Iterator[None]:
+        """In a block, let no other process write new records or delete chunks.
 
         Raises:
-            LogLockedError: Another process has the hold for longer than ``wait`` seconds.
+            LogLockedError: Another process is in such a block for longer than ``wait`` seconds.
         """
         try:
             hold = self._store.hold(READERS_LOCK_NAME, wait)
@@ -223,7 +224,7 @@ class ReaderRecords:
         finally:
             hold.release()
 
-    # What tasks have skipped.
+    # Ids that tasks have skipped.
 
     def write_skipped(self, reader: str, first: int, end: int) -> None:
         """Record that a task of this reader has skipped the ids ``[first, end)``, because they were deleted.
@@ -237,19 +238,19 @@ class ReaderRecords:
         return f"{READERS_NAME}/{reader}.{self._storage.partition}.{first:020d}-{end:020d}.skipped"
 
     def skipped(self, reader: str) -> list[range]:
-        """The ids that ``write_skipped`` has recorded, in order. Two tasks, or two attempts, may have the same ids."""
+        """The ids that ``write_skipped`` has recorded, in order. Two attempts may have skipped the same ids."""
         found = filter(None, map(_SKIPPED.fullmatch, self._listed()))
         partition = str(self._storage.partition)
         ids = [range(int(it[3]), int(it[4])) for it in found if (it[1], it[2]) == (reader, partition)]
         return sorted(ids, key=lambda it: (it.start, it.stop))
 
     def forget_skipped(self, reader: str, ids: range) -> None:
-        """Delete one of these records."""
+        """Delete one of the records of ``skipped``."""
         self._store.delete(self._skipped_key(reader, ids.start, ids.stop))
 
 
 def subscriber_key(name: str) -> str:
-    """The name of the record of a durable subscriber, which is no name of a query's reader: those have no dot."""
+    """The name of a durable subscriber's record. It has a dot, which a query's reader cannot have in its name."""
     if _SHORT_NAME.fullmatch(name):
         return f"{_SUBSCRIBER}{name}"
     return f"{_SUBSCRIBER}{xxhash.xxh3_128_hexdigest(name.encode())}.x"

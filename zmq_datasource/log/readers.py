@@ -1,4 +1,4 @@
-"""The readers of a log: one query's own record, and what a writer must keep for all of them.
+"""The readers of a log: ``Reader`` keeps the record of one query, ``Readers`` says what a writer must keep for all.
 
 A reader is in one of these states:
 
@@ -9,8 +9,8 @@ A reader is in one of these states:
 | ended, without a name | the same, for ``walRetention``, unless the log is full |
 | dropped | nothing for this reader |
 
-Only a writer drops a reader, and only if another reader has a use for the room: what the last reader of a log has not
-read stays.
+Only a writer drops a reader, and only if another reader needs the room: messages that the last reader of a log has not
+read are kept.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["Reader", "Readers"]
 
 _log = logging.getLogger(__name__)
 
-# How often the position of the query that also writes the log is recorded. An older one keeps more than is needed.
+# How often the record of a query that also writes the log is written. An older record only keeps more than needed.
 _LAZY_SECONDS = 1.0
-# A writer that deletes, or another reader that writes its record, is done with that soon.
-_PLACING_SECONDS = 30.0
-# So old may records be that decide nothing by themselves.
+# How long to wait for a writer that deletes, or a reader that writes its record.
+_EXCLUSIVE_SECONDS = 30.0
+# Records that alone decide nothing may be so old.
 _FOUND_SECONDS = 1.0
 
 
@@ -46,17 +46,17 @@ class Reader:
     """The record of one query, which no other query can use until ``end``.
 
     Args:
-        storage: The log; of any of its partitions.
-        name: The option ``reader``; None makes a name that no other query has.
-        timeout: Seconds that messages are kept after the query has ended; ignored without a name.
-        terms: On which the query would receive the feed itself; None if it only reads.
-        retry_timeout: Seconds for which a store that refuses for now is waited for.
+        storage: Any partition of the log.
+        name: The option ``reader``; None chooses a random name.
+        timeout: Seconds for which messages are kept after the query has ended; ignored without a name.
+        terms: The options with which the query would receive the feed itself; None if it only reads.
+        retry_timeout: Seconds for which refusals of the store are repeated.
 
     Attributes:
-        name: Under which the record is kept.
-        found: The record that an earlier query of this name has left; None if there is none.
-        hold_seconds: How long to wait for a query of this name that is just stopping.
-        again_seconds: How often the record of a query that stands still is written again, which says that it runs.
+        name: The name of the record.
+        found: The record of an earlier query of this name; None if there is none.
+        hold_seconds: How long to wait for a query of this name that is stopping.
+        rewrite_seconds: How often the record of an idle query is written again, which says that the query runs.
 
     Raises:
         LogLockedError: Another query of this name runs.
@@ -64,7 +64,7 @@ class Reader:
     """
 
     hold_seconds = LOCK_WAIT_SECONDS
-    again_seconds = 60.0
+    rewrite_seconds = 60.0
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Reader:
         self._terms = terms
         self._records = ReaderRecords(storage)
         self._retrier = Retrier(retry_timeout)
-        self._hold, self.found = self._retrier.retry(self._take)
+        self._hold, self.found = self._retrier.retry(self._hold_name)
         self._record = self.found
         self._written_at = -math.inf
 
-    def _take(self) -> tuple[Hold, ReaderRecord | None]:
+    def _hold_name(self) -> tuple[Hold, ReaderRecord | None]:
         hold = self._records.hold(self.name, self.hold_seconds)
         try:
             return hold, self._records.read(self.name)
@@ -92,19 +92,19 @@ class Reader:
             hold.release()
             raise
 
-    def place(self, earliest: Callable[[], Mapping[int, int]]) -> None:
-        """Keep all that there is from being deleted, before the query chooses where to begin.
+    def keep_everything(self, earliest: Callable[[], Mapping[int, int]]) -> None:
+        """Write a record that keeps every chunk. Called before the query chooses where to begin.
 
         Args:
-            earliest: Lists the log; returns the first id of each partition.
+            earliest: Lists the log, and returns the first id of each partition.
 
         Raises:
             LogError: The log cannot be listed, or the disk refuses.
         """
-        self._retrier.retry(partial(self._place, earliest))
+        self._retrier.retry(partial(self._keep_everything, earliest))
 
-    def _place(self, earliest: Callable[[], Mapping[int, int]]) -> None:
-        with self._records.placing(_PLACING_SECONDS):
+    def _keep_everything(self, earliest: Callable[[], Mapping[int, int]]) -> None:
+        with self._records.exclusive(_EXCLUSIVE_SECONDS):
             self._write(self._kept(earliest()))
 
     def _kept(self, earliest: Mapping[int, int]) -> ReaderRecord:
@@ -116,26 +116,26 @@ class Reader:
         return ReaderRecord(dict(nexts), self._timeout, begins, self._terms)
 
     def begin(self, begins: Mapping[int, int]) -> None:
-        """Record where the query, which has no checkpoint, begins: it begins there again if it dies before a batch."""
+        """Record where a query without a checkpoint begins, so that it begins there again after a crash."""
         self._retrier.retry(partial(self._write, self._at(begins, begins=True)))
 
     def move(self, begins: Mapping[int, int], *, lazily: bool) -> None:
-        """The query needs nothing below these ids any more.
+        """Record that the query needs nothing below these ids any more.
 
         Args:
-            lazily: Whether the process that deletes knows this without a record. Then a record is written about once a
-                second, and a disk that refuses it costs nothing but room.
+            lazily: Whether the deleting process is this one, and knows the ids without a record. Then the record is
+                written about once a second, and if the disk refuses it, only room is lost.
 
         Raises:
             LogWriteError: The disk refuses, and ``lazily`` is false.
         """
         record = self._at(begins)
         if record == self._record:
-            self._write_again(self.again_seconds)
+            self._rewrite(self.rewrite_seconds)
         elif not lazily:
             self._retrier.retry(partial(self._write, record))
         elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.leisure):
-            self._written_at = time.monotonic()  # after a refusal, too
+            self._written_at = time.monotonic()  # also after a refusal, so that it is not repeated at once
             try:
                 self._write(record)
             except LogWriteError as e:
@@ -146,31 +146,31 @@ class Reader:
         self._record = record
         self._written_at = time.monotonic()
 
-    def _write_again(self, seconds: float) -> None:
-        """Write the record once more, unless that was within so many seconds: its time says that the query runs."""
+    def _rewrite(self, seconds: float) -> None:
+        """Write the same record again if it is older than ``seconds``: its new time says that the query runs."""
         if self._record is not None and time.monotonic() - self._written_at >= seconds:
             self._written_at = time.monotonic()
-            with suppress(LogWriteError):  # tried again after as long
+            with suppress(LogWriteError):  # repeated after the same time
                 self._records.write(self.name, self._record)
 
     def end(self, begins: Mapping[int, int] | None = None) -> None:
-        """Let another query have the name; the record stays for its time.
+        """Release the name; the record stays until its timeout. Called when the query stops.
 
         Args:
-            begins: Where the query has come; None if it has come no further than the record.
+            begins: The first ids that the query still needs; None if the record has them.
         """
         try:
             if begins is None:
-                self._write_again(0.0)
+                self._rewrite(0.0)
             else:
                 self._written_at = -math.inf
                 self.move(begins, lazily=True)
-                self._write_again(_LAZY_SECONDS)
+                self._rewrite(_LAZY_SECONDS)
         finally:
             self._hold.release()
 
     def discard(self) -> None:
-        """End, and keep nothing for this name that was not kept before; for a query that did not start."""
+        """Release the name, and delete a record that this object has created. Called if the query could not start."""
         try:
             if self.found is None:
                 self._records.remove(self.name)
@@ -182,16 +182,16 @@ class Reader:
 
 
 class Readers:
-    """What the readers of a log need of one partition, for its writer.
+    """The needs of all readers for one partition, for its writer.
 
     Args:
-        storage: Of the partition.
-        retention: Seconds for which messages are kept for a query without a name that has ended (``walRetention``).
-        clock: Seconds since the epoch; compared with the modification times of records.
+        storage: The partition.
+        retention: Seconds for which messages are kept for an ended query without a name (``walRetention``).
+        clock: Returns seconds since the epoch, for comparison with the modification times of records.
 
     Attributes:
-        own: The reader in this process, whose position the process knows itself.
-        retention: The longest ``walRetention`` of the other readers, in seconds, as of the last look at them.
+        own: The name of the reader in this process, which knows the position without a record; None for none.
+        retention: The longest ``walRetention`` of the other readers, in seconds, when they were last read.
     """
 
     def __init__(
@@ -207,10 +207,10 @@ class Readers:
         self.retention = 0.0
 
     def opened(self) -> None:
-        """The log is opened for writing; an unnamed query that has ended has ``retention`` from now on to come back.
+        """Give ended queries without a name ``retention`` from now on to come back. Called when the log is opened.
 
-        Queries that were stopped together are started together: one that comes a moment after the writer must not find
-        its record dropped.
+        Queries that were stopped together are often started together: a query that starts a moment after the writer
+        must not find its record dropped.
         """
         self._opened_at = self._clock()
 
@@ -218,14 +218,14 @@ class Readers:
         """The records of all readers but the one in this process, by name.
 
         Args:
-            fresh: Whether they are read now. If not, records of a second ago may be used where the log is in a bucket.
+            fresh: Whether to read them now. Otherwise, in a bucket, they may be a second old.
 
         Raises:
             LogError: A record cannot be read.
         """
         now, found = time.monotonic(), self._found
         if fresh or not self._storage.leisure or now - found[0] >= _FOUND_SECONDS:
-            # Its own listing: that of another thread may be older, and chunks are deleted by this.
+            # A listing of its own: chunks are deleted by it, and a listing of another thread may be older.
             found = self._found = now, self._records.all()
         records = dict(found[1])
         records.pop(self.own or "", None)
@@ -245,29 +245,31 @@ class Readers:
         return None
 
     def needed(self, fresh: bool = True) -> int | None:
-        """The first id of the partition that another reader still needs; None if there is no other reader.
+        """The lowest id of the partition that another reader still needs; None if there is no other reader.
 
-        Drops the readers whose time is over, if another reader is left.
+        Drops expired readers, if another reader remains.
 
         Args:
             fresh: As for ``others``.
 
         Raises:
-            LogError: A record cannot be read, or one that is to be dropped cannot be removed.
+            LogError: A record cannot be read, or not be removed.
         """
         records = self.others(fresh)
-        late = {name: why for name, record in records.items() if (why := self._why_late(name, record))}
-        if self.own is not None or len(late) < len(records):
-            for name, why in late.items():
+        expired = {name: why for name, record in records.items() if (why := self._why_expired(name, record))}
+        if self.own is not None or len(expired) < len(records):
+            for name, why in expired.items():
                 if self._drop(name, records[name], why):
                     del records[name]
         return min((record.needs(self._storage.partition) for record in records.values()), default=None)
 
     def make_room(self, below: int) -> bool:
-        """Drop the readers without a name that do not run and need an id below this one, if nothing else keeps it.
+        """Drop the ended readers without a name that need an id below this one.
+
+        Drops nothing if a running or a named reader needs such an id, or if no other reader would remain.
 
         Returns:
-            Whether no reader needs an id below this one any more.
+            Whether no reader needs such an id any more.
 
         Raises:
             LogError: As ``needed``.
@@ -286,8 +288,8 @@ class Readers:
         dropped = [self._drop(name, record, why) for name, record in slow.items()]
         return all(dropped)
 
-    def _why_late(self, name: str, record: ReaderRecord) -> str:
-        """Why the messages of this reader are kept no longer; empty if they are, because it runs or its time lasts."""
+    def _why_expired(self, name: str, record: ReaderRecord) -> str:
+        """Why this reader has expired; empty if it runs, or its timeout has not passed."""
         moved = self._records.written_at(name)
         if moved is None:
             return ""
@@ -295,7 +297,7 @@ class Readers:
             keep = record.timeout
             option = "readerTimeout" if record.subscriber is None else "subscriberExpiry"
             why = f"it has not run for {keep:g} s ({option})"
-            if record.subscriber is not None:  # while no proxy ran it could not come
+            if record.subscriber is not None:  # it could not connect while no proxy ran
                 moved = max(moved, self._opened_at)
         else:
             keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
@@ -304,14 +306,14 @@ class Readers:
         return why if self._clock() - moved > keep and not self._records.is_running(name) else ""
 
     def _drop(self, name: str, record: ReaderRecord, why: str) -> bool:
-        """Drop a reader; False if it runs."""
+        """Drop a reader; return False if it runs."""
         try:
             hold = self._records.hold(name, 0.0)
         except LogLockedError:
             return False
         try:
             _log.log(
-                # The record of a run whose query goes on under another name is dropped in every log.
+                # Each run of an unnamed query leaves such a record, so dropping it is no news.
                 logging.WARNING if record.named else logging.INFO,
                 "log %s: dropped the position of reader %r: %s. If its query comes back and misses messages, "
                 "failOnDataLoss decides",

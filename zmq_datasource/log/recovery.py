@@ -1,4 +1,4 @@
-"""What a writer does before it writes: takes the lock, and makes the files that it finds a log again."""
+"""Opens a log partition for writing: takes the lock, checks and recovers its content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.growing import read_groups, seal_groups
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import chunk_name, growing_name
-from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -30,14 +30,14 @@ _AFTER_A_CRASH = (
 
 
 class Opened(NamedTuple):
-    """A log partition that this process may write now.
+    """A log partition that this process may write.
 
     Attributes:
-        log_id: Of the log.
-        hold: Keeps other writers waiting until it is released.
-        chunks: What there is.
-        saved: The state that the log kept last; empty if there is none.
-        past: When the messages of the chunks were received.
+        log_id: The id of the log.
+        hold: The lock of the writer.
+        chunks: Its chunks.
+        saved: The state of the newest chunk; empty if there is none.
+        past: The times of all chunks.
     """
 
     log_id: str
@@ -51,13 +51,13 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> Opened:
     """Create or recover a log partition, and become its writer. May be repeated.
 
     Args:
-        lock_wait: Seconds to wait for a previous writer that is just stopping.
+        lock_wait: Seconds to wait for an earlier writer that is stopping.
         feed: As in ``LogStorage.lock``.
 
     Raises:
-        LogError: Held by another, damaged, or not writable.
+        LogError: Another writer has the partition, or it is damaged or not writable.
     """
-    with writing(f"opening {storage}"):  # listing it may meet a fault, too
+    with writing(f"opening {storage}"):  # listing may raise errors of the system too
         log_id = storage.open_log()
         hold = storage.lock(lock_wait, feed)
         try:
@@ -69,18 +69,18 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> Opened:
 
 
 def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastTimes]:
-    """The chunks, the last of them made of what a crashed writer had of one; the state, and the past times."""
+    """Seal the open chunk of a crashed writer, check all positions, and read chunks, state and times."""
     if storage.directory is not None and storage.sync:
-        # A writer that was killed may have linked a chunk, and not forced its name to the disk.
+        # A killed writer may have linked a chunk without forcing its name to the disk.
         sync_directory(storage.directory)
     try:
         index = read_index(storage)
-        storage.expect(log_id, index.newest.first if len(index) else None)
+        storage.start_fence(log_id, index.newest.first if len(index) else None)
         if storage.directory is not None:
             for first in storage.open_chunks():
                 _recover_open_chunk(storage, first, index)
             storage.open_chunk_files().remove_all()
-        with ReaderRecords(storage).placing():
+        with ReaderRecords(storage).exclusive():
             storage.remove_temporaries()
             _check_positions(storage, index.end)
         if not len(index):
@@ -100,17 +100,17 @@ def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastT
 
 
 def _remove_strays(storage: LogStorage, earliest: int) -> None:
-    """Delete chunks before the first one of the log, which a writer has put that was stopped for very long."""
+    """Delete strays before the first chunk of the log: a writer that was stopped for very long has put them."""
     for entry in storage.chunks():
         if entry.first >= earliest:
             break
         storage.delete_chunk(entry.first)
         path = storage.path_of(chunk_name(entry.first))
-        _log.warning("deleted %s, which a writer has put after it had lost the log", path)
+        _log.warning("deleted %s, which a writer put after it had lost the log", path)
 
 
 def _check_positions(storage: LogStorage, end: int) -> None:
-    """Refuse to give out ids again that a reader has read."""
+    """Refuse a log that would give out ids again which a reader has read."""
     records = ReaderRecords(storage)
     for name, record in records.all().items():
         position = record.needs(storage.partition)
@@ -124,13 +124,13 @@ def _check_positions(storage: LogStorage, end: int) -> None:
 
 
 def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> None:
-    """Make a sealed chunk of one that was open when its writer ended.
+    """Seal the open chunk of a crashed writer, and add it to the index.
 
     Raises:
-        LogFormatError: The sealed chunks before it are missing.
-        DamagedChunkError: It was written for another place, or changed after it was written.
+        LogFormatError: Sealed chunks before it are missing.
+        DamagedChunkError: It was written for another place, or changed later.
     """
-    if first < index.end:  # its chunk is there
+    if first < index.end:  # it is sealed already
         return
     path = storage.path_of(growing_name(first))
     content = storage.open_chunk_files().read(first)

@@ -1,4 +1,7 @@
-"""How long chunks stay: until nobody needs them and their time has passed, or their room is needed more."""
+"""Deletes chunks: expired ones that no reader needs, or the oldest ones to make room.
+
+A chunk has expired when its retention has passed.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +27,30 @@ __all__ = ["MakeRoom", "Retention"]
 _log = logging.getLogger(__name__)
 
 MakeRoom = Literal["none", "done", "any"]
-# Room for the chunk that grows, and for what comes meanwhile.
+# Reserved for the open chunk, and for messages that arrive during a deletion.
 _RESERVED_CHUNKS = 5
 
 
 class Retention:
-    """Deletes chunks of a log partition, the oldest first. Any thread may call.
+    """Deletes chunks of a log partition, the oldest first. Any thread may call it.
 
     Args:
-        storage: Where the files are.
-        contents: What the partition holds.
-        seconds: How long a committed chunk stays at least; longer if a reader wants that.
-        max_bytes: Size of the log at which ``full`` becomes true.
-        chunk_bytes: Size of a chunk.
-        make_room: Whether chunks are deleted before their time so that the log never gets full: none, those
-            that are committed (``done``), or the oldest, needed or not (``any``).
-        readers: Who else needs the messages.
-        readers_decide: Whether the records of the readers alone say what is needed, as in a proxy; otherwise ``commit``
-            says it, too.
-        clock: Seconds since the epoch; compared with the files' modification times.
+        storage: The partition.
+        contents: Its contents.
+        seconds: The least time for which a committed chunk is kept; readers may want a longer one.
+        max_bytes: The size of the log at which ``full`` becomes true.
+        chunk_bytes: The size of a chunk.
+        make_room: Which chunks are deleted before their retention has passed, so that the log does not get full: none,
+            committed ones (``done``), or the oldest, needed or not (``any``).
+        readers: The other readers.
+        readers_decide: Whether only the records of readers say what is needed, as in a proxy; otherwise ``commit`` does
+            too.
+        clock: Returns seconds since the epoch, for comparison with modification times.
 
     Attributes:
-        committed: The first id that somebody still needs.
-        records_seconds: How often the records of readers are read where they decide and nothing can be deleted.
-        round_seconds: After so long a round of deletions makes way for readers that wait.
+        committed: The first id that is still needed.
+        records_seconds: How often the records of readers are read if only they decide, and nothing can be deleted.
+        round_seconds: After so long a round of deletions is interrupted, so that waiting readers get their turn.
     """
 
     round_seconds = 3.0
@@ -77,7 +80,7 @@ class Retention:
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
         self._make_room = make_room
         self._clock = clock
-        self._looked_at = math.inf
+        self._last_time = math.inf
         self._next_deletion = self._next_records = 0.0
         self.committed = 0
         self._committing = threading.Lock()
@@ -85,41 +88,41 @@ class Retention:
 
     @property
     def full(self) -> bool:
-        """Whether receiving should stop until more is committed."""
+        """Whether receiving must pause until more is committed."""
         done = math.inf if self._make_room == "any" else self.committed
         return self._contents.occupied(done) >= self._max_bytes
 
     def commit(self, end: int) -> None:
-        """Nobody will ever again ask for an id below ``end``: delete what is past its retention too."""
+        """Note that no id below ``end`` is needed any more, and delete expired chunks."""
         with self._committing:
             self.committed = max(self.committed, end)
         self.remove_expired()
 
     def begin(self, earliest: int) -> None:
-        """The log was opened, and has the messages from this id on: nothing is committed yet."""
+        """Note the first id of a log that was opened. Nothing is committed yet."""
         with self._committing:
             self.committed = earliest
 
     def make_room(self) -> None:
-        """Delete chunks before their time, if that is allowed and the log needs the room."""
+        """Delete chunks before their retention has passed, if ``make_room`` allows it and the log needs the room."""
         if self._make_room != "none":
             self.remove_expired()
 
     def oldest_done(self, done: int) -> Chunk | None:
-        """The oldest chunk, if the log had more room but for those who need an id below ``done``."""
+        """The oldest chunk that could be deleted if no id below ``done`` were needed; None if there is none."""
 
         def choose(index: ChunkIndex) -> Sequence[Chunk]:
-            if len(index) == 1 and index.end <= done:  # it stays, but does not count: see Contents.occupied
+            if len(index) == 1 and index.end <= done:  # it is kept, but does not count: see Contents.occupied
                 return index.covering(index.earliest, index.end)
             return self._removable(done, index)
 
         return next(iter(self._contents.choose(choose)), None)
 
     def remove_expired(self) -> None:
-        """Delete committed chunks whose retention has passed.
+        """Delete committed chunks that have expired.
 
-        A file that cannot be deleted is reported and tried again; it counts as part of the
-        log's size meanwhile. Not for the receiving thread: a directory may answer slowly.
+        If a file cannot be deleted, a warning reports it, it counts in the log's size, and the deletion is repeated.
+        Not for the receiving thread, because a directory may answer slowly.
         """
         with self._removing:
             if time.monotonic() < self._next_deletion and not self.full:
@@ -130,32 +133,32 @@ class Retention:
             if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
                 return
             try:
-                self._storage.check_writer()  # a store that has lost the log gets no hold either
-                # A reader that is just coming has either found what there is and said so, or will look after this.
-                with self._records.placing(0.0):
+                self._storage.check_writer()  # no hold is put into a store that has lost the log
+                # A reader that is starting has either written its record before this, or lists the log after it.
+                with self._records.exclusive(0.0):
                     self._next_deletion = time.monotonic() + self._storage.leisure
                     if not self._remove_below(min(self.committed, self._needed_by_readers())):
-                        self._next_deletion = 0.0  # it goes on when those have had their turn who wait
+                        self._next_deletion = 0.0  # continues after waiting readers have had their turn
             except LogLockedError:
-                return  # it is tried again in a moment
+                return  # repeated in a moment
             except LogError as e:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
     def _remove_below(self, done: int) -> bool:
-        """Whether nothing is left to delete for now."""
+        """Delete chunks that no id from ``done`` on needs; return whether nothing is left to delete now."""
         contents = self._contents
         begun = contents.deleting
         goes_on = begun is not None and (self._make_room == "any" or begun.end <= done)
         something = goes_on or contents.choose(partial(self._removable, done))
         if not something:
             return True
-        self._storage.check_writer()  # one that has lost the log must not delete for another
+        self._storage.check_writer()  # again: a writer that has lost the log must not delete chunks of another one
         return self._remove(done)
 
     def _follow_readers(self) -> None:
         """Take ``committed`` from the records of the readers, if that may let something be deleted.
 
-        Otherwise they are read now and then, because that drops the readers whose time is over.
+        Otherwise they are read now and then, because that drops expired readers.
         """
         contents, now = self._contents, time.monotonic()
         if (
@@ -169,16 +172,16 @@ class Retention:
                 self.committed = needed  # a new reader may need an earlier id than all before it
 
     def _needed_by_readers(self) -> int:
-        """The first id that a reader still needs."""
+        """The lowest id that a reader still needs."""
         try:
             needed = self._readers.needed()
-        except LogError as e:  # what it may still need stays
+        except LogError as e:  # everything is kept that the reader may need
             self._faults.warn("%s", e)
             return self._contents.earliest
         return self._contents.durable_end if needed is None else needed
 
     def _removable(self, done: int, index: ChunkIndex) -> Sequence[Chunk]:
-        """The front chunks that are not needed from id ``done`` on, or whose room is needed more."""
+        """The front chunks that end by ``done`` and have expired, or that must make room."""
         chunks = index.removable(done, self._sealed_before(index))
         if self._make_room != "none":
             over = index.size + self._reserved_bytes - self._max_bytes
@@ -187,21 +190,21 @@ class Retention:
         return chunks
 
     def _sealed_before(self, index: ChunkIndex) -> float:
-        """When a chunk must have been sealed by for its retention to be over; without one no clock is asked."""
+        """The time by which a chunk must have been sealed for its retention to have passed; infinity without one."""
         seconds = max(self._seconds, self._readers.retention)
         if not seconds:
             return math.inf
         now = self._clock()
-        if now < self._looked_at:  # it was set back, or was ahead when chunks were sealed
+        if now < self._last_time:  # the clock was set back
             index.sealed_by(now)
-        self._looked_at = now
+        self._last_time = now
         return now - seconds
 
     def _remove(self, done: int) -> bool:
-        """Whether nothing is left, or nothing more can be done now."""
+        """Delete files; return whether nothing is left, or the store refuses."""
         self._contents.begin_deleting(partial(self._removable, done))
         deadline = time.monotonic() + self.round_seconds
-        # Front first, so that a crash in between leaves no hole.
+        # From the front, so that a crash leaves no hole.
         while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
             try:
                 self._storage.delete_chunk(chunk.first)

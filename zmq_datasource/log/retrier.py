@@ -1,7 +1,8 @@
-"""Waiting out a store that refuses for now: a full disk, no file descriptors left, a network that is down.
+"""Repeats what a store refuses for now: the disk is full, no descriptor is free, the network is down.
 
-What is repeated is a whole act of the log, and not a single verb of the store. An act gives up the holds that it has
-taken before it is repeated. So a reader that waits for room on a full disk does not keep the writer from making room.
+``Retrier`` repeats whole acts of the log that write, and not single verbs of the store. An act releases the holds that
+it has taken before it is repeated. So a reader that waits for room on a full disk does not keep the writer from making
+room. ``retry_reading`` repeats a read.
 """
 
 from __future__ import annotations
@@ -15,26 +16,49 @@ from typing import TypeVar
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
+from zmq_datasource.log.files import is_transient
 
-__all__ = ["Retrier"]
+__all__ = ["Retrier", "retry_reading"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_FIRST_READING_PAUSE = 0.1
 _LINE_SECONDS = 10.0
 
 
+def retry_reading(read: Callable[[], T], seconds: float) -> T:
+    """Call ``read`` again while the store refuses for now; a warning reports the first refusal.
+
+    Raises:
+        DiskFaultError, OSError: The store has refused for ``seconds``.
+    """
+    deadline, pause = time.monotonic() + seconds, _FIRST_READING_PAUSE
+    level = logging.WARNING
+    while True:
+        try:
+            return read()
+        except (DiskFaultError, OSError) as e:
+            if not (isinstance(e, DiskFaultError) or is_transient(e)) or time.monotonic() >= deadline:
+                raise
+            _log.log(level, "%s; trying again for up to %.0f s", e, max(0.0, deadline - time.monotonic()))
+            level = logging.DEBUG
+            check_signals()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
 class Retrier:
-    """Repeats an act that the store refuses for now. For one thread; ``fault`` may be read by any.
+    """Repeats acts that the store refuses for now. For one thread; any thread may read ``fault``.
 
     Args:
-        seconds: How long to repeat it; 0 for not at all.
-        meanwhile: Called between two attempts; it may make room.
+        seconds: How long to repeat an act; 0 for not at all.
+        meanwhile: Called between two attempts; may make room.
 
     Attributes:
-        fault: Why the disk refuses at present; None while it does not.
+        fault: Why the store refuses at present; None if it does not.
     """
 
     def __init__(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> None:
@@ -45,14 +69,14 @@ class Retrier:
         self.fault: str | None = None
 
     def end_within(self, seconds: float) -> None:
-        """Repeat nothing for longer than this from now on."""
+        """Limit all repetition to this time from now on."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def retry(self, act: Callable[[], T]) -> T:
-        """Call ``act`` until it raises no ``DiskFaultError``; every 10 s a warning says what is waited for.
+        """Call ``act`` until it raises no ``DiskFaultError``; every 10 s a warning reports the refusal.
 
         Raises:
-            LogWriteError: The store has refused for all the time there was, or for a reason that stays.
+            LogWriteError: The store has refused until the end, or for a reason that stays.
         """
         began = time.monotonic()
         pause, next_line = _FIRST_PAUSE, began
@@ -78,10 +102,10 @@ class Retrier:
                 if self._meanwhile is not None:
                     try:
                         self._meanwhile()
-                    except Exception as e:  # the disk may take it all the same
+                    except Exception as e:  # the next attempt may succeed without it
                         self._faults.fault("making room while the disk refuses", error=e)
             else:
                 if self.fault is not None:
-                    _log.warning("the disk takes it again after %.1f s", time.monotonic() - began)
+                    _log.warning("the disk accepts writes again after %.1f s", time.monotonic() - began)
                     self.fault = None
                 return result

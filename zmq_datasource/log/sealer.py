@@ -1,7 +1,7 @@
-"""The thread that writes what the receiving thread hands over, in that order: groups and chunks.
+"""The sealing thread, which writes groups and chunks in the order in which the receiving thread hands them over.
 
-What the disk refuses is tried again. What cannot be written ends it: ids after a hole cannot be sealed, so everything
-that is handed over later fails in the same way.
+If the disk refuses, the write is repeated. A write that fails for good ends the sealing: ids after a hole cannot be
+sealed, so every later job fails with the same error.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ __all__ = ["Job", "Sealer"]
 
 _log = logging.getLogger(__name__)
 
-# How often chunks are looked for whose retention has passed.
+# How often expired chunks are deleted.
 _EXPIRY_SECONDS = 1.0
-# How long a disk that does not answer at all is waited for at the end.
+# How long to wait at the end for a disk that does not answer.
 _END_SECONDS = 120.0
 
 
 class Job(NamedTuple):
-    """What is to be written: rows, or nothing.
+    """A write, or only a place in the order of writes.
 
     Attributes:
-        batches: Rows, which have the ids up to ``end``.
-        size: Their bytes in memory, and those of ``filled``.
+        batches: Rows with the ids up to ``end``.
+        size: Their bytes in memory, and the bytes of ``filled``.
         first: The chunk's first id.
         end: The id after the last row.
         done: Resolves to ``end``.
-        state: The writer's, with these rows; it is compressed here, where nothing is received meanwhile.
-        grows: Whether the chunk is written group by group, of which this is one.
-        last: Whether the chunk ends with it.
-        filled: A file with rows that come before those of ``batches``; it becomes the chunk.
+        state: The writer's state after these rows. The sealing thread compresses it, so that receiving does not wait.
+        grows: Whether the job is one group of an open chunk.
+        last: Whether the chunk ends with this job.
+        filled: A file with the rows before those of ``batches``; it becomes the chunk.
     """
 
     batches: Sequence[pa.RecordBatch]
@@ -68,17 +68,17 @@ class Job(NamedTuple):
 
 
 class Sealer:
-    """Owns the sealing thread of a log partition; libc and Arrow release the GIL for most of its work.
+    """Owns the sealing thread of a log partition. libc and Arrow release the GIL for most of its work.
 
     Args:
-        storage: Where to write.
-        contents: Where to say what was written.
-        retention: Asked now and then to delete.
-        retrier: Repeats what the disk refuses for now.
-        written: Called with rows that are durable now: their first id, and the batches.
+        storage: The partition.
+        contents: Learns what was written.
+        retention: Deletes chunks, in this thread.
+        retrier: Repeats writes that the disk refuses.
+        written: Called with the first id and the batches of rows that are durable now.
 
     Attributes:
-        failure: Why nothing is sealed any more.
+        failure: Why nothing is sealed any more; None while sealing works.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Sealer:
         self._retrier = retrier
         self._written = written
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        # Each counted by one thread: so there is no lock.
+        # Each is counted by one thread only, so they need no lock.
         self._handed_over = self._finished = 0
         self._growing: GrowingChunk | None = None
-        # Of the chunks that are sealed, and of the groups of the open one.
+        # The times of the sealed chunks, and of the groups of the open chunk.
         self._past = PastTimes()
         self._times: Times | None = None
         self._incarnations = Incarnations()
@@ -109,10 +109,11 @@ class Sealer:
         self.failure: LogError | None = None
 
     def start(self, hold: Hold, past: PastTimes, incarnations: Incarnations) -> None:
-        """Begin to write, and hold the partition for as long as the thread lives.
+        """Start the thread.
 
         Args:
-            past: Of the chunks that there are.
+            hold: The lock of the partition, which ``end`` releases.
+            past: The times of the existing chunks.
             incarnations: The writers up to this one.
         """
         self._past, self._incarnations = past, incarnations
@@ -121,28 +122,29 @@ class Sealer:
 
     @property
     def running(self) -> bool:
-        """Whether the sealing thread was started and has not ended."""
+        """Whether the thread was started and has not ended."""
         return self._hold is not None
 
     def hand_over(self, job: Job) -> None:
-        """Have this written after all before it. Only for the receiving thread."""
+        """Queue a job. Only for the receiving thread."""
         self._handed_over += 1
         self._jobs.put(job)
 
     @property
     def unwritten(self) -> int:
-        """How many jobs were handed over and are not done."""
+        """How many queued jobs are not done."""
         return self._handed_over - self._finished
 
     def end(self, last_act: Callable[[], None] = lambda: None, seconds: float = _END_SECONDS) -> None:
-        """Write what was handed over, end the thread and release the lock, unless that is done.
+        """Write the queued jobs, end the thread, and release the lock. Does nothing if that is done.
 
         Args:
             last_act: Called before the lock is released.
             seconds: How long to wait for the disk.
 
         Raises:
-            LogWriteError: The disk does not answer. The lock stays until the process ends: the disk may answer yet.
+            LogWriteError: The disk does not answer. The lock remains until the process ends, because the thread may
+                still write when the disk answers.
         """
         if self._hold is None:
             return
@@ -165,12 +167,12 @@ class Sealer:
             try:
                 job = self._jobs.get(timeout=_EXPIRY_SECONDS)
             except queue.Empty:
-                self._look_whether_lost()
+                self._check_hold()
                 self._tidy(self._retention.remove_expired)
                 continue
             if job is None:
                 return
-            if time.monotonic() >= self._next_expiry:  # a log that is never idle
+            if time.monotonic() >= self._next_expiry:  # for a log that is never idle
                 self._next_expiry = time.monotonic() + _EXPIRY_SECONDS
                 self._tidy(self._retention.remove_expired)
             try:
@@ -182,22 +184,22 @@ class Sealer:
                 self._finished += 1
                 job.done.set_exception(e)
             else:
-                self._finished += 1  # before anybody hears of it, and hands over more
+                self._finished += 1  # first: a thread that learns of it may queue the next job
                 if job.batches:
                     self._written(job.end - sum(batch.num_rows for batch in job.batches), job.batches)
                 job.done.set_result(job.end)
             if self._growing is not None and self.failure is None:
-                self._tidy(self._growing.tidy)
+                self._tidy(self._growing.write_compact)
 
     def _tidy(self, act: Callable[[], None]) -> None:
-        """Do what can be done later: whatever prevents it now, the messages must be sealed."""
+        """Do something that can wait. An error is logged, because sealing must go on."""
         try:
             act()
         except Exception as e:
             self._faults.fault("tidying up %s", self._storage, error=e)
 
-    def _look_whether_lost(self) -> None:
-        """One that has nothing to write is to hear of it, too, when another process has taken the log."""
+    def _check_hold(self) -> None:
+        """Let a writer that has nothing to write notice that another process has taken the log."""
         if self.failure is None and self._hold is not None and self._hold.lost:
             try:
                 self._storage.check_writer()
@@ -215,12 +217,12 @@ class Sealer:
             self._write(job)
 
     def _facts(self, job: Job) -> ChunkFacts:
-        """What the chunk says of itself, with the rows of this job."""
+        """The facts of the chunk, including the rows of this job."""
         if job.filled is not None:
             self._times = job.filled.times
         if job.batches:
             times = times_of(job.batches)
-            self._times = times if self._times is None else self._times.and_also(times)
+            self._times = times if self._times is None else self._times.union(times)
         assert self._times is not None, "there are rows"
         partition = self._storage.partition
         return ChunkFacts(partition, job.first, job.end, self._times, self._past, self._incarnations)
@@ -247,11 +249,11 @@ class Sealer:
             self._growing = None
 
     def _seal_chunk(self, size: int, write: Callable[[], Chunk]) -> None:
-        """Make a chunk durable, and say so.
+        """Write a chunk, and note it in the contents.
 
         Args:
-            size: Bytes of memory that are in it.
-            write: May be repeated.
+            size: The bytes of memory that are in it.
+            write: Writes the chunk; may be repeated.
         """
         chunk = self._retrier.retry(write)
         assert self._times is not None, "a chunk has rows"

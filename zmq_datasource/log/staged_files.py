@@ -1,7 +1,7 @@
-"""The files of what is staged: see ``log.staging``.
+"""The files of staged attempts; see ``staging``.
 
-They are on this machine, also where the log is in a bucket: in a temporary directory then. What is lost with it was not
-acknowledged, and its sender sends it again.
+They are on this machine. For a log in a bucket they are in a temporary directory: if that is lost, nothing in it was
+acknowledged, and the senders send it again.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from zmq_datasource.log.store import Part
 __all__ = ["StagedFiles", "bytes_on_disk"]
 
 _SUFFIX = ".arrow"
-# More than the schema of an attempt takes, which is at the beginning of its file.
+# More than the schema at the beginning of an attempt's file takes.
 _HEAD_BYTES = 16 << 10
 _BLOCK_BYTES = 4096
-# An attempt is 32 hexadecimal digits.
+# An attempt has 32 hexadecimal digits.
 _STAGED_NAME = re.compile(r"[0-9a-f]{32}\.arrow")
 
 
 def bytes_on_disk(size: int) -> int:
-    """What a file of a size takes on disk: whole blocks, and one at least."""
+    """The room that a file takes on disk: whole blocks, and at least one."""
     return (size // _BLOCK_BYTES + 1) * _BLOCK_BYTES
 
 
 class StagedFiles:
-    """One file an attempt, hidden until it is whole.
+    """One file for each attempt, hidden until it is whole.
 
     Args:
-        beside: The directory of the log partition; None where the log is in a bucket.
-        sync: Whether a file is forced to the disk.
-        check_log: Raises ``DiskFaultError`` while the log is away, and the files beside it with it.
+        beside: The directory of the log partition; None for a log in a bucket.
+        sync: Whether files are forced to the disk.
+        check_log: Raises ``DiskFaultError`` while the log, and so the files beside it, is away.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class StagedFiles:
                 os.close(descriptor)
 
     def finish(self, attempt: str) -> None:
-        """Make an attempt appear, whole."""
+        """Make the file of a whole attempt visible, durably."""
         path, final = self._unfinished_path(attempt), self._staged_path(attempt)
         with writing(f"writing {final}"):
             failpoints.reach("log.staged.before_sync")
@@ -112,7 +112,7 @@ class StagedFiles:
                 sync_directory(final.parent)
 
     def names(self) -> list[str]:
-        """The names of all finished attempts."""
+        """All finished attempts, in order."""
         names = sorted(self._all_names())
         return [name.removesuffix(_SUFFIX) for name in names if _STAGED_NAME.fullmatch(name)]
 
@@ -122,7 +122,7 @@ class StagedFiles:
         return []
 
     def size_of(self, attempt: str) -> int:
-        """Bytes that the file of an attempt has.
+        """The size of an attempt's file.
 
         Raises:
             LogError: The disk refused.
@@ -132,7 +132,7 @@ class StagedFiles:
             return path.stat().st_size
 
     def head_of(self, attempt: str) -> bytes:
-        """The beginning of the file of an attempt, which has its schema."""
+        """The beginning of an attempt's file, which has its schema."""
         file = open_file(self._staged_path(attempt))
         try:
             return os.pread(file, _HEAD_BYTES, 0)
@@ -140,11 +140,11 @@ class StagedFiles:
             os.close(file)
 
     def read(self, attempt: str) -> pa.Buffer:
-        """What the file of an attempt holds."""
+        """Read an attempt's file."""
         return pa.py_buffer(read_file(self._staged_path(attempt)))
 
     def appended(self, attempt: str) -> tuple[OpenChunkFiles, str]:
-        """Where a finished attempt is appended to, and its name there."""
+        """The directory and name with which to append to a finished attempt."""
         return OpenChunkFiles(self._directory, self._sync), self._staged_path(attempt).name
 
     def remove(self, attempt: str) -> None:
@@ -153,7 +153,7 @@ class StagedFiles:
         _remove(self._unfinished_path(attempt))
 
     def remove_unfinished(self) -> None:
-        """Delete what a crashed writer left. Only for the holder of the lock."""
+        """Delete the unfinished files of a crashed writer. Only for the holder of the lock."""
         for name in self._all_names():
             if name.startswith(TEMPORARY_PREFIX) and _STAGED_NAME.fullmatch(
                 name.removeprefix(TEMPORARY_PREFIX)

@@ -1,15 +1,15 @@
-"""What was received and not committed: one file an attempt, beside the log's chunks.
+"""Staged attempts: the messages of transactions that are not committed, in one file each beside the log's chunks.
 
-``0/staging/<attempt>.arrow`` holds the rows (``messages.schemas.MESSAGE_SCHEMA``) of one attempt at one part
-of a transaction, whole and on disk; its schema's metadata says of which. A file that is being
-written is hidden, and is the trace of a crash if the next writer finds it.
+``0/staging/<attempt>.arrow`` has the rows (``messages.schemas.MESSAGE_SCHEMA``) of one attempt at one part of a
+transaction; the metadata of its schema names the part. A file that is being written is hidden. If the next writer finds
+a hidden file, its writer has crashed.
 
 The rules:
 
-* The file is a chunk's (``log.chunk_file``) without its end. A batch of no rows ends the attempt. So a large file can
-  become a chunk by a link, without being written twice: what the chunk lacks is appended to it.
-* What follows that batch is none of the attempt's. So a crash between the two leaves the attempt as it was.
-* Only the process that has written a file appends to it. One that is found by the next writer is read.
+* The file is a chunk's file (``chunk_file``) without its end. A batch without rows ends the attempt. So a large file
+  can become a chunk by a link, without being written twice: only the end of a chunk is appended.
+* Bytes after that batch are not part of the attempt. So a crash during the append does not change the attempt.
+* Only the process that has written a file appends to it. The next writer reads files that it finds.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionPart(NamedTuple):
-    """What an attempt is an attempt at.
+    """A part of a transaction, and the figures of an attempt at it.
 
     Attributes:
-        producer, number, partition: The part of a transaction.
-        rows, digest, value_bytes: Of the attempt; None where that is not known yet.
+        producer, number, partition: The part: of which producer's transaction, and of which partition of a DataFrame.
+        rows, digest, value_bytes: The figures; None if not known yet.
     """
 
     producer: str
@@ -60,11 +60,11 @@ class StagedFile:
     refuses it. ``finish`` makes the whole file durable.
 
     Attributes:
-        rows: Appended so far.
-        value_bytes: Of their values.
+        rows: The rows so far.
+        value_bytes: The bytes of their values.
         is_ended: Whether ``end`` was called.
-        least_chunk_bytes: A smaller file is read at the commit, and transactions of one moment share a chunk. For
-            eight of 1 MiB that takes half as long as eight chunks; for eight of 2 MiB, twice as long.
+        least_chunk_bytes: A smaller file is read at the commit, so that several transactions share a chunk. Eight of
+            1 MiB then take half as long as eight chunks; eight of 2 MiB would take twice as long.
     """
 
     least_chunk_bytes = 2 << 20
@@ -100,12 +100,12 @@ class StagedFile:
         if not batch.num_rows:
             return
         times = times_of([batch])
-        self._times = times if self._times is None else self._times.and_also(times)
+        self._times = times if self._times is None else self._times.union(times)
         self.value_bytes += data_bytes(batch.column("value"))
         self._encode(batch)
 
     def end(self) -> None:
-        """Add the batch of no rows that ends the attempt, for ``write``; once."""
+        """Add the batch without rows that ends the attempt, for ``write``. Does nothing the second time."""
         if not self.is_ended:
             self.is_ended = True
             self._encode(NO_ROWS)
@@ -115,23 +115,23 @@ class StagedFile:
         self._unwritten += self._encoder.take()
 
     def write(self) -> None:
-        """Write what was appended and not yet written.
+        """Write the bytes that were encoded since the last call.
 
         Raises:
-            LogWriteError: The file system refuses. If it is a ``DiskFaultError``, call this again later.
+            LogWriteError: The file system refuses. After a ``DiskFaultError`` the call may be repeated.
         """
         if self._unwritten:
             self._written = self._files.write(self.attempt, self._written, self._unwritten)
             self._unwritten = []
 
     def finish(self) -> FilledFile | None:
-        """Force the written file, which has its end, to the disk, where the next writer finds it.
+        """Force the file, after ``end`` and ``write``, to the disk, where the next writer finds it.
 
         Returns:
             The file, if it can become a chunk; None if it is small.
 
         Raises:
-            LogWriteError: The file system refuses. Nothing of the file can be relied on then.
+            LogWriteError: The file system refuses. The file is then of no use.
         """
         self._files.finish(self.attempt)
         if self._times is None or self._encoder.size < self.least_chunk_bytes:
@@ -149,10 +149,10 @@ class StagedFile:
 
 
 class Staging:
-    """The finished attempts of a log partition. Only for its writer; ``now`` is in monotonic seconds.
+    """The finished attempts of a log partition, for its writer. ``now`` is in monotonic seconds.
 
     Attributes:
-        bytes: What they take on disk.
+        bytes: Their room on disk.
     """
 
     def __init__(self, files: StagedFiles) -> None:
@@ -167,9 +167,9 @@ class Staging:
         return len(self._parts)
 
     def recover(self, now: float) -> None:
-        """Find what is there, and remove what was not finished or is no attempt.
+        """Find the attempts of an earlier writer, and delete unfinished or damaged files.
 
-        This reads only the beginning of each file, because there may be very many.
+        This reads only the beginning of each file, because there may be very many files.
         """
         self._files.remove_unfinished()
         for attempt in self._files.names():
@@ -178,9 +178,9 @@ class Staging:
                 metadata = pa.ipc.read_schema(pa.py_buffer(head[MAGIC_BYTES:])).metadata
                 names = metadata[b"producer"].decode(), int(metadata[b"number"]), int(metadata[b"partition"])
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
-                if is_transient(e):  # that no file can be opened now is no fault of this one
+                if is_transient(e):  # the system's fault, and not damage
                     raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
-                # Its sender never heard that it is committed, and will send it again.
+                # It was never committed, so its sender sends it again.
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._files.remove(attempt)
                 continue
@@ -189,7 +189,7 @@ class Staging:
     def add(
         self, attempt: str, part: TransactionPart, size: int, now: float, filled: FilledFile | None = None
     ) -> None:
-        """Count an attempt that is whole; ``size`` is in bytes on disk, and ``filled`` can become a chunk."""
+        """Add a finished attempt, with its room on disk; ``filled`` can become a chunk."""
         self._parts[attempt], self._sizes[attempt], self._since[attempt] = part, size, now
         if filled is not None:
             self._filled[attempt] = filled
@@ -199,14 +199,14 @@ class Staging:
         return self._parts.get(attempt)
 
     def of(self, producer: str, up_to: int) -> list[str]:
-        """The attempts at this producer's transactions up to a number."""
+        """The attempts at a producer's transactions up to a number."""
         return [a for a, part in self._parts.items() if part.producer == producer and part.number <= up_to]
 
     def abandoned(self, seconds: float, active: Collection[str], now: float) -> list[str]:
-        """Attempts at transactions to which nothing has been added, and that nobody has committed, for so long.
+        """The attempts of producers that have added nothing for ``seconds``.
 
         Args:
-            active: Producers that are at work.
+            active: Producers that are connected; their attempts are not included.
         """
         newest: dict[str, float] = {}
         for attempt, part in self._parts.items():
@@ -222,7 +222,7 @@ class Staging:
         """How many rows an attempt has.
 
         Raises:
-            DamagedChunkError: The file is not what was written.
+            DamagedChunkError: The file is damaged.
         """
         part = self._parts[attempt]
         if part.rows is None:
@@ -232,15 +232,15 @@ class Staging:
         return part.rows
 
     def filled(self, attempt: str) -> FilledFile | None:
-        """An attempt whose file can become a chunk, without being read; None if it must be read.
+        """The file of an attempt, if it can become a chunk without being read; None if it must be read.
 
         Raises:
-            DamagedChunkError: The file has not the size of what was written.
+            DamagedChunkError: The file has another size than was written.
             DiskFaultError: The log is away.
         """
         filled = self._filled.get(attempt)
         if filled is not None:
-            # What was staged under a directory that is mounted again meanwhile is not there any more.
+            # Files that were staged below an unmounted directory disappear when it is mounted again.
             self._files.check_log()
             try:
                 found = self._files.size_of(attempt)
@@ -254,7 +254,7 @@ class Staging:
         """The rows of an attempt, read from its file and checked.
 
         Raises:
-            DamagedChunkError: The file is not what was written.
+            DamagedChunkError: The file is damaged.
         """
         try:
             content = self._files.read(attempt)
@@ -271,7 +271,7 @@ class Staging:
         return DamagedChunkError(f"reading staged attempt {attempt} in {self._files}: {why}")
 
     def remove(self, attempts: list[str]) -> None:
-        """Forget attempts: they are committed, aborted, or abandoned."""
+        """Delete attempts that are committed, aborted or abandoned."""
         for attempt in attempts:
             if self._parts.pop(attempt, None) is not None:
                 self.bytes -= self._sizes.pop(attempt)
@@ -279,14 +279,14 @@ class Staging:
                 self._filled.pop(attempt, None)
             try:
                 self._files.remove(attempt)
-            except LogWriteError as e:  # the next writer finds it, and what it is
+            except LogWriteError as e:  # the next writer finds it, and sees that it is done
                 _log.warning("%s", e)
 
     def superseded(self) -> list[str]:
-        """Attempts at a part of which there is a newer one: of use only if that one fails."""
+        """Attempts at a part that has a newer attempt; they are only useful if the newer one fails."""
         newest: dict[tuple[str, int, int], str] = {}
         for attempt, part in self._parts.items():
-            newest[part[:3]] = attempt  # in the order in which they came
+            newest[part[:3]] = attempt  # dicts keep the order of arrival
         return [attempt for attempt, part in self._parts.items() if newest[part[:3]] != attempt]
 
 

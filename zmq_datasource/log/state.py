@@ -1,72 +1,121 @@
-"""What the log keeps for its writer beside the rows: opaque bytes, whole in each chunk, with a checksum.
+"""The writer's state, which each chunk has whole: counters, sequences, and which transactions are in the log.
 
-The last batch of a chunk has one entry for it: the checksum, then the state, compressed. The checksum also covers the
-id after the chunk's last message, and a chunk whose writer had no state has it, too. So neither a chunk that hides its
-state nor the state of an earlier batch passes for what was written. The newest chunk has all there is to know; what has
-changed without a row since is in memory until the next row.
+For the log it is opaque bytes. The last batch of a chunk has one entry with it: a checksum, and the compressed state.
+The checksum also covers the chunk's end, and a chunk without state has it too. So neither a missing state nor the state
+of an earlier batch passes for the right one. A change without a row is only in memory until the next row is written.
+
+A state is one JSON object with a member, or section, for each part: ``counters``, ``sequences``, ``transactions``.
 """
 
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
+from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogFormatError
 from zmq_datasource.log.chunk import facts_of, read_metadata
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["Carried", "read_saved_state", "state_metadata", "state_of"]
+__all__ = ["Carried", "CarriedState", "read_saved_state", "sections_of", "state_metadata", "state_of"]
 
 _STATE = b"state"
-# Of the state of 10,000 publishers: 100 kB in 1.3 ms; zlib takes five times as long for the same size, lz4 half as long
-# for twice the size, and more effort of zstd gains nothing.
+# The state of 10,000 publishers takes 100 kB and 1.3 ms. zlib takes five times as long for the same size, lz4 half as
+# long for twice the size, and higher levels of zstd gain nothing.
 _CODEC, _LEVEL = "zstd", 1
 _LISTINGS = 10
 
 
 class Carried(Protocol):
-    """Whose state the log keeps. Called by the receiving thread, when rows are handed over."""
+    """An object with a state that the log keeps. The receiving thread asks for it when it hands rows over."""
 
     def state(self) -> bytes:
-        """The whole state; it is about the messages that were appended so far, exactly."""
+        """The whole state, which describes exactly the messages that were appended so far."""
+
+
+def sections_of(saved: bytes) -> dict[str, msgspec.Raw]:
+    """The sections of a state, each as JSON text; an empty state has none."""
+    return msgspec.json.decode(saved, type=dict[str, msgspec.Raw]) if saved else {}
+
+
+class CarriedState(ABC):
+    """The base class of states: counters, and the sections of a subclass.
+
+    Args:
+        counters: The counters, which become the section ``counters``.
+    """
+
+    def __init__(self, counters: SourceCounters) -> None:
+        self._counters = counters
+
+    @property
+    def counters(self) -> SourceCounters:
+        """The counters."""
+        return self._counters
+
+    def state(self) -> bytes:
+        """The state, as the log keeps it."""
+        return msgspec.json.encode({"counters": self._counters.to_json(), **self._sections()})
+
+    def restore(self, saved: bytes) -> bool:
+        """Continue from a saved state.
+
+        Returns:
+            Whether all sections were restored. If the messages were numbered in another way, only the counters are.
+        """
+        sections = sections_of(saved)
+        if not sections:
+            return True
+        self._counters.restore(msgspec.json.decode(sections["counters"]))
+        return self._restore(sections)
+
+    @abstractmethod
+    def _sections(self) -> Mapping[str, Any]:
+        """The other sections, as values for JSON."""
+
+    @abstractmethod
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
+        """Continue from the sections of a saved state; see ``restore``."""
 
 
 def state_metadata(state: bytes, end: int) -> dict[bytes, bytes]:
-    """What the last batch of a chunk or a group carries.
+    """The metadata entry of the last batch of a chunk or a group.
 
     Args:
-        state: Empty if the writer has none.
+        state: The state; empty for none.
         end: The id after the last message.
     """
     packed = pa.Codec(_CODEC, _LEVEL).compress(state, asbytes=True) if state else b""
-    # Readers of Arrow files in other languages refuse metadata that is no text.
+    # Readers of Arrow files in other languages refuse metadata that is not text.
     text = base64.b64encode(packed)
     return {_STATE: _checksum(text, end) + b" " + text}
 
 
 def state_of(metadata: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The entry that ``state_metadata`` made, among the metadata of a batch."""
+    """The entry of ``state_metadata`` in the metadata of a batch."""
     return {_STATE: metadata[_STATE]} if _STATE in metadata else {}
 
 
 def read_saved_state(storage: LogStorage, newest: int | None = None) -> bytes:
-    """What the newest chunk carries; empty if there is nothing. The log may be written at the same time.
+    """Read the state of the newest chunk; empty if there is none. The log may be written at the same time.
 
     Args:
-        newest: The first id of the newest chunk, where it is known; else the chunks are listed.
+        newest: The first id of the newest chunk, if it is known; otherwise the chunks are listed.
 
     Raises:
-        DamagedChunkError: It is not what was written.
-        DiskFaultError: It cannot be opened now.
+        DamagedChunkError: The chunk or its state is damaged.
+        DiskFaultError: The chunk cannot be opened now.
     """
     if newest is not None:
-        with suppress(FileNotFoundError):  # there is a newer one since, and it was deleted
+        with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
             return _read(storage, newest)
     for _ in range(_LISTINGS):
         chunk = storage.newest_chunk()
@@ -74,7 +123,7 @@ def read_saved_state(storage: LogStorage, newest: int | None = None) -> bytes:
             return b""
         with suppress(FileNotFoundError):
             return _read(storage, chunk.first)
-    raise LogFormatError(f"reading {storage}: its newest chunk is listed, and is not there")
+    raise LogFormatError(f"reading {storage}: its newest chunk is listed, and cannot be opened")
 
 
 def _read(storage: LogStorage, first: int) -> bytes:

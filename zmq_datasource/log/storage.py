@@ -1,4 +1,4 @@
-"""One partition of a log in a store: what its objects are called, and in which order they are written.
+"""One partition of a log in a store: the names of its objects, and the rules for writing them.
 
 A chunk's key is its first id, and the writer that puts a key first has given out those ids: see ``fence``. A lock only
 says when a standby may begin.
@@ -41,7 +41,7 @@ from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
 __all__ = ["ChunkEntry", "LogStorage", "NoLogError", "OvertakenError"]
 
 _LEISURE_SECONDS = 10.0
-# What said in a bucket, in format 1, which log it is.
+# The object with the log's id in a bucket, in format 1.
 _FORMER_LOG_NAME = re.compile(r"log-([0-9]+)-[0-9a-f]{32}\.json")
 
 
@@ -50,11 +50,11 @@ class NoLogError(LogFormatError):
 
 
 class OvertakenError(LogLockedError):
-    """Another writer has put a chunk with the ids that this one was about to give out."""
+    """Another writer has given out the ids that this writer was about to give out."""
 
 
 class ChunkEntry(NamedTuple):
-    """A sealed chunk as a listing shows it: its first id, its bytes, and when it was written (seconds, epoch)."""
+    """A sealed chunk in a listing: its first id, its bytes, and its time of modification (seconds since the epoch)."""
 
     first: int
     size: int
@@ -65,24 +65,24 @@ class LogStorage:
     """One partition of a log.
 
     Args:
-        store: Where the log is; a text is an absolute path or ``file:`` URI of a directory.
-        partition: Which of its partitions.
-        patience: For so many seconds reading a chunk is tried again where the disk or the bucket refuses.
+        store: The store of the log, or the absolute path or ``file:`` URI of a directory.
+        partition: The number of the partition.
+        patience: Seconds for which reading a chunk is repeated while the store refuses.
 
     Raises:
-        OptionError: The location is something else.
+        OptionError: The location is neither.
     """
 
     def __init__(self, store: Store | str, partition: int = PARTITION, patience: float = 0.0) -> None:
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
         self.partition = partition
         self.patience = patience
-        self._writer: Hold | None = None  # of this object, if it writes
+        self._writer: Hold | None = None  # if this object writes
         self._fence: Fence | None = None
 
     @property
     def root(self) -> str:
-        """Where the log is, as text."""
+        """The location of the log, as text."""
         return str(self.store)
 
     @property
@@ -103,11 +103,11 @@ class LogStorage:
         return type(self)(self.store, partition, self.patience)
 
     def key(self, name: str) -> str:
-        """The key of something that belongs to this partition."""
+        """The key of an object of this partition."""
         return f"{self.partition}/{name}"
 
     def path_of(self, name: str) -> str:
-        """Where something of the partition is, for messages."""
+        """The full path of an object of the partition, for messages."""
         return self.store.path_of(self.key(name))
 
     @property
@@ -117,7 +117,7 @@ class LogStorage:
 
     @property
     def leisure(self) -> float:
-        """Seconds between two times that something is done which can wait: requests to a bucket are paid for."""
+        """Seconds between two acts that can wait. Not 0 in a bucket, because its provider charges for requests."""
         return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
 
     def staged_files(self) -> StagedFiles:
@@ -126,13 +126,13 @@ class LogStorage:
             return StagedFiles(None, self.sync)
         return StagedFiles(self.directory, self.sync, self.log_id_again)
 
-    # Which log it is.
+    # The log's id.
 
     def open_log(self, log_id: str | None = None) -> str:
         """Create the log if there is none; return its id.
 
         Args:
-            log_id: Of the one that is created; any, unless given.
+            log_id: The id of a new log; random, unless given.
 
         Raises:
             LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
@@ -153,7 +153,7 @@ class LogStorage:
 
         Raises:
             NoLogError: There is no log here.
-            LogFormatError: There is not one that this version reads.
+            LogFormatError: The log is damaged, or of a format that this release does not read.
         """
         return self._id_in(self.read_json(LOG_NAME) if self.store.exists() else None)
 
@@ -175,10 +175,10 @@ class LogStorage:
         raise LogFormatError(f"reading {path}: it is not the description of a log. {RESTORE}")
 
     def log_id_again(self) -> str:
-        """The id of a log that was found before.
+        """Read the id of a log that was found before.
 
         Raises:
-            DiskFaultError: There is no log any more.
+            DiskFaultError: The log is not there any more.
             LogFormatError: As ``log_id``.
         """
         try:
@@ -187,16 +187,16 @@ class LogStorage:
             raise DiskFaultError(f"{e}. It was there before. {MOUNT_AGAIN}") from e
 
     def _refuse_nameless_chunks(self) -> None:
-        """Refuse to make a log where one is, or where chunks are: their ids would be given to other messages.
+        """Refuse to create a log beside chunks: it would give their ids to other messages.
 
         Raises:
-            LogFormatError: There are some.
+            LogFormatError: There are chunks, or a log of an older format.
         """
         for entry in self.store.list() if self.store.exists() else ():
             if former := _FORMER_LOG_NAME.fullmatch(entry.name):
                 raise _other_format(self.store.path_of(entry.name), int(former[1]))
         found = {p: firsts for p in self.partitions() if (firsts := self.of(p)._firsts())}
-        # Another process may have created the log and written chunks since this one looked for ``log.json``.
+        # Checked again, because another process may have created the log and written chunks meanwhile.
         if found and self.store.find(LOG_NAME) is None:
             raise LogFormatError(
                 f"opening the log in {self.root}: {LOG_NAME} is missing, and there are chunks "
@@ -210,7 +210,7 @@ class LogStorage:
         return sorted([*(entry.first for entry in self.chunks()), *self.open_chunks()])
 
     def partitions(self) -> list[int]:
-        """The log partitions that exist, in order; none where there is no log.
+        """The log partitions, in order; none if there is no log.
 
         Raises:
             DiskFaultError: They cannot be listed now.
@@ -239,7 +239,7 @@ class LogStorage:
         return sorted(found)
 
     def find_chunk(self, first: int) -> ChunkEntry | None:
-        """The sealed chunk with this first id, if there is one."""
+        """The sealed chunk with this first id; None if there is none."""
         found = self.store.find(self.key(chunk_name(first)))
         return None if found is None else ChunkEntry(first, found.size, found.modified)
 
@@ -251,7 +251,7 @@ class LogStorage:
         """Open a chunk for reading; FileNotFoundError if it is gone.
 
         Args:
-            whole: Whether its rows will be read, and not its metadata alone.
+            whole: Whether its rows will be read, and not only its metadata.
 
         Raises:
             DiskFaultError: The store refuses for now, or the whole log is gone.
@@ -261,19 +261,19 @@ class LogStorage:
             return self.store.open(key, whole)
         except FileNotFoundError:
             self.log_id_again()
-            return self.store.open(key, whole)  # the log may have been away for a moment
+            return self.store.open(key, whole)  # the log was perhaps away for a moment
 
     def put_chunk(self, first: int, content: Content) -> None:
-        """Make a chunk appear, whole. Only for the writer; may be repeated.
+        """Write a chunk. Only for the writer. May be repeated.
 
         Args:
             first: Its first id.
-            content: The file's content, or a synced file beside the chunks: see ``store.Content``.
+            content: The content, or a synced file beside the chunks: see ``store.Content``.
 
         Raises:
             OvertakenError: Another writer has put a chunk there.
-            LogLockedError: Another writer has put later chunks, and this one does not count.
-            DiskFaultError: The store refuses for now, or has lost what was in it.
+            LogLockedError: Another writer has put later chunks, and this chunk does not count.
+            DiskFaultError: The store refuses for now, or has lost its content.
         """
         if self._fence is not None:
             self._fence.check()
@@ -290,36 +290,36 @@ class LogStorage:
             raise (error if self._fence is None else self._fence.close(error)) from e
         failpoints.reach("log.chunk.after_put")
         if self._fence is not None:
-            self._fence.move(first)
+            self._fence.advance(first)
 
-    def expect(self, log_id: str, newest: int | None) -> None:
-        """Write only to this log, and where the newest chunk has this first id, or is one that is put from now on.
+    def start_fence(self, log_id: str, newest: int | None) -> None:
+        """Let ``put_chunk`` and ``check_writer`` check from now on that no other writer has put later chunks.
 
         Args:
-            newest: None for a log without chunks.
+            newest: The first id of the newest chunk; None for a log without chunks.
 
         Raises:
-            LogLockedError, DiskFaultError: It is not there, or a newer one is: see ``Fence``.
+            LogLockedError, DiskFaultError: See ``Fence``.
         """
         self._fence = Fence(self, log_id, newest)
 
     def delete_chunk(self, first: int) -> None:
-        """Delete a chunk; one that is gone already is fine."""
+        """Delete a chunk, if it is there."""
         failpoints.reach("log.chunk.before_delete")
         self.store.delete(self.key(chunk_name(first)))
         failpoints.reach("log.chunk.after_delete")
 
     def open_chunk_files(self) -> OpenChunkFiles:
-        """The file of an open chunk, which only a directory has."""
+        """The files of open chunks, which only a directory has."""
         assert self.directory is not None, "a chunk in a bucket does not grow"
         return OpenChunkFiles(self.directory, self.sync)
 
     def open_chunks(self) -> list[int]:
-        """The first ids of the open chunks there are: one at most, unless something went wrong."""
+        """The first ids of the open chunks: at most one, if nothing went wrong."""
         return [] if self.directory is None else self.open_chunk_files().firsts()
 
     def remove_temporaries(self) -> None:
-        """Delete what killed processes have left of objects that they were putting. Only for the writer."""
+        """Delete temporary files of killed processes. Only for the writer."""
         if isinstance(self.store, DirectoryStore):
             for directory in (str(self.partition), READERS_NAME):
                 self.store.clean(directory)
@@ -330,11 +330,11 @@ class LogStorage:
         """Become the writer of the partition.
 
         Args:
-            wait: Seconds to wait for a writer that is just stopping.
-            feed: What is received, for ``feed`` to tell others.
+            wait: Seconds to wait for a writer that is stopping.
+            feed: A description of what is received, which ``feed`` shows to other processes.
 
         Raises:
-            LogLockedError: Another writer holds it still; says who.
+            LogLockedError: Another writer has the partition; the error names its process.
         """
         self._fence = None
         try:
@@ -347,13 +347,13 @@ class LogStorage:
         return self._writer
 
     def check_writer(self) -> None:
-        """Make sure that this process still holds the partition and that its store is there.
+        """Check early that this process still holds the partition, and that the store is there.
 
-        Only to hear of it early: what keeps two writers apart is ``put_chunk``.
+        ``put_chunk`` is what keeps two writers apart.
 
         Raises:
-            LogLockedError: Another process holds it.
-            DiskFaultError: The store has lost what was in it.
+            LogLockedError: Another process holds the partition.
+            DiskFaultError: The store has lost its content.
         """
         if self._writer is not None and (lost := self._writer.lost):
             raise LogLockedError(
@@ -364,22 +364,22 @@ class LogStorage:
             self._fence.check()
 
     def writer(self) -> str | None:
-        """The process that writes the partition at this moment, as it says itself; None if there is none."""
+        """The name of the process that writes the partition now; None if there is none."""
         holding = self.store.holder(self.key(LOCK_NAME))
-        return None if holding is None else holding.who
+        return None if holding is None else holding.process
 
     def is_written(self) -> bool:
-        """Whether a process writes the partition at this moment."""
+        """Whether a process writes the partition now."""
         return self.writer() is not None
 
     def feed(self) -> str:
-        """What the writer of the partition receives, as it said to ``lock``; of the last one, if there is none now."""
+        """The description that the current or last writer has given to ``lock``."""
         return self.store.note(self.key(LOCK_NAME))
 
     # Small objects beside the chunks.
 
     def read_json(self, key: str) -> object:
-        """What a small object of the log holds; None if there is none.
+        """Read a small JSON object of the log; None if there is none.
 
         Raises:
             DiskFaultError, LogFormatError: It cannot be read, or is not JSON.
@@ -393,7 +393,7 @@ class LogStorage:
             raise LogFormatError(f"reading {self.store.path_of(key)}: {e}. {RESTORE}") from e
 
     def read(self, key: str) -> bytes | None:
-        """The content of a small object of the log; None if there is none."""
+        """Read a small object of the log; None if there is none."""
         with suppress(FileNotFoundError), self.store.open(key) as file:
             return bytes(file.read())
         return None
@@ -405,20 +405,18 @@ class LogStorage:
     # Receivers on executors.
 
     def ask_to_end(self, token: str) -> None:
-        """Tell receivers, wherever they run, that they are to end: those that were started with this token."""
+        """Make receivers on any machine end that were started with this token."""
         self.store.put(END_PREFIX + token, b"end")
 
     def is_asked_to_end(self, token: str) -> bool:
-        """Whether ``ask_to_end`` was called with this token.
-
-        The store is listed: that a name is not there, a shared file system remembers for up to a minute.
-        """
-        with suppress(LogError):  # it is asked again
+        """Whether ``ask_to_end`` was called with this token. Called again and again."""
+        with suppress(LogError):  # the next call may succeed
+            # A listing, because a shared file system may remember for a minute that a name was not there.
             return any(entry.name == END_PREFIX + token for entry in self.store.list(""))
         return False
 
     def remove_end(self, token: str) -> None:
-        """Forget that: they have ended."""
+        """Delete the object of ``ask_to_end``, after the receivers have ended."""
         self.store.delete(END_PREFIX + token)
 
 
@@ -431,5 +429,5 @@ def _other_format(path: str, version: int) -> LogFormatError:
 
 
 def _describe_firsts(found: Mapping[int, Sequence[int]]) -> str:
-    """From which ids on there are chunks in each log partition, in words."""
+    """The first ids of the chunks of each partition, in words."""
     return ", ".join(f"partition {p}: ids from {firsts[0]} on" for p, firsts in sorted(found.items()))

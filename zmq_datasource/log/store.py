@@ -1,8 +1,8 @@
 """The store of a log: whole objects that are put, opened, listed and deleted by their keys.
 
-A key is a relative path, as in ``0/00000000000000000000.arrow``. There are two stores, with one contract: a directory
-(``directory_store``) and a bucket (``bucket_store``). ``put_new`` fences writers: of two that put the same key, one
-succeeds, and the other one learns that the key is taken. No clock and no lock decides that.
+A key is a relative path, as in ``0/00000000000000000000.arrow``. There are two stores with one contract: a directory
+(``directory_store``) and a bucket (``bucket_store``). ``put_new`` fences writers: of two writers that put the same key,
+one succeeds, and the other learns that the key is taken. No clock and no lock decides that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from zmq_datasource.errors import LogError
 __all__ = ["Content", "Entry", "Hold", "Holding", "KeyTakenError", "Part", "Store"]
 
 Part: TypeAlias = bytes | pa.Buffer
-# Of an object: its parts, or a file near to the store that is whole and on the disk. The file keeps its own name, by
-# which a call that is repeated knows it; nothing is written to it any more, and the caller removes the name.
+# The content of an object: its parts, or a durable file in the same file system, to which nothing is written any more.
+# The file keeps its own name, by which a repeated call recognises it; the caller deletes the name.
 Content: TypeAlias = Sequence[Part] | Path
 
 
 class KeyTakenError(LogError):
-    """The key of a new object has other content already."""
+    """The key of a new object is taken by other content."""
 
 
 class Entry(NamedTuple):
@@ -44,9 +44,9 @@ class Entry(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The process that holds a key, and the note that it has left there."""
+    """The name of the process that holds a key, and its note."""
 
-    who: str
+    process: str
     note: str
 
 
@@ -55,21 +55,21 @@ class Hold(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """The process that has taken the key from this one; None if this one holds it, as far as it has noticed."""
+        """The process that has taken the key from this one; None if this process has noticed none."""
 
     def release(self) -> None:
-        """Let another process hold the key. Its note stays."""
+        """Release the key. The note stays."""
 
 
 class Store(Protocol):
-    """The objects below one location. Any thread may use it; a pickled one connects by itself.
+    """The objects below one location. Any thread may use it. It can be pickled, and then connects again.
 
-    An object that was put is seen by every ``list`` and ``open`` that begins afterwards.
+    Every ``list`` and ``open`` that begins after a put sees the object.
 
     Raises:
-        DiskFaultError: In any call. The store refuses for now, does not answer, or is away: its root is missing.
-            Nothing is retried here: the caller repeats the call.
-        LogWriteError, LogFormatError: In any call. The store refuses for a reason that stays.
+        DiskFaultError: By any call: the store refuses for now, does not answer, or is away (its root is missing).
+            Nothing is repeated here: the caller repeats the call.
+        LogWriteError, LogFormatError: By any call: the store refuses for a reason that stays.
     """
 
     def __str__(self) -> str:
@@ -82,34 +82,34 @@ class Store(Protocol):
         """Whether the root is there."""
 
     def create(self, *directories: str) -> None:
-        """Make the root and these directories, as far as they are missing. Call it only to open a log.
+        """Make the root and these directories, if they are missing. Called only to open a log.
 
-        Nothing else makes the root or a directory directly in it, so that a store which was unmounted or emptied is
-        not begun a second time below the mount point.
+        No other call makes the root or a directory directly in it. So no second store begins below the mount point of a
+        store that was unmounted.
         """
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
-        """What is directly in a directory, in no order; nothing if there is no such directory.
+        """List the names directly in a directory, in no order; none if there is no such directory.
 
-        It takes a while. Of the objects that are put meanwhile, each with a higher name than all before, it shows none
-        without those before that one. Of what is deleted meanwhile it may show anything.
+        A listing takes time. If objects are put meanwhile in the order of their names, it shows an object only together
+        with those put before it. Objects that are deleted meanwhile may be in it or not.
 
         Hidden names, which begin with a dot, are left out.
 
         Args:
-            after: Only names that come after this one in the order of text. What is left out costs little.
+            after: Only names after this one in the order of text; the others cost little.
         """
 
     def find(self, key: str) -> Entry | None:
-        """What ``list`` shows of one object; None if there is none."""
+        """The entry of one object in ``list``; None if there is none."""
 
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
         """Open an object for reading at any place.
 
-        A later read may raise DiskFaultError, too, or OSError; FileNotFoundError if the object was deleted meanwhile.
+        A later read may also raise DiskFaultError or OSError, and FileNotFoundError if the object is deleted.
 
         Args:
-            whole: Whether most of it will be read, and not only the end.
+            whole: Whether most of the object will be read, and not only its end.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -118,18 +118,18 @@ class Store(Protocol):
     def put_new(self, key: str, content: Content) -> None:
         """Make a new object. It is whole and durable when this returns.
 
-        If an error is raised the object may be there or not. Repeat the call then: it succeeds if the object is there
-        with just this content, because an earlier call has put it and its answer was lost.
+        After an error the object may be there or not. Then the call may be repeated: it succeeds if the object is there
+        with exactly this content, because then an earlier call has put it, and its answer was lost.
 
         Raises:
             KeyTakenError: There is an object of this key with other content.
         """
 
     def put(self, key: str, content: bytes) -> None:
-        """Make an object, or replace it. It is whole and durable when this returns.
+        """Make or replace an object. It is whole and durable when this returns.
 
         Args:
-            content: Text such as JSON, for which spaces at the end mean nothing: a full disk may add some.
+            content: Text such as JSON, in which spaces at the end have no meaning: on a full disk some may be added.
         """
 
     def delete(self, key: str) -> None:
@@ -138,14 +138,15 @@ class Store(Protocol):
     def hold(self, key: str, wait: float, note: str = "") -> Hold:
         """Hold a key, so that no other process holds it while this one lives.
 
-        It says when a standby may begin, and which of two processes goes on. It protects no data: ``put_new`` does.
+        A hold says when a standby may begin, and which of two processes continues. It protects no data: ``put_new``
+        does.
 
         Args:
             wait: Seconds to wait for the holder.
             note: One line for other processes; ``note`` and ``holder`` read it.
 
         Raises:
-            LogLockedError: Another process holds it; the message names it.
+            LogLockedError: Another process holds the key; the error names it.
         """
 
     def holder(self, key: str) -> Holding | None:

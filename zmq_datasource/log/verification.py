@@ -1,4 +1,4 @@
-"""Finding damage: every checksum of a log is read."""
+"""Finds damage by checking every checksum of a log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultErr
 from zmq_datasource.log.chunk import damage_of, read_facts
 from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.layout import growing_name
-from zmq_datasource.log.reader import chunks_of, read_index
+from zmq_datasource.log.listing import chunks_of, read_index
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
@@ -19,19 +19,19 @@ __all__ = ["Damage", "damage_at", "verify_log"]
 
 
 class Damage(NamedTuple):
-    """A file that is not what was written."""
+    """A damaged or missing file, and what is wrong with it."""
 
     file: str
     what: str
 
 
 def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
-    """Read every checksum of a log; yield the files that are damaged or missing.
+    """Check every checksum of a log, and yield the damaged and missing files.
 
-    The log may be written meanwhile; what its writer deletes during the reading is no damage.
+    The log may be written meanwhile. A file that its writer deletes meanwhile does not count as missing.
 
     Args:
-        done: Called with the name of each file that was read.
+        done: Called with the path of each checked file.
 
     Raises:
         DiskFaultError: A file cannot be read now.
@@ -57,14 +57,14 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
         path = storage.path_of(chunk.name)
         try:
             damage = damage_of(storage, chunk)
-        except DataLossError as e:  # its writer has deleted it, or the next one is missing
+        except DataLossError as e:  # its writer has deleted it, or the next chunk is missing
             damage = None if storage.find_chunk(chunk.first) is None else str(e)
         if damage is not None:
             yield Damage(path, damage)
         done(path)
     for first in storage.open_chunks():
         path = storage.path_of(growing_name(first))
-        with suppress(FileNotFoundError):  # sealed meanwhile
+        with suppress(FileNotFoundError):  # it was sealed meanwhile
             content = storage.open_chunk_files().read(first)
             try:
                 damaged = read_groups(content, storage.partition, first).damaged
@@ -72,15 +72,13 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
                 yield Damage(path, str(e))
             else:
                 if damaged:
-                    yield Damage(
-                        path, f"the ids {damaged.start} to {damaged.stop - 1} are not what was written"
-                    )
+                    yield Damage(path, f"the ids {damaged.start} to {damaged.stop - 1} are damaged")
             done(path)
     yield from damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
 
 
 def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
-    """Where the newest chunk ends; of one that cannot be read, the id after its first."""
+    """The end of the newest chunk; the id after its first one if the chunk cannot be read."""
     if not entries:
         return 0
     try:
@@ -90,7 +88,7 @@ def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
 
 
 def damage_at(path: str, read: Callable[[], object]) -> Iterator[Damage]:
-    """The damage of a file, found by reading it, if there is some."""
+    """Call ``read``, and yield its error as the damage of a file."""
     try:
         read()
     except DiskFaultError:

@@ -1,8 +1,8 @@
-"""The one writer of a log partition: counts messages, cuts chunks.
+"""The writer of a log partition: gives messages their ids, and cuts chunks.
 
-Two threads meet here. The *receiving* thread appends batches and cuts chunks (this module); it never
-waits for the disk. The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes
-what is done (``retention``). What both know of the log, and what anybody may ask, is in ``contents``.
+Two threads use it. The *receiving* thread appends batches and cuts chunks (this module); it never waits for the disk.
+The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes old ones
+(``retention``). The state that both share, and any thread may read, is in ``contents``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zmq_datasource.log.storage import LogStorage
 
 __all__ = ["LogWriter"]
 
-# Chunks for the disk: one that is being written, and one that is next.
+# One chunk that is being written, and the next one.
 _ENOUGH_UNWRITTEN = 2
 
 
@@ -36,24 +36,24 @@ class LogWriter(Contents):
     """Appends to one log partition. A log with several partitions has a writer for each.
 
     Args:
-        storage: Where the partition is.
-        chunk_bytes: Size in memory at which a chunk is cut.
-        max_bytes: Size of the partition at which ``full`` becomes true.
-        retention: Seconds that a committed chunk stays.
+        storage: The partition.
+        chunk_bytes: The size in memory at which a chunk is cut.
+        max_bytes: The size of the partition at which ``full`` becomes true.
+        retention: Seconds for which a committed chunk is kept.
         retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
-        make_room: Whether chunks are deleted before their time: see ``Retention``.
-        carried: Whose state the log keeps beside the rows; it is asked whenever rows are handed over.
-        readers: Who else needs the messages; those of whom there is a record, unless given.
-        clock: Seconds since the epoch; compared with the files' modification times.
-        written: Called by the sealing thread with rows that are durable now: their first id, and the batches.
+        make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
+        carried: Gives the state that the log keeps, at each cut and flush.
+        readers: The other readers; by default those that have a record.
+        clock: Returns seconds since the epoch, for comparison with modification times.
+        written: Called by the sealing thread with the first id and the batches of rows that are durable now.
 
     Attributes:
-        retention: Deletes what nobody needs any more.
-        log_id: From ``open`` on, the id of the log.
-        saved: From ``open`` on, the state that the log kept last; empty if there is none.
-        open_bytes: The size of the open chunk, as far as it has come.
-        takes_files: Whether rows may come in a file.
-        close_seconds: How long ``close`` waits for a disk that refuses.
+        retention: Deletes chunks that are not needed any more.
+        log_id: The id of the log, after ``open``.
+        saved: The state of the newest chunk, after ``open``; empty if there is none.
+        open_bytes: The bytes of the open chunk so far.
+        takes_files: Whether ``append_whole`` accepts a file.
+        close_seconds: How long ``close`` repeats writes that the disk refuses.
     """
 
     takes_files = True
@@ -94,12 +94,12 @@ class LogWriter(Contents):
         self.log_id = ""
         self.saved = b""
 
-        # The open chunk; its batches are those that were not handed over.
+        # The open chunk: the batches are those that were not handed over yet.
         self._first = self._next = 0
         self.open_bytes = self._batches_bytes = 0
         self._batches: list[pa.RecordBatch] = []
-        self._filled: FilledFile | None = None  # comes before them
-        self._grows = False  # whether some of it was handed over already
+        self._filled: FilledFile | None = None  # its rows are before the batches
+        self._grows = False  # whether a group of it was handed over
 
     def open(
         self,
@@ -108,21 +108,21 @@ class LogWriter(Contents):
         check: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create or recover the partition, and become its writer. A store that refuses for now is waited for.
+        """Create or recover the partition, and become its writer. Repeated while the store refuses for now.
 
-        If this raises, the lock is free, and it may be called again.
+        After an error the lock is free, and the call may be repeated.
 
         Args:
-            lock_wait: Seconds to wait for a previous writer that is just stopping.
+            lock_wait: Seconds to wait for an earlier writer that is stopping.
             feed: As in ``LogStorage.lock``.
-            check: Refuses to open the log, by an error. Called before the lock is taken, so that a process that is
-                refused writes nothing; and with the lock held, because two processes may open the log at one time.
-            prepare: Reads and writes what is beside the chunks, with the lock held. May be repeated.
+            check: Raises an error to refuse the log. Called before the lock is taken, so that a refused process writes
+                nothing; and again with the lock, because two processes may open the log at the same time.
+            prepare: Reads and writes objects beside the chunks, with the lock. May be repeated.
 
         Raises:
-            LogError: Held by another, damaged, or not writable.
+            LogError: Another writer has the partition, or it is damaged or not writable.
         """
-        opened = self._retrier.retry(partial(self._take, lock_wait, feed, check, prepare))
+        opened = self._retrier.retry(partial(self._open, lock_wait, feed, check, prepare))
         self.log_id, self.saved = opened.log_id, opened.saved
         chunks = opened.chunks
         incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
@@ -132,7 +132,7 @@ class LogWriter(Contents):
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past, incarnations)
 
-    def _take(
+    def _open(
         self, lock_wait: float, feed: str, check: Callable[[], None], prepare: Callable[[], None]
     ) -> Opened:
         check()
@@ -146,12 +146,12 @@ class LogWriter(Contents):
         return opened
 
     def close(self, last_act: Callable[[], None] = lambda: None) -> None:
-        """Seal what was appended, end the sealing thread and release the partition.
+        """Seal all messages, end the sealing thread, and release the partition.
 
-        A disk that refuses is waited for some seconds.
+        Writes that the disk refuses are repeated for some seconds.
 
         Args:
-            last_act: Called when nothing more will be sealed, and the partition is still held.
+            last_act: Called when everything is sealed, before the partition is released.
 
         Raises:
             LogWriteError: The last messages could not be sealed.
@@ -166,32 +166,32 @@ class LogWriter(Contents):
     # The receiving thread's side.
 
     def append(self, messages: pa.RecordBatch) -> None:
-        """Give messages (``messages.schemas.MESSAGE_SCHEMA``) their ids; cut the chunk if it is large enough.
+        """Append messages (``messages.schemas.MESSAGE_SCHEMA``), and cut the chunk if it is large enough.
 
         Raises:
-            LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
+            LogWriteError: An earlier chunk could not be sealed, so no later one can.
         """
         self.append_whole((messages,))
         if self.open_bytes >= self._chunk_bytes:
             self.cut()
 
     def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
-        """Give messages their ids, and let no cut come between them: they appear together.
+        """Append messages that appear together: they come into one chunk.
 
         Args:
-            filled: More messages, which come before these; a chunk begins with them, and their file becomes that chunk.
+            filled: A file with messages before these. A chunk begins with them, and the file becomes that chunk.
 
         Raises:
-            LogWriteError: An earlier chunk could not be sealed, so nothing after it can be.
+            LogWriteError: An earlier chunk could not be sealed, so no later one can.
         """
         if self._sealer.failure is not None:
             raise self._sealer.failure
         if filled is not None and self._next > self._first:
             self.cut()
         added = [messages for messages in batches if messages.num_rows]
-        # As much as nbytes, for none is a slice, and far quicker.
+        # The same as nbytes, because no batch is a slice, and much faster.
         size = sum(messages.get_total_buffer_size() for messages in added)
-        # Nothing from here on can fail half-way.
+        # From here on nothing can fail half-way.
         if filled is not None:
             self._filled = filled
             self._next += filled.rows
@@ -214,7 +214,7 @@ class LogWriter(Contents):
         return done
 
     def flush(self) -> Future[int]:
-        """Have what was appended so far written to the open chunk, from where no crash takes it.
+        """Write the messages so far durably to the open chunk.
 
         Returns:
             Resolves to the id after the last one written; fails with LogWriteError.
@@ -235,22 +235,22 @@ class LogWriter(Contents):
 
     @property
     def full(self) -> bool:
-        """Whether receiving should stop until Spark has committed more."""
+        """Whether receiving must pause until Spark has committed more."""
         return self.retention.full
 
     @property
     def writing(self) -> bool:
-        """Whether something is on its way to the disk."""
+        """Whether the sealing thread has something to write."""
         return self._sealer.unwritten > 0
 
     @property
     def busy(self) -> bool:
-        """Whether the disk has enough to do: what comes now had better be gathered into one chunk."""
+        """Whether the disk has enough to do, so that new messages are better gathered in one chunk."""
         return self._sealer.unwritten >= _ENOUGH_UNWRITTEN
 
     @property
     def slow(self) -> bool:
-        """Whether the disk is behind: as much waits for it as memory should hold."""
+        """Whether as much waits for the disk as memory should hold."""
         return (
             self._sealer.unwritten > _ENOUGH_UNWRITTEN
             and self.unsealed_bytes >= (1 + _ENOUGH_UNWRITTEN) * self._chunk_bytes
@@ -258,22 +258,22 @@ class LogWriter(Contents):
 
     @property
     def fault(self) -> str | None:
-        """Why the disk refuses what is to be sealed, while that is tried again."""
+        """Why the disk refuses at present; None if it does not."""
         return self._retrier.fault
 
     @property
     def failure(self) -> LogError | None:
-        """Why nothing is sealed any more."""
+        """Why nothing is sealed any more; None while sealing works."""
         return self._sealer.failure
 
     def end_within(self, seconds: float) -> None:
-        """A disk that refuses is waited for no longer than that."""
+        """Repeat writes that the disk refuses for at most so long from now on."""
         self._retrier.end_within(seconds)
 
-    # Everybody's side.
+    # For any thread.
 
     def commit(self, end: int) -> None:
-        """Spark will never again ask for an id below ``end``: delete what is past its retention too."""
+        """Note that Spark never asks for an id below ``end`` again, and delete expired chunks."""
         self.retention.commit(end)
 
     @property

@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 16
 
 
 class NewestWriter:
-    """Writes values into a pipe of which only the newest matters to the reader.
+    """Writes values into a pipe, for a reader that needs only the newest one.
 
     Args:
         descriptor: The pipe; it does not block from now on.
@@ -39,7 +39,7 @@ class NewestWriter:
         self._descriptor = descriptor
         os.set_blocking(descriptor, False)
         self._sent: Any = object()
-        self._rest = b""  # of a line of which the pipe had room for a part
+        self._rest = b""  # of a line that the pipe had room for only in part
 
     def send(self, value: Any) -> None:
         """Write a value if it differs from the one before and the pipe has room; otherwise drop it.
@@ -80,7 +80,7 @@ class NewestReader:
         self._part = b""  # of a line that is not whole yet
 
     def wait(self) -> Any:
-        """Wait for the next value and return it, before the first call of ``newest``.
+        """Wait for the next value, and return it. Called only before ``newest``.
 
         Raises:
             EOFError: The writer has closed the pipe.
@@ -190,6 +190,8 @@ class Child:
 
     def _read(self) -> None:
         for line in self._output:
+            if not line.endswith(b"\n"):  # it was killed while it wrote
+                break
             message = json.loads(line)
             with self._changed:
                 self.status = message.get("status", self.status)

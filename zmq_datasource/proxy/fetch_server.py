@@ -54,7 +54,7 @@ class FetchServer:
     Attributes:
         names: Which session has which name.
         waiting: The requests that are not answered yet.
-        must_recheck: Whether an answer waits until the client has taken the one before, of which no event tells.
+        must_recheck: Whether an answer waits until the client has taken the one before, which no event says.
     """
 
     must_recheck = False

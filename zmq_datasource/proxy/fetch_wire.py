@@ -133,7 +133,7 @@ class FetchWire(Router):
     """The protocol of durable subscribers (``fetch_protocol``).
 
     Attributes:
-        recheck_ms: How soon to check again whether an answer has left, of which no event tells.
+        recheck_ms: After how many milliseconds to check again whether an answer has left, because no event says so.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.

@@ -43,9 +43,9 @@ _WAIT_MS = 100
 # While a subscriber's queue has no room, of which no event tells, and while a group is being written.
 _SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
-# At the end: how long messages are received, and how long none may come until that ends.
+# At the end, messages are received for so long, or until none has come for so long.
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
-# At the end: how long a slow disk, and a disk that refuses, are waited for.
+# At the end, so long is waited for a slow disk, and for a disk that refuses.
 _DISK_SECONDS, _REFUSED_SECONDS = 60.0, 5.0
 
 

@@ -155,7 +155,7 @@ class Front:
 
     @property
     def has_whole_group(self) -> bool:
-        """Whether as many messages have gathered as are written at once."""
+        """Whether enough messages have gathered to be written as one group."""
         return self._inbox.messages >= BATCH_MESSAGES or self._inbox.size >= self._round_bytes
 
     def take(self) -> pa.RecordBatch:

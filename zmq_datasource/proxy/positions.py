@@ -256,7 +256,7 @@ class Positions:
             position.is_new = is_new
             if is_new or request.seek:
                 # Under this lock no chunk is deleted: the record protects what the listing has found.
-                with self._records.placing():
+                with self._records.exclusive():
                     self._place(position, request, end, open_rows)
                     self._write(position)
             else:

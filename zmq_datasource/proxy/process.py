@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0
-# How long the sealing thread may keep the interpreter while messages wait. Python's default of 5 ms would delay them
-# by as much.
+# How long the sealing thread may keep the interpreter while messages wait. Python's default is 5 ms, which would delay
+# each message by as much.
 _SWITCH_SECONDS = 0.0005
 _STATUS_SECONDS = 0.5
 _RESTART_SECONDS = 2.0

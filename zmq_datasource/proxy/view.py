@@ -42,7 +42,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, value: Sequence[Any]) -> Progress:
-        """The progress that JSON has made a list of."""
+        """The progress in a list, as it comes from JSON."""
         earliest, sealed, grown = value
         return cls(earliest, sealed, None if grown is None else Grown(*grown))
 
@@ -105,14 +105,14 @@ class LogView:
 
     @property
     def earliest(self) -> int:
-        """The first id there is."""
+        """The first id of the log."""
         if len(self._index) or self._tail is None:
             return self._index.earliest
         return self._tail.first
 
     @property
     def end(self) -> int:
-        """The id after the last one."""
+        """The id after the last one of the log."""
         return self._index.end if self._tail is None else max(self._grown.end, self._index.end)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Cursor:
         if self._rest is None:
             try:
                 self._rest = next(self._batches, None)
-                # Below the log's first id there is nothing; the rows behind such a gap have other ids.
+                # Below the log's first id there are no rows, and the rows behind that gap must not pass for them.
                 if self._rest is None and self._view.earliest <= self.position < self._view.end:
                     self._batches = self._view.batches(self.position)
                     self._rest = next(self._batches, None)
@@ -193,7 +193,7 @@ def _first_id(batch: pa.RecordBatch) -> int:
 
 
 def _fitting(batch: pa.RecordBatch, most_bytes: int) -> int:
-    """How many rows of a batch have no more than so many bytes, about; one at least."""
+    """How many rows of a batch fit into so many bytes, about; one at least."""
     rows = int(batch.num_rows)
     while rows > 1 and batch.slice(0, rows).nbytes > most_bytes:
         rows //= 2

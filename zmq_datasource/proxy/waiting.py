@@ -35,7 +35,7 @@ class Waiting:
     Attributes:
         cursor: Reads its rows.
         rows, size: The rows that were read for the answer, and their bytes.
-        is_blocked: Whether it waits for something else than messages or its deadline, of which no event tells.
+        is_blocked: Whether it waits for a disk or for the client's queue. Then it is tried again in each round.
     """
 
     peer: bytes

@@ -1,6 +1,6 @@
 """A sink's dead letters: rows that were not sent, with the reason, as Parquet files on any file system of pyarrow.
 
-``spark.read.parquet(location)`` reads them. Each task stages a file below ``_staging``, which Spark does not read
+``spark.read.parquet(location)`` reads them. Each task stages files below ``_staging``, which Spark does not read
 (``StagedDeadLetters``). The commit of the batch moves the files of its successful tasks to ``query=<id>/batch=<n>``,
 in place of the files from an earlier run of the batch (``commit_dead_letters``). So each dead letter is there once,
 however often Spark repeats tasks and batches.
@@ -14,13 +14,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
 from zmq_datasource.errors import DeadLetterError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, without_secrets, write_parquet
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 
@@ -60,7 +60,7 @@ class StagedDeadLetters:
         query, batch, partition: The task.
 
     Attributes:
-        name: The staged file; None if there is none.
+        names: The staged files.
     """
 
     def __init__(self, location: Location, query: str, batch: int, partition: int) -> None:
@@ -68,8 +68,7 @@ class StagedDeadLetters:
         self._query, self._batch, self._partition = query, batch, partition
         self._rows: list[dict[str, object]] = []
         self._bytes = 0
-        self._writer: Any = None
-        self.name: str | None = None
+        self.names: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -104,41 +103,32 @@ class StagedDeadLetters:
         try:
             if self._rows:
                 self._write()
-            if self._writer is not None:
-                with _storing(self._location, "finishing dead letters"):
-                    self._writer.close()
-                    failpoints.reach("sink.dead_letters.after_write")
         except DeadLetterError:
             self._discard()
             raise
 
     def _discard(self) -> None:
-        """Delete the file of a failed task. An error is only logged, so that it does not hide the task's own."""
-        if self.name is None:
-            return
-        try:
-            with _storing(self._location, "removing staged dead letters"):
-                system, directory = directory_of(self._location)
-                with suppress(Exception):  # closing writes the rest, which is not needed
-                    if self._writer is not None:
-                        self._writer.close()
-                system.delete_file(f"{directory}/{_staging(self._query, self._batch)}/{self.name}")
-        except DeadLetterError as e:
-            _log.warning("%s", e)
+        """Delete the files of a failed task. An error is only logged, so that it does not hide the task's own."""
+        for name in self.names:
+            try:
+                with _storing(self._location, "removing staged dead letters"):
+                    system, directory = directory_of(self._location)
+                    with suppress(FileNotFoundError):  # Arrow deletes a file that it cannot finish
+                        system.delete_file(f"{directory}/{_staging(self._query, self._batch)}/{name}")
+            except DeadLetterError as e:
+                _log.warning("%s", e)
 
     def _write(self) -> None:
-        from pyarrow import parquet  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter
-
+        """Write the rows to a staged file of their own."""
         with _storing(self._location, "staging dead letters"):
-            if self._writer is None:
-                system, directory = directory_of(self._location)
-                staging = f"{directory}/{_staging(self._query, self._batch)}"
-                make_directory(system, directory, _staging(self._query, self._batch))
-                self.name = f"{uuid.uuid4().hex}.parquet"
-                make_file(system, f"{staging}/{self.name}")
-                self._writer = parquet.ParquetWriter(f"{staging}/{self.name}", _ROW_SCHEMA, filesystem=system)
+            system, directory = directory_of(self._location)
+            staging = _staging(self._query, self._batch)
+            make_directory(system, directory, staging)
+            name = f"{uuid.uuid4().hex}.parquet"
+            self.names.append(name)
             failpoints.reach("sink.dead_letters.before_write")
-            self._writer.write_table(pa.Table.from_pylist(self._rows, _ROW_SCHEMA))
+            write_parquet(system, f"{directory}/{staging}/{name}", self._rows, _ROW_SCHEMA)
+            failpoints.reach("sink.dead_letters.after_write")
         self._rows, self._bytes = [], 0
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.locations import directory_of, make_directory, make_file, without_secrets
+from zmq_datasource.host.locations import directory_of, make_directory, without_secrets, write_parquet
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.intake import MalformedMessage
@@ -208,22 +208,16 @@ class DeadLetters:
             self._closing.wait(self._limits.retry_pause)
 
     def _write(self, messages: Sequence[MalformedMessage], name: str) -> None:
-        # The import takes a tenth of a second, so only the first letter pays for it.
-        from pyarrow import parquet  # noqa: PLC0415
-
-        table = pa.Table.from_pylist(
-            [
-                {
-                    "timestamp": message.timestamp,
-                    "reason": message.reason,
-                    "framing": self._framing,
-                    "endpoint": message.endpoint,
-                    "frames": message.frames,
-                }
-                for message in messages
-            ],
-            DEAD_LETTER_SCHEMA,
-        )
+        rows = [
+            {
+                "timestamp": message.timestamp,
+                "reason": message.reason,
+                "framing": self._framing,
+                "endpoint": message.endpoint,
+                "frames": message.frames,
+            }
+            for message in messages
+        ]
         failpoints.reach("source.dead_letters.before_write")
         system, directory = directory_of(self._location)
         if self._max_bytes is None or system.type_name != "local":
@@ -232,8 +226,7 @@ class DeadLetters:
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
         # Spark ignores names that begin with a dot, so it reads no unfinished file.
-        make_file(system, f"{directory}/.{name}")
-        parquet.write_table(table, f"{directory}/.{name}", filesystem=system)
+        write_parquet(system, f"{directory}/.{name}", rows, DEAD_LETTER_SCHEMA)
         failpoints.reach("source.dead_letters.before_move")
         system.move(f"{directory}/.{name}", f"{directory}/{name}")
         failpoints.reach("source.dead_letters.after_move")

@@ -73,7 +73,7 @@ class Feeds:
             self._open_missing()
             self.reader = self._hold_reader()
             try:
-                self.reader.place(self._earliest)
+                self.reader.keep_everything(self._earliest)
                 for feed in self.parts.values():
                     feed.read_as(self.reader.name)
             except BaseException:

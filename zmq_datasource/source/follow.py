@@ -7,7 +7,7 @@ import time
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log import LOOKING_SECONDS, LogFollower, LogStorage, read_saved_state
+from zmq_datasource.log import REFRESH_SECONDS, LogFollower, LogStorage, read_saved_state
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracker
@@ -69,7 +69,7 @@ class FollowingSource:
         """Wait until there are messages after ``end``, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while self.seal() <= end and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, LOOKING_SECONDS))
+            time.sleep(min(left, REFRESH_SECONDS))
 
     def receive_for(self, _timeout: float, _idle_timeout: float | None) -> int:
         """Return the durable end: the writer receives whether a query runs or not."""
@@ -83,7 +83,7 @@ class FollowingSource:
         end = self.seal()  # while a batch runs, nothing else looks for new chunks
         self._read_saved(end)
         if time.monotonic() >= self._next_stops:
-            self._next_stops = time.monotonic() + LOOKING_SECONDS + self._storage.leisure
+            self._next_stops = time.monotonic() + REFRESH_SECONDS + self._storage.leisure
             try:
                 self._stops = read_record(self._storage)
             except LogError as e:

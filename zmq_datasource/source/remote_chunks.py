@@ -27,7 +27,7 @@ import zmq
 
 from zmq_datasource.errors import LogError, LogFetchError
 from zmq_datasource.host.printable import printable
-from zmq_datasource.log import Deletions, LogStorage, OpensChunks, patiently
+from zmq_datasource.log import Deletions, LogStorage, OpensChunks, retry_reading
 from zmq_datasource.options.types import Endpoint, Endpoints, ZmqOptions
 from zmq_datasource.source.chunk_protocol import (
     BEGIN,
@@ -85,7 +85,7 @@ def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
                 raise  # asking the driver would fail, too
             return False
 
-    return patiently(sees_all, storage.patience)
+    return retry_reading(sees_all, storage.patience)
 
 
 class RemoteChunks:
@@ -157,7 +157,7 @@ class RemoteChunks:
 
     def _ask(self, name: str, patience: float) -> bytearray:
         try:
-            return patiently(lambda: self._fetch(name), patience)
+            return retry_reading(lambda: self._fetch(name), patience)
         except OSError as e:
             raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
 

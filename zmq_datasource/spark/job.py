@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyspark import TaskContext
@@ -88,13 +89,13 @@ class TaskReport(WriterCommitMessage):
 
     Attributes:
         job: The write that the task belongs to.
-        dead_letters: The file with the task's dead letters, if there are any.
+        dead_letters: The files with the task's dead letters.
         attempt: The attempt under which the rows are staged at the receiver, if they are.
         digest: Of the rows, if they are part of a transaction.
     """
 
     job: Job
     counters: SinkCounters = field(default_factory=SinkCounters)
-    dead_letters: str | None = None
+    dead_letters: Sequence[str] = ()
     attempt: str | None = None
     digest: int = 0

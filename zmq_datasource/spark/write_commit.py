@@ -45,7 +45,7 @@ def commit_batch(
     total = sum((r.counters for r in reports), SinkCounters.none())
     job = reports[0].job if reports else None
     if options.dead_letter_location is not None and job is not None:
-        names = [r.dead_letters for r in reports if r.dead_letters is not None]
+        names = [name for report in reports for name in report.dead_letters]
         commit_dead_letters(options.dead_letter_location, job.query, job.batch, names)
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""

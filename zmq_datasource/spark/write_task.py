@@ -66,7 +66,7 @@ def run_task(
             for batch in map(columns.messages, itertools.chain((first,), rows)):
                 _send(sender, columns, batch)
             report.counters = sender.finish()
-        report.dead_letters = dead_letters.name if dead_letters is not None else None
+        report.dead_letters = () if dead_letters is None else dead_letters.names
     failpoints.reach("spark.task.before_report")
     if not report.counters.balanced:
         raise ZmqDataSourceError(

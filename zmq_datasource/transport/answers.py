@@ -101,7 +101,7 @@ class Answers:
         return has_place
 
     def send_rows(self, outbox: Outbox, rows: int) -> bool:
-        """Send rows whose first frame is the client; return False if its queue had no room for all of them.
+        """Send rows, each with its client as the first frame; return False if its queue had no room for all of them.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the client is gone.

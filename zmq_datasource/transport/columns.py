@@ -129,7 +129,7 @@ def _is_wide(values: pa.DataType) -> bool:
 
 
 def _checked(column: pa.Array, rows: int) -> Sequence[Any]:
-    """The first values of a column whose offsets are right."""
+    """The first values of a column, after a check of its offsets."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as e:

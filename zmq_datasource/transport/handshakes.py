@@ -38,7 +38,7 @@ class Handshakes:
         self._sure: set[int] = set()
         # By endpoint: for connections up to this number it is not known which of them have shaken hands.
         self._unsure: dict[str, int] = {}
-        # Endpoints with a failed handshake whose connection has not ended yet.
+        # Endpoints with a failed handshake, until its connection ends.
         self._failed: set[str] = set()
 
     @property

@@ -55,7 +55,7 @@ def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
 _BYTES_ACKED = 120
 
 
-# tcp itself notices a peer whose machine is gone. libzmq's heartbeats would end the connection of a peer that is
+# tcp itself notices the failure of a peer's machine. libzmq's heartbeats would end the connection of a peer that is
 # receiving one large message, because a PING waits in the queue behind it.
 _KEEPALIVE = {
     zmq.TCP_KEEPALIVE: 1,

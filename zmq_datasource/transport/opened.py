@@ -96,7 +96,7 @@ class OpenSocket:
         for the kernel first.
 
         Args:
-            before: Handles from an earlier ``PeerWatch.handles``, whose connections may have ended since.
+            before: Handles from an earlier ``PeerWatch.handles``, also on connections that have ended since.
 
         Returns:
             Whether all messages have left. libzmq does not say so, but it closes before the end of its linger only

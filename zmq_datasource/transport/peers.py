@@ -94,7 +94,7 @@ class _EndpointNames:
         if named not in self._known:
             found = next((str(endpoint) for endpoint in self._connect if _is_at(endpoint, named)), None)
             if found is None and len(self._connect) == 1 and not self._bound:
-                found = str(self._connect[0])  # a host whose address has changed
+                found = str(self._connect[0])  # the address of a host has changed
             self._known[named] = found or named
         return self._known[named]
 
@@ -128,7 +128,7 @@ class PeerWatch:
         monitor: A socket that is readable when ``update`` has something to do.
         handshakes: Which connections have shaken hands.
         redialer: Connects again where libzmq does not.
-        up: By endpoint, the connections whose handshake has succeeded.
+        up: By endpoint, the number of connections that have shaken hands.
         refused: By endpoint, why its last handshake has failed.
         connections: Handshakes that have succeeded, in all.
         failures: Handshakes that have failed, in all.
@@ -173,7 +173,7 @@ class PeerWatch:
 
     @property
     def peers(self) -> int:
-        """The number of connections whose handshake has succeeded and that are still up."""
+        """The number of connections that have shaken hands and are still up."""
         return sum(self.up.values())
 
     @property

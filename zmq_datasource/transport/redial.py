@@ -39,7 +39,7 @@ class Redialer:
         self._sock = sock
         self._connect = connect
         self._due: dict[str, tuple[float, float]] = {}  # by endpoint: when, and the delay
-        self._lost: set[str] = set()  # endpoints whose connection was up and ended
+        self._lost: set[str] = set()  # endpoints that were connected, and are not any more
         # By endpoint: once so many messages were read, the socket has none left of its last connection.
         self._read_by: dict[str, int | float] = {}
         self._empty_at = 0.0

@@ -1,4 +1,4 @@
-"""Ends connections whose peer sends a message without an end.
+"""Ends a connection if its peer sends a message without an end.
 
 libzmq counts a message against RCVHWM when its last frame has arrived, and MAXMSGSIZE limits one frame. So a peer that
 sends frame after frame, each of which announces another, fills the memory of its receiver. The rules:
@@ -71,7 +71,7 @@ class Unfinished:
         self._socket = opened.socket
         self._watch: PeerWatch = opened.watch
         self._traffic: dict[int, _Traffic] = {}
-        self._read = 0  # messages whose origin was checked
+        self._read = 0  # messages with a checked origin
         self._next_check = 0.0
         self.has_suspects = False
         self._ends = LimitedLog(__name__, "messages that do not end")
@@ -128,7 +128,7 @@ class Unfinished:
         self.has_suspects = any(traffic.suspected is not None for traffic in self._traffic.values())
 
     def check_connections(self) -> None:
-        """End connections whose message has no end. Called in each round; acts every ``check_seconds``."""
+        """End connections with a message without an end. Called in each round; acts every ``check_seconds``."""
         now = time.monotonic()
         if now < self._next_check:
             return

@@ -206,7 +206,7 @@ def seek_reader(storage: LogStorage, name: str, to: Place) -> dict[int, int]:
     """
     records = ReaderRecords(storage)
     record = _record(storage, records, name)
-    with _held(storage, records, name), records.placing():  # while placing, no writer deletes
+    with _held(storage, records, name), records.exclusive():  # so that no writer deletes meanwhile
         nexts = {part.partition: _place(part, to) for part in _parts(storage)}
         notes = record.subscriber
         if notes is not None:  # the server then refuses a client that goes on without opening the name again
