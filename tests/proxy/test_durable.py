@@ -1060,7 +1060,7 @@ def test_too_many_replays_at_once_are_refused(context: zmq.Context[Socket], tmp_
             client.send(Fetch(first=0, until=100, wait=1000))
             client.send(Fetch(first=0, until=100, wait=1000))  # repeated: still one request
         time.sleep(0.3)
-        clients[64].say(Fetch(first=0, until=100, wait=1000))
+        clients[64].send(Fetch(first=0, until=100, wait=1000))
         assert clients[64].refused().code == "busy"
         for client in clients[:64]:
             assert client.batch()[0].next == 0
