@@ -56,6 +56,7 @@ def receive_until(
     partition: int | None,
     stopped: Callable[[float], bool],
     prometheus: int | None = None,
+    full_line_seconds: float = _FULL_SECONDS,
 ) -> None:
     """Receive into a log until ``stopped`` says so; then receive what libzmq holds, and return.
 
@@ -63,6 +64,7 @@ def receive_until(
 
     Args:
         stopped: Waits for so many seconds at most, and returns whether to stop.
+        full_line_seconds: How often a warning says why the log is full.
     """
     check_location("deadLetterLocation", options.dead_letter_location)
     check_location("metricsLocation", options.metrics_location, reach=False)
@@ -72,7 +74,7 @@ def receive_until(
             f"partition {partition} of {options.receivers} receivers: they count from 0 to {options.receivers - 1}"
         )
     partitions = range(options.receivers) if partition is None else [partition]
-    receivers = [_Receiver(options, partition) for partition in partitions]
+    receivers = [_Receiver(options, partition, full_line_seconds) for partition in partitions]
     idle = _IdlePartitions(options)
     outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
     if outlet is not None and prometheus is not None:
@@ -101,9 +103,10 @@ def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
 class _Receiver:
     """Fills one log partition, once no other process does."""
 
-    def __init__(self, options: StreamReadOptions, partition: int) -> None:
+    def __init__(self, options: StreamReadOptions, partition: int, full_line_seconds: float) -> None:
         self._options = options
         self._partition = partition
+        self._full_line_seconds = full_line_seconds
         self._ingest = Ingest(options, partition)
         self._monitor: SourceMonitor | None = None
         self._is_waiting = False
@@ -127,7 +130,7 @@ class _Receiver:
         try:
             monitor.read_to(ingest.commit_readers() or 0)
             if ingest.log.full and now >= self._next_full_line:
-                self._next_full_line = now + _FULL_SECONDS
+                self._next_full_line = now + self._full_line_seconds
                 _log.warning("%s", _why_full(ingest))
         except LogError as e:  # while the record of a reader cannot be read, nothing is deleted
             self._warnings.warn("%s", e)

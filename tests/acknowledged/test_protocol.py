@@ -228,7 +228,7 @@ def test_rows_have_the_producer_and_number_of_their_message() -> None:
     ] == [
         {**common, "topic": "a", "value": b"1", "frames": None},
         {**common, "topic": None, "value": b"2", "frames": None},
-        {**common, "topic": "\ufffd", "value": b"3", "frames": [b"\xff", b"3"]},
+        {**common, "topic": "hex:ff", "value": b"3", "frames": [b"\xff", b"3"]},
     ]
 
 

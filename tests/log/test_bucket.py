@@ -40,7 +40,7 @@ def watched(storage: LogStorage) -> WatchedBucket:
 # Two machines.
 
 
-def test_another_machine_goes_on_where_the_first_has_ended(machines: Machines) -> None:
+def test_another_machine_continues_at_the_end_of_the_first(machines: Machines) -> None:
     log = machines.writer()
     fill(log, b"0", b"1")
     fill(log, b"2")
@@ -167,7 +167,7 @@ def test_ids_that_a_query_has_read_are_not_given_again(machines: Machines) -> No
         machines.writer()
 
 
-def test_a_chunk_that_is_missing_in_the_middle_is_missed_by_what_reads_it(machines: Machines) -> None:
+def test_a_missing_chunk_in_the_middle_is_an_error_for_its_reader(machines: Machines) -> None:
     log = machines.writer()
     for value in (b"0", b"1", b"2"):
         fill(log, value)
@@ -333,7 +333,7 @@ def test_a_chunk_that_is_deleted_while_it_is_read_is_no_damage(
 # Readers.
 
 
-def test_what_a_query_elsewhere_needs_is_not_deleted(machines: Machines) -> None:
+def test_chunks_that_a_query_on_another_machine_needs_are_kept(machines: Machines) -> None:
     log = machines.writer()
     for value in (b"0", b"1", b"2"):
         fill(log, value)
@@ -390,7 +390,7 @@ class Deleting:
         self._thread.join(30)
 
 
-def test_a_query_that_begins_during_a_deletion_begins_behind_it(machines: Machines) -> None:
+def test_a_query_that_starts_during_a_deletion_begins_after_it(machines: Machines) -> None:
     deleting, elsewhere = Deleting(machines), machines.storage()
     deleting.begin()
     position = Reader(elsewhere, "far", 1e9)
@@ -432,13 +432,13 @@ def put_back(machines: Machines, to: Place) -> tuple[dict[int, int] | OptionErro
     return found[0], ReaderRecords(machines.storage()).read("far")
 
 
-def test_a_reader_that_is_put_back_during_a_deletion_is_put_behind_it(machines: Machines) -> None:
+def test_a_reader_that_is_moved_back_during_a_deletion_is_moved_after_it(machines: Machines) -> None:
     place, record = put_back(machines, Place.read("earliest"))
     assert place == {0: 1}
     assert record == ReaderRecord({0: 1}, 1e9, begins=True)
 
 
-def test_a_seek_whose_id_is_deleted_meanwhile_leaves_the_reader_where_it_was(machines: Machines) -> None:
+def test_a_seek_to_an_id_that_is_deleted_meanwhile_does_not_move_the_reader(machines: Machines) -> None:
     error, record = put_back(machines, Place(None, Offset(None, {0: 0})))
     assert "has the ids 1 to 1" in str(error)
     assert record == ReaderRecord({0: 2}, 1e9)

@@ -66,7 +66,7 @@ def test_the_bytes_of_an_intake_never_change() -> None:
     ]
 
 
-def test_what_a_later_release_counts_too_is_left_out() -> None:
+def test_counters_of_a_later_release_are_left_out() -> None:
     it = intake(framing="sequenced")
     state = (
         it.state().replace(b'"lost":0', b'"lost":4,"torn":7').replace(b'"received":', b'"torn":7,"received":')
@@ -104,7 +104,7 @@ def test_losses_beyond_64_bits_are_kept() -> None:
         (intake(framing="sequenced"), intake(), False),
     ],
 )
-def test_what_another_filler_has_left_is_counted_on_and_replaced_as_a_whole(
+def test_another_filler_continues_the_counters_and_replaces_the_sections(
     written: CarriedState, read: CarriedState, known: bool
 ) -> None:
     written.counters.received = 9

@@ -200,7 +200,7 @@ def test_a_batch_in_the_place_of_another_one_is_damage(storage: LogStorage) -> N
         values(storage, chunk_name(0), 0, 2)
 
 
-def test_what_a_chunk_says_of_itself_is_checked(storage: LogStorage) -> None:
+def test_the_facts_of_a_chunk_are_checked(storage: LogStorage) -> None:
     name = put(storage, [batch_of([b"v"])], writer="incarnation")
     path = Path(storage.path_of(name))
     path.write_bytes(path.read_bytes().replace(b'"incarnation"', b'"incarnatiom"'))

@@ -172,7 +172,7 @@ def test_a_query_that_gathers_first_waits_for_its_disk(
         end_of_fault.join()
 
 
-def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
+def test_a_stop_waits_for_the_disk_and_names_the_lost_messages(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.3)
@@ -197,7 +197,7 @@ def test_the_end_of_a_query_waits_for_its_disk_and_says_what_is_lost(
     assert log_rows(tmp_path).num_rows == 10
 
 
-def test_what_is_committed_is_deleted_while_the_disk_refuses(
+def test_committed_chunks_are_deleted_while_the_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = Refusing(monkeypatch)
@@ -343,7 +343,7 @@ def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_root
-def test_a_reader_says_on_a_full_disk_what_it_needs_no_more(disk: Path) -> None:
+def test_a_reader_moves_its_record_on_a_full_disk(disk: Path) -> None:
     """Or its log could not be emptied, and the disk would stay full."""
     storage = LogStorage(str(disk / "log"))
     storage.open_log()
@@ -653,7 +653,7 @@ def test_silent_connections_end_no_receiver(limit: str, context: Context, tmp_pa
     assert numbers(tmp_path) == list(range(10))
 
 
-def test_a_proxy_that_cannot_list_its_log_for_a_moment_goes_on(
+def test_a_proxy_outlives_a_listing_that_fails(
     context: zmq.Context[zmq.Socket[bytes]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

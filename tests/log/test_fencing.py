@@ -248,7 +248,7 @@ def test_of_two_writers_each_id_has_one() -> None:
     assert ended == {"A": BOTH, "B": BOTH}
 
 
-def test_of_two_writers_that_delete_neither_deletes_what_counts() -> None:
+def test_two_writers_that_delete_keep_every_chunk_that_counts() -> None:
     at_least(10**7, written(2, 1), A=writer("A", 2, deletes=True), B=writer("B", 1, 1, deletes=True))
 
 
@@ -305,7 +305,7 @@ def test_a_follower_gets_the_rows_that_count_or_an_error() -> None:
     assert ended["R"] == {"", "DataLossError"}
 
 
-def test_a_follower_that_has_fallen_behind_takes_up_no_stray_of_a_writer_that_the_log_has_forgotten() -> None:
+def test_a_follower_that_is_behind_adds_no_stray_of_a_forgotten_writer() -> None:
     """One is in the place of its newest chunk, and one in the place of the next, up to where the log begins."""
     at_least(
         10**4,

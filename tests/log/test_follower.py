@@ -79,7 +79,7 @@ def test_refreshing_twice_at_once_costs_nothing(anywhere: Machines) -> None:
     assert not followed.store.calls
 
 
-def test_what_is_new_costs_one_listing_the_newest_of_it_and_a_look_for_the_one_before(
+def test_new_chunks_cost_one_listing_and_two_requests(
     anywhere: Machines,
 ) -> None:
     followed = Followed(anywhere, 50)
@@ -89,7 +89,7 @@ def test_what_is_new_costs_one_listing_the_newest_of_it_and_a_look_for_the_one_b
     assert followed.look() == WITHOUT_NEWS
 
 
-def test_what_is_gone_at_the_front_is_gone(anywhere: Machines) -> None:
+def test_chunks_that_are_deleted_at_the_front_are_removed(anywhere: Machines) -> None:
     followed = Followed(anywhere, 50)
     followed.log.commit(2)
     followed.write(1)
@@ -132,7 +132,7 @@ def test_a_chunk_that_is_missing_in_the_middle_is_not_seen_here(anywhere: Machin
         anywhere.rows()
 
 
-def test_ids_that_are_missing_behind_the_newest_chunk_are_named(anywhere: Machines) -> None:
+def test_missing_ids_after_the_newest_chunk_are_named(anywhere: Machines) -> None:
     followed = Followed(anywhere, 5)
     followed.write(2)
     followed.remove(5)
@@ -222,7 +222,7 @@ def test_an_older_copy_that_was_received_into_is_refused(
 
 @given(st.lists(st.sampled_from(["write", "delete", "look", "wait", "restart"]), max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_after_each_look_it_is_what_a_listing_of_everything_finds(steps: list[str]) -> None:
+def test_each_refresh_finds_what_a_full_listing_finds(steps: list[str]) -> None:
     with TemporaryDirectory() as root:
         machines = Machines(lambda: WatchedDirectory(root, sync=False))
         followed = Followed(machines, 1)

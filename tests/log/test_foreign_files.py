@@ -161,7 +161,7 @@ def _within(seconds: float, location: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", INSTEAD)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_not_what_its_name_says_is_an_error_that_names_it(
+def test_a_foreign_file_is_an_error_that_names_it(
     location: Path, tmp_path: Path, place: str, kind: str
 ) -> None:
     path = location / place

@@ -55,7 +55,7 @@ def crash(path: Path, to: Path) -> Path:
     return to
 
 
-def test_what_was_flushed_survives_a_kill_and_is_sealed_by_the_next_writer(tmp_path: Path) -> None:
+def test_flushed_messages_survive_a_kill_and_the_next_writer_seals_them(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
     assert append(log, b"a", b"b") == 2
     assert append(log, b"c") == 3
@@ -70,7 +70,7 @@ def test_what_was_flushed_survives_a_kill_and_is_sealed_by_the_next_writer(tmp_p
     assert not list(left.glob("0/.open*"))
 
 
-def test_what_was_recovered_is_its_own_writers_and_stays_when_what_was_before_it_is_deleted(
+def test_a_recovered_chunk_keeps_its_writer_after_earlier_chunks_are_deleted(
     tmp_path: Path,
 ) -> None:
     log = writer(tmp_path / "log")
@@ -103,7 +103,7 @@ def test_the_rest_of_an_open_chunk_is_sealed_with_it(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("0/*.arrow"))) == 2
 
 
-def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
+def test_whole_groups_of_a_torn_file_count(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
     sizes = [0]
     for value in (b"a", b"b", b"c"):
@@ -119,7 +119,7 @@ def test_of_a_torn_file_the_whole_groups_count(tmp_path: Path) -> None:
         assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
 
 
-def test_a_changed_byte_ends_what_counts(tmp_path: Path) -> None:
+def test_a_changed_byte_ends_the_groups_that_count(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
     for value in (b"first-value", b"second-value", b"third-value"):
         append(log, value)
@@ -185,7 +185,7 @@ def test_a_log_is_opened_though_the_disk_refuses_halfway(
     assert not list(whole.glob("0/.open*"))
 
 
-def test_a_changed_byte_before_what_was_published_is_no_torn_end(tmp_path: Path) -> None:
+def test_a_changed_byte_before_published_groups_is_damage(tmp_path: Path) -> None:
     left = damaged(tmp_path)
     for _ in range(2):  # and it stays one
         with pytest.raises(DamagedChunkError, match=r"ids from 1 on are not .* up to 2, are: .* rename it"):
@@ -328,7 +328,7 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
         log.close()
 
 
-def test_who_reads_along_reads_again_what_the_disk_has_refused(
+def test_a_tail_repeats_a_read_that_the_disk_has_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = writer(tmp_path)
@@ -405,7 +405,7 @@ def test_a_compact_chunk_is_written_while_the_chunk_grows(tmp_path: Path) -> Non
         assert batches_of(chunk) == batches
 
 
-def test_a_burst_after_small_groups_leaves_the_chunk_as_it_has_grown(tmp_path: Path) -> None:
+def test_a_large_group_after_small_ones_ends_the_compact_copy(tmp_path: Path) -> None:
     log = writer(tmp_path, chunk_bytes=1 << 30)
     for i in range(300):
         append(log, b"%d" % i)
@@ -420,7 +420,7 @@ def test_a_burst_after_small_groups_leaves_the_chunk_as_it_has_grown(tmp_path: P
 
 @pytest.mark.parametrize("at", ["beginning", "end"])
 @pytest.mark.parametrize("error", [DiskFaultError("no room"), pa.ArrowInvalid("no such luck")])
-def test_a_chunk_that_cannot_be_made_compact_stays_as_it_has_grown(
+def test_a_chunk_without_a_compact_copy_keeps_its_small_batches(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -478,7 +478,7 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
     assert log_rows(tmp_path).column("id").to_pylist() == list(range(groups + 1))
 
 
-def test_a_key_that_is_taken_by_a_writer_who_has_removed_the_open_chunk_is_no_success(
+def test_a_key_that_another_writer_has_taken_is_no_success_without_the_open_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This one was stopped before it gave its file the name of a chunk."""

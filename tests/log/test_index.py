@@ -48,7 +48,7 @@ def test_only_whole_chunks_below_the_commit_go_and_never_the_newest() -> None:
     assert [c.first for c in index.removable(30, 1e9)] == [0, 10]
 
 
-def test_retention_keeps_what_is_younger_and_everything_behind_it() -> None:
+def test_retention_keeps_a_young_chunk_and_all_later_ones() -> None:
     index = index_of(10, 10, 10)  # sealed at 0, 10 and 20
     assert [c.first for c in index.removable(30, 5)] == [0]
     index.remove_front(1)
@@ -90,7 +90,7 @@ def test_nothing_is_shared_out_of_an_empty_range() -> None:
         (range(300), "the log has only the ids 50 to 299"),
     ],
 )
-def test_a_range_whose_chunks_were_deleted_since_is_told_and_not_cut_short(there: range, told: str) -> None:
+def test_a_range_with_deleted_chunks_is_an_error(there: range, told: str) -> None:
     chunks = [Chunk(first, first + 100, 1000, 0.0) for first in there[::100]]
     with pytest.raises(DataLossError, match=f"^planning a batch of the ids 50 to 349: {told}"):
         split_range(chunks, 50, 350, 1, 1000)

@@ -31,7 +31,7 @@ def test_a_chunk(first: int) -> None:
         "x",
     ],
 )
-def test_what_is_no_chunk(name: str) -> None:
+def test_names_that_are_not_chunks_are_recognised(name: str) -> None:
     assert parse_chunk_name(name) is None
 
 

@@ -24,6 +24,8 @@ from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import ReceiveOptions
+from zmq_datasource.options.parser import parse
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
@@ -120,7 +122,7 @@ def test_latest_still_means_latest(context: Context, tmp_path: Path) -> None:
         assert it.initialOffset()["next"] == {"0": 10}
 
 
-def test_what_nobody_has_read_is_kept(context: Context, tmp_path: Path) -> None:
+def test_unread_messages_are_kept(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with receiving(tmp_path, endpoint) as ingest:
         sealed(ingest, push, 3)
@@ -133,16 +135,17 @@ def test_what_nobody_has_read_is_kept(context: Context, tmp_path: Path) -> None:
             assert values(it, begin, it.latestOffset(begin, ALL)) == [b"0", b"1", b"2"]
 
 
-def test_a_full_log_that_nobody_has_read_says_so(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_full_log_names_the_reader_that_needs_it(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(receive_module, "_TICK_SECONDS", 0.01)
-    monkeypatch.setattr(receive_module, "_FULL_SECONDS", 0.0)
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
     options = {"connect": endpoint, "socketType": "PULL", "walLocation": str(tmp_path), "walMaxBytes": "50k"}
-    ended: list[Any] = []
-    monkeypatch.setattr("signal.signal", lambda _number, handler: ended.append(handler))
-    receiver = threading.Thread(target=receive_module.receive_until_stopped, args=(options,))
+    ended = threading.Event()
+    receiver = threading.Thread(
+        target=receive_module.receive_until,
+        args=(parse(ReceiveOptions, options), None, lambda seconds: ended.wait(min(seconds, 0.01))),
+        kwargs={"full_line_seconds": 0.0},
+    )
     receiver.start()
     try:
         push.send(b"x" * 60_000)
@@ -151,7 +154,7 @@ def test_a_full_log_that_nobody_has_read_says_so(
         wait_for(lambda: "reader slow still needs the messages from id 0" in caplog.text, "the slow reader")
         assert f"zmq-datasource log readers drop {tmp_path} slow" in caplog.text
     finally:
-        ended[0]()
+        ended.set()
         receiver.join(30)
     assert log_rows(tmp_path).num_rows == 1
 
@@ -167,7 +170,7 @@ def test_receive_takes_a_retention(monkeypatch: pytest.MonkeyPatch) -> None:
 # What is kept for it.
 
 
-def test_what_a_new_reader_needs_outlives_its_retention(tmp_path: Path) -> None:
+def test_messages_that_a_new_reader_needs_outlive_their_retention(tmp_path: Path) -> None:
     """Others had read it before, and only its age had kept it."""
 
     class Clock:
@@ -209,7 +212,7 @@ def test_nothing_is_deleted_between_a_readers_record_and_its_choice_where_to_beg
     log.close()
 
 
-def test_a_query_that_comes_again_under_another_name_keeps_what_it_goes_on_with(tmp_path: Path) -> None:
+def test_a_query_that_continues_under_another_name_keeps_its_messages(tmp_path: Path) -> None:
     log = written(tmp_path, 5)
     with reader(tmp_path) as it:
         begin = it.initialOffset()
@@ -232,7 +235,7 @@ def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path)
     log.close()
 
 
-def test_a_beginning_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_deleted_beginning_is_an_error(tmp_path: Path) -> None:
     """A full proxy deletes what a reader still needs, if it is told to."""
     written(tmp_path, 5).close()
     with reader(tmp_path, reader="desk") as it:
@@ -250,7 +253,7 @@ def test_a_beginning_that_is_gone_is_told(tmp_path: Path) -> None:
         assert it.initialOffset()["next"] == {"0": 3}
 
 
-def test_who_follows_a_log_waits_for_a_chunk_too(tmp_path: Path) -> None:
+def test_a_query_that_follows_a_log_also_waits_for_a_chunk(tmp_path: Path) -> None:
     """Spark asks an idle query a hundred times a second, and each answer costs it more than it costs us."""
     log = written(tmp_path, 2)
     with reader(tmp_path) as it:
@@ -327,9 +330,7 @@ def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
         Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL")).start()
 
 
-def test_available_now_does_not_go_on_in_a_log_whose_newest_chunk_is_lost(
-    context: Context, tmp_path: Path
-) -> None:
+def test_available_now_is_refused_in_a_log_without_its_newest_chunk(context: Context, tmp_path: Path) -> None:
     """Spark has not committed its last batch to the source; that it was done is seen from what it asks next."""
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "timeout": "500ms", "startingOffsets": "earliest", "walRetention": "10m"}
@@ -420,7 +421,7 @@ def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_pat
         assert len(chunks(tmp_path)) == 1
 
 
-def test_available_now_takes_what_another_process_has_received_at_once(tmp_path: Path) -> None:
+def test_available_now_reads_at_once_what_another_process_has_received(tmp_path: Path) -> None:
     written(tmp_path, 5).close()
     began = time.monotonic()
     with reader(tmp_path, timeout="15s", startingOffsets="earliest") as it:

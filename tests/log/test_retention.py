@@ -43,7 +43,7 @@ class Log:
         self.retention = Retention(self.files, self.contents, **{**given, **settings})  # type: ignore[arg-type]
 
 
-def test_a_commit_deletes_what_lies_wholly_below_it() -> None:
+def test_a_commit_deletes_chunks_that_end_below_it() -> None:
     log = Log(4)
     log.retention.commit(25)
     assert log.files.did == deletions(0, 10)
@@ -58,7 +58,7 @@ def test_a_commit_never_goes_back_and_the_newest_chunk_stays() -> None:
     assert log.files.did == deletions(0, 10)
 
 
-def test_where_readers_decide_what_no_reader_needs_is_deleted(records: RecordsInMemory) -> None:
+def test_if_readers_decide_unneeded_chunks_are_deleted(records: RecordsInMemory) -> None:
     log = Log(3, readers_decide=True)
     records.needs = {"desk": 10, "late": 20}
     log.retention.remove_expired()
@@ -78,7 +78,7 @@ def test_where_readers_decide_a_new_reader_may_need_earlier_messages(records: Re
     assert log.retention.committed == 10
 
 
-def test_what_is_committed_stays_for_its_retention() -> None:
+def test_committed_chunks_stay_for_their_retention() -> None:
     log = Log(4, seconds=60.0)
     log.retention.commit(40)
     assert log.files.did == []
@@ -87,7 +87,7 @@ def test_what_is_committed_stays_for_its_retention() -> None:
     assert log.files.did == deletions(0, 10)
 
 
-def test_a_clock_that_is_set_back_begins_the_retention_of_what_is_there_again() -> None:
+def test_a_clock_that_is_set_back_restarts_the_retention_of_existing_chunks() -> None:
     log = Log(3, seconds=60.0)
     log.retention.commit(30)
     log.clock.now -= 3600
@@ -109,7 +109,7 @@ def test_without_a_retention_no_clock_is_asked() -> None:
     assert log.files.did == deletions(0)
 
 
-def test_what_a_reader_needs_stays(records: RecordsInMemory) -> None:
+def test_chunks_that_a_reader_needs_are_kept(records: RecordsInMemory) -> None:
     log = Log(4)
     records.needs = {"one": 10, "other": 35}
     log.retention.commit(40)
@@ -119,7 +119,7 @@ def test_what_a_reader_needs_stays(records: RecordsInMemory) -> None:
     assert log.files.did == deletions(0, 10, 20)
 
 
-def test_nothing_goes_while_readers_cannot_be_asked(
+def test_nothing_is_deleted_while_records_of_readers_cannot_be_read(
     records: RecordsInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log(3)
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_deleted_counts_and_is_tried_again(caplog: pytest.
     assert (log.contents.size, log.contents.chunks) == (100, 1)
 
 
-def test_who_comes_while_a_file_could_not_be_deleted_keeps_it(records: RecordsInMemory) -> None:
+def test_a_reader_that_starts_after_a_failed_deletion_keeps_the_chunk(records: RecordsInMemory) -> None:
     log = Log(3)
     log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
     log.retention.commit(30)
@@ -163,7 +163,7 @@ def test_who_comes_while_a_file_could_not_be_deleted_keeps_it(records: RecordsIn
 
 
 @pytest.mark.parametrize(("make_room", "committed", "gone"), [("none", 20, []), ("done", 20, [0, 10])])
-def test_what_is_committed_makes_room_before_its_time(
+def test_committed_chunks_make_room_before_their_retention_has_passed(
     make_room: str, committed: int, gone: list[int]
 ) -> None:
     log = Log(4, seconds=1e9, max_bytes=700, make_room=make_room)  # five chunks more are to fit

@@ -79,7 +79,7 @@ def test_a_disk_that_refuses_for_now_is_asked_again(sealing: Sealing) -> None:
 
 
 @pytest.mark.parametrize("error", [LogWriteError("no such directory"), MemoryError("no more")])
-def test_nothing_is_sealed_behind_what_could_not_be(error: Exception, sealing: Sealing) -> None:
+def test_nothing_is_sealed_after_a_failed_chunk(error: Exception, sealing: Sealing) -> None:
     sealing.files.refuses = [error]
     failed, behind = sealing.cut(), sealing.cut()
     with pytest.raises(LogWriteError, match=r"no such directory|sealing ids 0 to 9: .*no more"):
@@ -89,7 +89,7 @@ def test_nothing_is_sealed_behind_what_could_not_be(error: Exception, sealing: S
     assert sealing.contents.unsealed_bytes == 2 * ROWS.nbytes
 
 
-def test_what_is_not_written_yet_is_counted(sealing: Sealing) -> None:
+def test_unwritten_bytes_are_counted(sealing: Sealing) -> None:
     go_on = threading.Event()
     sealing.files.before_put = lambda: go_on.wait(30)
     assert sealing.sealer.unwritten == 0
@@ -102,7 +102,7 @@ def test_what_is_not_written_yet_is_counted(sealing: Sealing) -> None:
     wait_for(lambda: sealing.sealer.unwritten == 0, "all is written")
 
 
-def test_a_disk_that_does_not_answer_ends_the_wait_for_it_and_not_the_lock(sealing: Sealing) -> None:
+def test_a_disk_that_does_not_answer_ends_the_wait_but_keeps_the_lock(sealing: Sealing) -> None:
     go_on = threading.Event()
     sealing.files.before_put = lambda: go_on.wait(30)
     last = sealing.cut()
@@ -124,7 +124,9 @@ def test_the_lock_is_held_until_the_last_chunk_is_written(sealing: Sealing) -> N
     assert not sealing.lock.held
 
 
-def test_what_cannot_be_tidied_up_ends_nothing(sealing: Sealing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_housekeeping_does_not_end_sealing(
+    sealing: Sealing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither behind a chunk that is written, nor between two attempts to write one."""
 
     def fail() -> None:

@@ -87,7 +87,7 @@ def test_the_newest_chunk_has_the_whole_state(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_changes_without_a_row_waits_for_the_next_row(tmp_path: Path) -> None:
+def test_a_change_without_a_row_is_stored_with_the_next_row(tmp_path: Path) -> None:
     carried = Carrying("one")
     log = writer(tmp_path, carried)
     log.append(batch_of([b"v"]))
@@ -101,7 +101,7 @@ def test_what_changes_without_a_row_waits_for_the_next_row(tmp_path: Path) -> No
     assert {path.suffix for path in (tmp_path / "0").iterdir()} == {".arrow", ".lock"}
 
 
-def test_a_state_is_that_of_the_cut_whatever_changes_while_it_is_written(tmp_path: Path) -> None:
+def test_a_state_is_that_of_the_cut_also_if_it_changes_during_the_write(tmp_path: Path) -> None:
     carried = Carrying("one")
     log = writer(tmp_path, carried)
     log.append(batch_of([b"v"]))
@@ -222,7 +222,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=25, deadline=None)
-def test_whenever_it_dies_state_and_rows_belong_together(
+def test_state_and_rows_match_after_a_crash_at_any_step(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[list[tuple[str, int]], str]]
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("crash")
@@ -333,7 +333,7 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     assert again.tracker.totals.duplicates == len(names)
 
 
-def test_a_feed_that_is_numbered_in_another_way_leaves_nothing_of_the_old_behind(tmp_path: Path) -> None:
+def test_a_feed_with_another_numbering_keeps_nothing_of_the_old_sequences(tmp_path: Path) -> None:
     ways = [
         {"framing": "sequenced"},
         {"framing": "sequenced", "sequenceBy": "none"},

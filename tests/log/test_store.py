@@ -25,7 +25,7 @@ from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log.bucket_store import SILENT_SECONDS, BucketStore
+from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.options.types import Location
@@ -228,7 +228,7 @@ def test_a_path_names_the_location_and_the_key(store: Store) -> None:
     assert store.path_of(KEY) == f"{store}/{KEY}"
 
 
-def test_create_keeps_what_is_there(store: Store) -> None:
+def test_create_keeps_existing_objects(store: Store) -> None:
     assert store.exists()
     store.put_new(KEY, [b"123"])
     store.create("0", "readers", "1")
@@ -259,6 +259,9 @@ def test_one_holder_at_a_time(store: Store) -> None:
 
 HOLDER = """
 import pickle, sys, time
+from zmq_datasource.log.bucket_store import BucketStore
+BucketStore.beat_seconds, BucketStore.silent_seconds = 0.5, 3.0
+BucketStore.check_seconds = BucketStore.settling_seconds = 0.2
 store = pickle.loads(bytes.fromhex(sys.argv[1]))
 hold = store.hold("0/writer.lock", float(sys.argv[2]), sys.argv[3])
 print("held", flush=True)
@@ -383,7 +386,7 @@ def test_a_directory_that_is_away_is_not_made_again(tmp_path: Path) -> None:
     assert not any((tmp_path / "log").iterdir())
 
 
-def test_what_a_killed_process_left_in_a_directory_is_hidden_and_can_be_removed(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_hidden_and_can_be_deleted(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "log")
     store.create("0")
     store.put_new(KEY, [b"1"])
@@ -707,6 +710,19 @@ def test_a_forked_child_is_refused_a_bucket_that_its_parent_uses(bucket: BucketS
 
 # A bucket that is held by a process on another machine.
 
+SILENT_SECONDS = 3.0  # as in HOLDER
+
+
+@pytest.fixture(name="impatient")
+def _impatient(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch) -> BucketStore:
+    """A bucket where a holder is silent sooner than in operation."""
+    monkeypatch.setattr(BucketStore, "beat_seconds", 0.5)
+    monkeypatch.setattr(BucketStore, "silent_seconds", SILENT_SECONDS)
+    monkeypatch.setattr(BucketStore, "check_seconds", 0.2)
+    monkeypatch.setattr(BucketStore, "settling_seconds", 0.2)
+    return bucket
+
+
 ELSEWHERE = f"""
 from zmq_datasource.log import bucket_store
 bucket_store.process_mark = lambda: ""
@@ -714,21 +730,24 @@ bucket_store.process_mark = lambda: ""
 """
 
 
-def test_a_killed_holder_of_another_machine_is_followed_when_it_was_silent(bucket: BucketStore) -> None:
+def test_a_killed_holder_of_another_machine_is_followed_after_its_silence(impatient: BucketStore) -> None:
+    bucket = impatient
     with running(ELSEWHERE, pickle.dumps(bucket).hex(), "5", "a note") as process:
         assert line_of(process) == "held"
-        time.sleep(4)
+        found = bucket.record("0/writer.lock")
+        wait_for(lambda: bucket.record("0/writer.lock") != found, "a refresh")
         process.kill()
         with pytest.raises(LogLockedError, match=f"process {process.pid} on "):
             bucket.hold("0/writer.lock", 0.5)
         began = time.monotonic()
         hold = bucket.hold("0/writer.lock", 25.0)
-        assert SILENT_SECONDS - 2 < time.monotonic() - began < SILENT_SECONDS + 5
+        assert SILENT_SECONDS - 1 < time.monotonic() - began < SILENT_SECONDS + 5
         assert hold.lost is None
         hold.release()
 
 
-def test_a_holder_that_stands_still_loses_a_bucket_and_notices(bucket: BucketStore) -> None:
+def test_a_stopped_holder_loses_a_bucket_and_notices(impatient: BucketStore) -> None:
+    bucket = impatient
     with running(HOLDER, pickle.dumps(bucket).hex(), "5", "") as process:
         assert line_of(process) == "held"
         process.send_signal(signal.SIGSTOP)
@@ -759,8 +778,8 @@ def test_of_two_standbys_at_once_one_holds_the_bucket(bucket: BucketStore) -> No
     holds[0].release()
 
 
-@pytest.mark.long
-def test_a_holder_that_refreshes_keeps_a_bucket(bucket: BucketStore) -> None:
+def test_a_holder_that_refreshes_keeps_a_bucket(impatient: BucketStore) -> None:
+    bucket = impatient
     hold = bucket.hold("0/writer.lock", 0.0)
     with pytest.raises(LogLockedError):
         pickle.loads(pickle.dumps(bucket)).hold("0/writer.lock", SILENT_SECONDS + 3)

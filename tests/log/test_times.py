@@ -75,7 +75,7 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=5), min_size=1, max_size=6),
     st.integers(-1, 22),
 )
-def test_the_first_message_since_a_time_is_found_whatever_the_clock_did(
+def test_the_first_message_since_a_time_is_found_after_any_change_of_the_clock(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[list[int]], time: int
 ) -> None:
     storage = LogStorage(str(tmp_path_factory.mktemp("log")))
@@ -132,7 +132,7 @@ def most_opens(chunks: int) -> int:
     st.integers(0, 39),
     st.integers(-1, 22),
 )
-def test_the_chunk_of_a_time_is_found_whatever_was_deleted_and_wherever_the_count_began_again(
+def test_the_chunk_of_a_time_is_found_after_any_deletion_and_new_count(
     times: list[tuple[int, bool]], deleted: int, time: int
 ) -> None:
     storage = ChunksInMemory(times)

@@ -57,7 +57,7 @@ def test_of_two_writers_one_gives_out_the_ids(anywhere: Machines) -> None:
     assert anywhere.rows() == numbered(b"0", b"1", b"2")
 
 
-def test_a_writer_that_wakes_before_the_other_one_has_written_goes_on_and_the_other_one_stops(
+def test_a_writer_that_wakes_before_the_other_has_written_continues(
     anywhere: Machines,
 ) -> None:
     first = anywhere.writer()
@@ -71,7 +71,7 @@ def test_a_writer_that_wakes_before_the_other_one_has_written_goes_on_and_the_ot
     assert anywhere.rows() == numbered(b"0", b"1")
 
 
-def test_a_writer_with_nothing_to_write_hears_that_another_one_has_the_lock(anywhere: Machines) -> None:
+def test_an_idle_writer_notices_that_another_has_the_lock(anywhere: Machines) -> None:
     first = anywhere.writer()
     anywhere.lose_lock()
     anywhere.writer()
@@ -161,7 +161,7 @@ def test_a_read_that_was_planned_before_gets_no_row_of_such_a_chunk(anywhere: Ma
         list(read_slices(anywhere.storage(), slices(planned[0], 1, 2)))
 
 
-def test_what_a_lost_writer_has_in_an_open_chunk_is_the_next_ones(tmp_path: Path) -> None:
+def test_the_open_chunk_of_a_lost_writer_belongs_to_the_next_writer(tmp_path: Path) -> None:
     machines = Machines(lambda: WatchedDirectory(tmp_path / "log"))
     first = machines.writer(retry_timeout=60.0)
     first.append(batch_of([b"0"]))

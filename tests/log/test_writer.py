@@ -86,7 +86,7 @@ def test_rows_that_are_written_are_given_back_with_their_ids(tmp_path: Path) -> 
     assert len(written) == 6
 
 
-def test_only_what_is_sealed_counts_as_durable(tmp_path: Path) -> None:
+def test_only_sealed_messages_count_as_durable(tmp_path: Path) -> None:
     log = writer(tmp_path)
     log.append(batch_of([b"a", b"b"]))
     assert (log.durable_end, log.unsealed) == (0, 2)
@@ -137,7 +137,7 @@ def test_retention_keeps_committed_chunks(tmp_path: Path) -> None:
     log.close()
 
 
-def test_without_a_retention_no_clock_keeps_what_is_committed(tmp_path: Path) -> None:
+def test_without_a_retention_no_clock_keeps_committed_chunks(tmp_path: Path) -> None:
     log = writer(tmp_path)
     for _ in range(2):
         fill(log, 10)
@@ -227,7 +227,7 @@ def test_a_chunk_larger_than_the_log_does_not_end_it(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_was_written_is_no_longer_counted_as_unwritten(tmp_path: Path) -> None:
+def test_written_bytes_are_not_counted_as_unwritten(tmp_path: Path) -> None:
     log = writer(tmp_path)
     for _ in range(3):
         fill(log, 1000)
@@ -255,7 +255,7 @@ def test_a_chunk_that_cannot_be_deleted_is_reported_and_tried_again(
     log.close()
 
 
-def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_writer_gets_an_error_that_names_the_first(tmp_path: Path) -> None:
     log = writer(tmp_path)
     with pytest.raises(LogLockedError, match=rf"held by process {os.getpid()} on .*; .* walLocation"):
         writer(tmp_path)
@@ -263,7 +263,7 @@ def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
     writer(tmp_path).close()
 
 
-def test_a_writer_that_nobody_has_closed_keeps_others_away(tmp_path: Path) -> None:
+def test_a_writer_that_is_not_closed_keeps_the_lock(tmp_path: Path) -> None:
     writer(tmp_path)  # its sealing thread lives on, and may write
     gc.collect()
     with pytest.raises(LogLockedError):
@@ -343,7 +343,7 @@ def test_a_killed_writer_leaves_only_whole_chunks(tmp_path: Path) -> None:
     assert log_rows(tmp_path).column("id").to_pylist() == list(range(durable))
 
 
-def test_a_missing_chunk_is_missed_by_what_reads_past_it(tmp_path: Path) -> None:
+def test_a_missing_chunk_is_an_error_for_its_reader(tmp_path: Path) -> None:
     log = writer(tmp_path)
     for _ in range(3):
         fill(log, 10)

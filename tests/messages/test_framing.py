@@ -27,7 +27,7 @@ def rows(messages: list[RawMessage], include_frames: bool = True) -> list[dict[s
         ([b"t", b"v"], "t", b"v"),
         ([b"", b""], "", b""),
         ([b"t", b"x", b"v"], "t", b"v"),
-        ([b"\xff", b"v"], "\ufffd", b"v"),
+        ([b"\xff", b"v"], "hex:ff", b"v"),
         ([b"t", b"\x00\xff"], "t", b"\x00\xff"),
     ],
 )

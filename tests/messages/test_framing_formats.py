@@ -208,7 +208,7 @@ def test_a_message_that_does_not_fit_affects_no_other() -> None:
             [b'{"a": {"x": [1], "n": 6}}', b"v"],
             (None, "tcp://feed:1", 6),
         ),
-        ({"topicFrame": 0, "publisherFrame": 1}, [b"t", b"\xff\xfe", b"v"], ("t", "0xfffe", None)),
+        ({"topicFrame": 0, "publisherFrame": 1}, [b"t", b"\xff\xfe", b"v"], ("t", "hex:fffe", None)),
     ],
 )
 def test_custom_framing_finds_the_fields(
@@ -492,7 +492,9 @@ def test_a_dafka_message_that_is_cut_anywhere_does_not_fit() -> None:
 def test_a_publisher_that_is_not_utf8_shows_in_hex() -> None:
     framing = intake(framing="custom", topicFrame=0, publisherFrame=1)
     rows, _ = read(framing, [[b"t", b"\xff", b"v"], [b"t", b"p", b"v"], [b"t", b"\xfe" * 2000, b"v"]])
-    assert [row["publisher"] for row in rows] == ["0xff", "p", "0x" + "fe" * 1024]
+    texts = [row["publisher"] for row in rows]
+    assert texts == ["hex:ff", "p", texts[2]]
+    assert texts[2].startswith("hex:" + "fe" * 1024 + "+")
 
 
 @pytest.mark.parametrize("half", [rb"\ud800", rb"\udc00", rb"\ud800\u0041"])
@@ -665,5 +667,5 @@ def test_numbers_at_the_ends_of_their_range_are_tracked() -> None:
 def test_a_long_topic_that_is_not_utf8_is_cut_but_whole_in_frames() -> None:
     topic = b"\xff" * (3 << 20)
     (row,), _ = read(intake(framing="vllm"), [[topic, bytes(8), b"v"]])
-    assert len(row["topic"]) == 1 << 20
+    assert row["topic"].startswith("hex:" + "ff" * 1024 + "+")
     assert row["frames"][0] == topic

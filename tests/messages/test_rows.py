@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zmq_datasource.messages.columns import only_rows
 from zmq_datasource.messages.framing.presets import whole_layout
@@ -47,10 +49,31 @@ def test_only_rows_that_need_them_keep_frames() -> None:
 
 def test_topics_that_are_not_utf8_are_listed_for_any_column() -> None:
     topics = [b"a", None, b"\xff", "\ufffd".encode()]
-    for given in (pa.array(topics, pa.binary()), pa.array([b"z", *topics], pa.binary())[1:]):
-        text, bad = text_of(given)
-        assert text.to_pylist() == ["a", None, "\ufffd", "\ufffd"]
+    for column in (pa.array(topics, pa.binary()), pa.array([b"z", *topics], pa.binary())[1:]):
+        text, bad = text_of(column)
+        assert text.to_pylist() == ["a", None, "hex:ff", "\ufffd"]
         assert bad == {2}
+
+
+@given(
+    st.lists(
+        st.binary(max_size=5) | st.text(max_size=3).map(lambda text: b"hex:" + text.encode()), max_size=6
+    )
+)
+def test_different_names_are_different_texts_that_give_them_back(names: list[bytes]) -> None:
+    texts, in_hex = text_of(pa.array(names, pa.binary()))
+    found = texts.to_pylist()
+    assert [
+        bytes.fromhex(text[4:]) if row in in_hex else text.encode() for row, text in enumerate(found)
+    ] == names
+    assert all(text.startswith("hex:") == (row in in_hex) for row, text in enumerate(found))
+
+
+def test_long_names_that_are_not_utf8_stay_distinct() -> None:
+    names = [b"\xff" * 5000 + last for last in (b"a", b"b")]
+    texts = text_of(pa.array(names, pa.binary()))[0].to_pylist()
+    assert len(set(texts)) == 2
+    assert all(len(text) < 2100 for text in texts)
 
 
 def test_framings_whose_fields_are_whole_frames_store_no_frames() -> None:

@@ -34,7 +34,11 @@ def told(
             )
         wait_for(lambda: (receiver.receive(), receiver.pending)[1] >= len(numbers), "all messages")
         receiver.take()
-    return [record.getMessage() for record in caplog.records if "had come before" in record.getMessage()]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if "number of an earlier message" in record.getMessage()
+    ]
 
 
 def test_many_duplicates_suggest_a_counter_for_each_topic(
@@ -42,8 +46,8 @@ def test_many_duplicates_suggest_a_counter_for_each_topic(
 ) -> None:
     (line,) = told(context, caplog, list(range(1000)), sequenceBy="endpoint")
     assert line == (
-        "500 of the last 1000 messages have a number that had come before. If each topic has numbers of its own, set "
-        "sequenceBy=endpoint,topic, and not deduplicate, which would leave out messages that came once. If the "
+        "500 of the last 1000 messages have the number of an earlier message. If each topic has numbers of its own, "
+        "set sequenceBy=endpoint,topic, and not deduplicate, which would leave out messages that came once. If the "
         "publisher sends messages again, deduplicate leaves them out"
     )
 
@@ -53,7 +57,7 @@ def test_many_duplicates_with_topics_counted_suggest_deduplicate(
 ) -> None:
     (line,) = told(context, caplog, [*range(950), *range(50)], sequenceBy="endpoint,topic")
     assert line.startswith(
-        "50 of the last 1000 messages have a number that had come before. If the publisher sends"
+        "50 of the last 1000 messages have the number of an earlier message. If the publisher sends"
     )
 
 

@@ -122,7 +122,7 @@ def shaken(sock: OpenSocket, peers: int = 1) -> bool:
     return sock.watch.connections >= peers
 
 
-def test_only_who_is_in_the_directory_connects(
+def test_only_clients_in_the_directory_connect(
     context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = free_endpoint()
@@ -139,9 +139,7 @@ def test_only_who_is_in_the_directory_connects(
         pull.close(0)
 
 
-def test_who_comes_into_the_directory_may_connect_and_who_leaves_it_may_not_again(
-    context: zmq.Context[Socket], keys: Keys
-) -> None:
+def test_changes_of_the_directory_admit_and_refuse_clients(context: zmq.Context[Socket], keys: Keys) -> None:
     endpoint = free_endpoint()
     pull = opened(bind=endpoint, **given(keys.server))
     try:
@@ -236,7 +234,7 @@ def test_a_plain_server_knows_its_clients_by_a_file(
     assert not any(secret in caplog.text for secret in ("pa:ss", "wr0ng", "n3w"))
 
 
-def test_what_lets_nobody_in_or_anybody_is_refused(keys: Keys, tmp_path: Path) -> None:
+def test_options_that_admit_no_client_or_any_client_are_refused(keys: Keys, tmp_path: Path) -> None:
     broken = tmp_path / "passwords"
     broken.write_text("me:secret\nsecret without a name\n")
     local, everywhere = free_endpoint(), "tcp://0.0.0.0:5557"
@@ -293,7 +291,7 @@ def binds(endpoint: str) -> bool:
 # The sink, and every side of a proxy.
 
 
-def test_a_sink_that_binds_sends_to_whom_it_knows(context: zmq.Context[Socket], keys: Keys) -> None:
+def test_a_sink_that_binds_sends_to_known_clients_only(context: zmq.Context[Socket], keys: Keys) -> None:
     endpoint = free_endpoint()
     options = write_options(socketType="PUSH", bind=endpoint, connectTimeout="20s", **given(keys.server))
     stranger = keys.connect(context, zmq.PULL, endpoint, "stranger")
@@ -338,9 +336,7 @@ def _passwords(tmp_path: Path) -> dict[str, str]:
     return {"zmq_plain_server": "1", "plainPasswords": str(tmp_path / "passwords")}
 
 
-def test_a_peer_that_is_lost_beside_a_stranger_who_was_refused_counts(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
+def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socket], tmp_path: Path) -> None:
     endpoint = free_endpoint()
     push = OpenSocket(
         SocketSpec.of_sink(write_options(socketType="PUSH", bind=endpoint, **_passwords(tmp_path)))
@@ -520,7 +516,7 @@ def test_the_largest_row_arrives_encrypted(keys: Keys, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["the directory is gone", "no descriptor is free", "a certificate is torn"])
-def test_a_fault_of_the_disk_gives_bound_names_to_nobody(
+def test_a_disk_fault_gives_bound_names_to_no_other_client(
     fault: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["keygen", "owner", "--directory", str(keys.directory), "--only", "billing"]
@@ -555,7 +551,7 @@ def test_a_fault_of_the_disk_gives_bound_names_to_nobody(
     assert rights() == [True, False, True]
 
 
-def test_a_server_does_not_begin_without_knowing_which_names_are_bound(
+def test_a_server_does_not_start_if_a_certificate_cannot_be_read(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, **_: object) -> str:

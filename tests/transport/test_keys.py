@@ -29,7 +29,7 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_made_keys_are_certificates_that_nobody_else_can_read(keys: Path) -> None:
+def test_new_keys_are_certificates_that_only_their_owner_can_read(keys: Path) -> None:
     public, secret = zmq.auth.load_certificate(keys / "server.key_secret")
     assert zmq.auth.load_certificate(keys / "server.key") == (public, None)
     assert secret is not None
@@ -42,7 +42,7 @@ def test_made_keys_are_certificates_that_nobody_else_can_read(keys: Path) -> Non
     assert zmq.auth.load_certificate(keys / "server.key_secret") == (public, secret)
 
 
-def test_an_option_is_the_key_that_it_is_about(keys: Path, tmp_path: Path) -> None:
+def test_an_option_reads_the_right_key_of_a_certificate(keys: Path, tmp_path: Path) -> None:
     public, secret = zmq.auth.load_certificate(keys / "client.key_secret")
     assert secret is not None
     for name in ("client.key", "client.key_secret"):
@@ -78,7 +78,7 @@ def test_a_key_that_begins_like_a_place_is_a_key(begin: str) -> None:
     assert named_options([f"zmq.curve_serverkey={key}"]) == {"zmq.curve_serverkey": key}
 
 
-def test_what_is_not_there_is_told_and_no_value_is_shown(
+def test_a_missing_value_is_an_error_that_shows_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(OptionError, match=r"zmq\.curve_secretkey: reading /nowhere.*each machine that opens"):

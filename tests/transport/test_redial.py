@@ -121,7 +121,7 @@ def test_a_publisher_that_ends_while_receiving_is_paused_costs_no_message(
 
 
 @KINDS
-def test_what_came_before_a_frame_over_the_limit_is_read_before_dialling_again(
+def test_messages_before_a_frame_over_the_limit_are_read_before_a_redial(
     context: Context, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, endpoint = sender(context, kind)
@@ -169,7 +169,7 @@ def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
 
 
 @pytest.mark.parametrize("kind", ["SUB", "PULL"])
-def test_a_full_log_takes_what_came_from_a_publisher_that_has_ended(
+def test_a_full_log_keeps_the_messages_of_a_publisher_that_has_ended(
     context: Context, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_sooner(monkeypatch)

@@ -30,9 +30,8 @@ from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.types import Endpoint
 from zmq_datasource.transport import peers
-from zmq_datasource.transport.attach import attach
 from zmq_datasource.transport.kernel import io_threads_sleep, threads
-from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.opened import OpenSocket, attach
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of
 
@@ -142,7 +141,7 @@ def test_a_peer_is_counted_from_its_handshake_to_its_end(context: Context) -> No
     assert watch.lost == 1
 
 
-def test_a_peer_that_comes_back_has_the_name_the_user_gave(context: Context) -> None:
+def test_a_peer_that_reconnects_keeps_the_users_name_of_its_endpoint(context: Context) -> None:
     """After a reconnect libzmq tells the address where the user wrote a host."""
     publisher, endpoint = bound(context, zmq.PUB)
     named = endpoint.replace("127.0.0.1", "localhost")
@@ -160,7 +159,7 @@ def test_a_peer_that_comes_back_has_the_name_the_user_gave(context: Context) -> 
     assert set(watch.up) == {named}
 
 
-def test_an_endpoint_where_nobody_answers_is_reported_once(
+def test_an_endpoint_without_an_answer_is_reported_once(
     context: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = stream_options(connect=free_endpoint())
@@ -182,7 +181,7 @@ def test_an_endpoint_where_nobody_answers_is_reported_once(
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
 
 
-def test_nobody_at_an_endpoint_is_said_after_five_seconds(
+def test_an_endpoint_without_an_answer_is_reported_after_five_seconds(
     context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, watch = open_socket(context, stream_options(connect=free_endpoint()))
@@ -196,7 +195,7 @@ def test_nobody_at_an_endpoint_is_said_after_five_seconds(
     assert "for 5.0 s; is the endpoint right" in caplog.text
 
 
-def test_silent_connections_that_leave_take_nobody_with_them(context: Context) -> None:
+def test_silent_connections_that_end_do_not_count_as_lost_peers(context: Context) -> None:
     """libzmq tells neither which connection has shaken hands nor which has failed to."""
     sock, watch = open_socket(context, stream_options(bind=free_endpoint(), socketType="PULL"))
     host, port = Endpoint.read(sock.getsockopt(zmq.LAST_ENDPOINT).decode().strip("\0")).host_port
@@ -358,7 +357,7 @@ def test_an_io_thread_with_work_is_seen_and_one_without(context: Context) -> Non
     wait_for(lambda: io_threads_sleep(own), "the threads to have nothing to do")
 
 
-def test_what_has_not_left_when_linger_runs_out_has_not_left_by_any_clock(
+def test_messages_that_remain_after_linger_count_as_unsent_by_any_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """libzmq's clock may be ahead of ours: its linger then runs out before ours does."""
@@ -403,7 +402,7 @@ def test_a_busy_socket_of_another_context_holds_up_no_close(context: Context) ->
 
 
 @pytest.mark.parametrize(("kind", "peer"), [("PUSH", b"PULL"), ("PUB", b"SUB")])
-def test_what_peers_send_to_a_sink_is_bounded(kind: str, peer: bytes) -> None:
+def test_messages_that_peers_send_to_a_sink_are_bounded(kind: str, peer: bytes) -> None:
     """libzmq keeps it, though a PUSH never reads it."""
     endpoint = free_endpoint()
     sink = OpenSocket(SocketSpec.of_sink(write_options(socketType=kind, bind=endpoint)))

@@ -1,7 +1,7 @@
 """Build rows: record batches with the log's schema, from columns.
 
 ``frames`` of a row is null where its other columns give the frames back exactly, so an ordinary message is stored once.
-A topic or publisher that is not UTF-8 cannot be restored from text, so its row keeps its frames.
+A topic or publisher that is not UTF-8 is text in hex, and its row keeps its frames.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from array import array
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
 from zmq_datasource.messages.columns import binary_of, number
 from zmq_datasource.messages.schemas import LOG_SCHEMA, MESSAGE_SCHEMA
 
-__all__ = ["message_rows", "number_rows", "text_of", "times_of"]
+__all__ = ["message_rows", "name_of", "number_rows", "text_of", "times_of"]
 
 # For a batch of one message, looking a field up in the schema takes longer than everything else.
 _TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
@@ -66,27 +68,37 @@ def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(times), [None, pa.py_buffer(times)])
 
 
-def text_of(topics: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Topics as strings, and the rows whose bytes are not UTF-8. These show as U+FFFD."""
+def text_of(names: pa.Array) -> tuple[pa.Array, set[int]]:
+    """Topics or publishers as strings, and the rows whose strings are in hex (``name_of``)."""
     try:
-        return topics.cast(pa.string()), set()
-    except pa.ArrowInvalid:
-        given = topics.to_pylist()
-        texts = [None if t is None else _readable(t) for t in given]
-        bad = {
-            row
-            for row, (t, text) in enumerate(zip(given, texts, strict=True))
-            if t is not None and text is not None and text.encode() != t
-        }
-        return binary_of([None if text is None else text.encode() for text in texts]).cast(pa.string()), bad
+        texts = names.cast(pa.string())
+        if not pc.any(pc.starts_with(texts, _HEX)).as_py():
+            return texts, set()
+    except pa.ArrowInvalid:  # one of them is not UTF-8
+        pass
+    given = names.to_pylist()
+    encoded = [None if name is None else name_of(name).encode() for name in given]
+    in_hex = {row for row, (name, text) in enumerate(zip(given, encoded, strict=True)) if text != name}
+    return binary_of(encoded).cast(pa.string()), in_hex
 
 
-# A topic that is not UTF-8 is cut after this: each bad byte takes three in the string, and a column holds 2 GiB.
-_MOST_SHOWN_BYTES = 1 << 20
+_HEX = "hex:"
+# A longer name is cut after this, because a column holds 2 GiB; its digest keeps it distinct from others.
+_MOST_HEX_BYTES = 1 << 10
 
 
-def _readable(topic: bytes) -> str:
+def name_of(name: bytes) -> str:
+    """A topic or a publisher as text, which differs for different bytes.
+
+    UTF-8 stays as it is. Other bytes become ``hex:`` and their hexadecimal digits, and so does a text that begins with
+    ``hex:``. After 1,024 bytes, ``+`` and the XXH3-128 of all bytes take the place of the rest.
+    """
     try:
-        return topic.decode()
+        text = name.decode()
     except UnicodeDecodeError:
-        return topic[:_MOST_SHOWN_BYTES].decode("utf-8", "replace")
+        pass
+    else:
+        if not text.startswith(_HEX):
+            return text
+    rest = "" if len(name) <= _MOST_HEX_BYTES else f"+{xxhash.xxh3_128_hexdigest(name)}"
+    return f"{_HEX}{name[:_MOST_HEX_BYTES].hex()}{rest}"

@@ -4,8 +4,8 @@ A receiver appends *messages* to the log (``MESSAGE_SCHEMA``). *Rows* that are r
 ``id`` before these columns (``LOG_SCHEMA``). Spark reads the same rows, but ``frames`` only if the user asks for them
 (``row_schema``).
 
-``topic`` is text. The bytes of a topic that are not UTF-8 show as U+FFFD, and ``frames`` keeps the original. In the
-log, ``frames`` is null where the other columns give the frames back exactly, so an ordinary message is stored once.
+``topic`` is text. A topic that is not UTF-8 is text in hex (``rows.name_of``), and ``frames`` keeps the original. In
+the log, ``frames`` is null where the other columns give the frames back exactly, so an ordinary message is stored once.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import msgspec
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.printable import printable
 from zmq_datasource.log import LogStorage, read_saved_state, sections_of
-from zmq_datasource.messages.framing import name_of
+from zmq_datasource.messages.rows import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
 
 __all__ = [

@@ -260,7 +260,7 @@ class Feed:
                     continue
                 if self._take_over():
                     return
-            except Exception as e:  # any error must end the query at last, or it would wait for ever
+            except Exception as e:  # an error that lasts must end the query, or it would wait for ever
                 if isinstance(e, LogLockedError) and not isinstance(e, OtherDivisionError):
                     continue  # another process was quicker
                 failing = time.monotonic() if failing is None else failing

@@ -67,7 +67,7 @@ class Incidents:
         count, by = tracker.totals.duplicates - self._counted, tracker.numbering.by
         if count > _MANY * self._messages:
             self._duplicates.warn(
-                "%d of the last %d messages have a number that had come before. %sIf the publisher sends messages "
+                "%d of the last %d messages have the number of an earlier message. %sIf the publisher sends messages "
                 "again, deduplicate leaves them out",
                 count,
                 self._messages,
@@ -100,8 +100,8 @@ class Incidents:
             text = f"{gap.size} messages of {self._name(gap.key)} never came: sequences {first} to {last}"
             if self._options.on_loss == "fail":
                 self.failure = self.failure or MessageLossError(
-                    f"{text}. They are in the gap table; the query can be started again and goes on after them. To go "
-                    "on by itself, set onLoss=warn; to fetch them, set replayEndpoint if the publisher has one"
+                    f"{text}. They are in the gap table. Start the query again: it continues after them. To continue "
+                    "without a restart, set onLoss=warn; to fetch them, set replayEndpoint if the publisher has one"
                 )
             self._losses.warn("%s", text)
 

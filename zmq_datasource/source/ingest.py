@@ -292,7 +292,7 @@ class Ingest:
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
-        """Delete the messages below ``end``, where the query in this process is, that no other reader needs."""
+        """Delete messages below ``end`` that no other reader needs. The query of this process has committed them."""
         try:
             # The log reads the records again before it deletes.
             self._commit(end, self.readers.needed(fresh=False))

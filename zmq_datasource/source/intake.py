@@ -188,7 +188,7 @@ class Intake(CarriedState):
     def read_replies(
         self, replies: Sequence[Reply], arrival: Arrival, onwards: bool, restarted: bool
     ) -> tuple[pa.RecordBatch, Findings]:
-        """Turn those replayed messages into rows that were missing.
+        """Turn replayed messages into rows, without those that were not missing.
 
         Args:
             arrival: When the replies were received, and the endpoint of the publisher's live messages.

@@ -35,14 +35,12 @@ from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.sequences import Gap, Key, Sample, SequenceTracker
 from zmq_datasource.transport.session import Session
 
-__all__ = ["ReplaySession"]
+__all__ = ["ReplaySession", "Silence"]
 
 _ATTEMPTS = 3
 # Between two requests, so that a publisher that has nothing more is not asked as fast as it loses messages.
 _PAUSE_SECONDS = 0.1
 _REPLY_OVERHEAD = 200
-# After how much silence of the live flow the session asks for more; it doubles each time.
-_FIRST_SILENCE_SECONDS, _LONGEST_SILENCE_SECONDS = 1.0, 60.0
 
 
 @dataclass
@@ -77,19 +75,22 @@ class Silence:
     """Decides when a silent live flow is a reason to ask for more.
 
     Attributes:
+        first_seconds, longest_seconds: The silence before the first request. It doubles each time, up to the longest.
         over_at: When the live flow counts as silent, if nothing comes.
         hurried: Whether to ask at once.
         all_asked: Whether the publisher had nothing more when it was asked last, and nothing has come since.
     """
 
+    first_seconds, longest_seconds = 1.0, 60.0
+
     def __init__(self) -> None:
-        self._seconds = _FIRST_SILENCE_SECONDS
+        self._seconds = self.first_seconds
         self.over_at = 0.0
         self.hurried = self.all_asked = False
 
     def restart(self, now: float) -> None:
         """Begin again with the shortest silence, because something has come."""
-        self._seconds = _FIRST_SILENCE_SECONDS
+        self._seconds = self.first_seconds
         self.over_at = now + self._seconds
         self.hurried = self.all_asked = False
 
@@ -100,7 +101,7 @@ class Silence:
     def back_off(self, now: float) -> None:
         """Wait for twice as long, because the publisher had nothing more."""
         self.hurried, self.all_asked = False, True
-        self._seconds = min(self._seconds * 2, _LONGEST_SILENCE_SECONDS)
+        self._seconds = min(self._seconds * 2, self.longest_seconds)
         self.over_at = now + self._seconds
 
     def is_over(self, now: float) -> bool:

@@ -14,7 +14,7 @@ record batches of fields, and restores frames; ``replay`` has the wire format of
 
 from __future__ import annotations
 
-from zmq_datasource.messages.framing.batches import decode_plain, make_batch, name_of, raw_messages, to_rows
+from zmq_datasource.messages.framing.batches import decode_plain, make_batch, raw_messages, to_rows
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed
 from zmq_datasource.messages.framing.presets import Framing, make_framing, subscriptions
 
@@ -26,7 +26,6 @@ __all__ = [
     "decode_plain",
     "make_batch",
     "make_framing",
-    "name_of",
     "raw_messages",
     "subscriptions",
     "to_rows",

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from zmq_datasource.messages.columns import (
     all_true,
-    binary_of,
     integers_of,
     number,
     only_rows,
@@ -27,9 +26,7 @@ from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, row_schema
 
-__all__ = ["decode_plain", "make_batch", "name_of", "raw_messages", "to_rows"]
-
-_MOST_SHOWN_BYTES = 1 << 10
+__all__ = ["decode_plain", "make_batch", "raw_messages", "to_rows"]
 
 
 def decode_plain(
@@ -85,8 +82,8 @@ def make_batch(
         topic, bad = text_of(fields.topics)
     publisher = None
     if fields.publishers is not None:
-        publisher, unreadable = _names(fields.publishers)
-        bad |= unreadable
+        publisher, in_hex = text_of(fields.publishers)
+        bad |= in_hex
     elif endpoints is not None:
         publisher = _origins(fields, endpoints)
     batch = message_rows(
@@ -102,30 +99,11 @@ def make_batch(
     )
 
 
-def _names(publishers: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Publishers as strings, and the rows whose bytes are not UTF-8. These show in hex, so that they stay distinct."""
-    try:
-        return publishers.cast(pa.string()), set()
-    except pa.ArrowInvalid:
-        given = publishers.to_pylist()
-        texts = [name_of(name).encode() for name in given]
-        bad = {row for row, (name, text) in enumerate(zip(given, texts, strict=True)) if text != name}
-        return binary_of(texts).cast(pa.string()), bad
-
-
 def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
     """The endpoint of each message."""
     if len({endpoint for endpoint, _ in endpoints}) == 1:
         return pa.repeat(text(endpoints[0][0]), len(fields))
     return fields.of(pa.concat_arrays([pa.repeat(text(name), count) for name, count in endpoints]))
-
-
-def name_of(name: bytes) -> str:
-    """A publisher's name as text: in hex if it is not UTF-8, and then cut after 1,024 bytes."""
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        return f"0x{name[:_MOST_SHOWN_BYTES].hex()}"
 
 
 def _kept_frames(framing: str, fields: Fields, raw: RawMessages, bad: set[int]) -> pa.Array | None:

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.framing import name_of
 from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.messages.rows import name_of
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.sequences import Gap, Key, SequenceTracker

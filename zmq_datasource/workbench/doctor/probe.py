@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.columns import integers_of, number
-from zmq_datasource.messages.framing import name_of, raw_messages, subscriptions
+from zmq_datasource.messages.framing import raw_messages, subscriptions
 from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.messages.rows import name_of
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.framing import Framing
 from zmq_datasource.options.types import Topics
