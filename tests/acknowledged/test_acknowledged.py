@@ -217,16 +217,6 @@ def test_attempts_without_a_commit_are_discarded_after_the_timeout(tmp_path: Pat
         )
 
 
-def test_a_silent_sender_does_not_hold_up_others(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint), uplink(endpoint, producer="silent") as silent:
-        silent.greet()
-        silent.send(rows("never finished"))
-        for number in range(5):
-            commit(endpoint, [stage(endpoint, "a", number=number)], 1, number=number)
-    assert values(tmp_path) == ["a"] * 5
-
-
 def test_transactions_that_are_committed_together_share_a_chunk(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
@@ -592,21 +582,6 @@ def test_without_faults_every_message_is_sent_once(tmp_path: Path) -> None:
         link.finish()
         link.commit([link.session.attempt], 10_000)
         assert box.bytes < 1.2 * link.session.bytes
-
-
-def test_an_attempt_that_is_refused_for_lack_of_room_frees_its_own(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    big = pa.record_batch({"value": [b"x" * 10_000] * 50})
-    with receiving(tmp_path, endpoint, walMaxBytes="1m"):
-        with pytest.raises(TransactionError, match="walMaxBytes"), uplink(endpoint, producer="large") as link:
-            link.greet()
-            for _ in range(10):
-                link.send(big)
-            link.finish()
-        for _ in range(5):  # a repeated task leaves its earlier attempts
-            attempt = stage(endpoint, *["y" * 1000] * 300)
-        assert not commit(endpoint, [attempt], 300)
-        wait_for(lambda: not any((tmp_path / "0" / "staging").iterdir()), "nothing left behind")
 
 
 def test_a_task_that_gives_up_leaves_no_staged_rows(tmp_path: Path) -> None:

@@ -352,17 +352,6 @@ def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
     assert values(tmp_path) == ["a"]
 
 
-def test_an_attempt_cannot_change_its_transaction(context: Context, tmp_path: Path) -> None:
-    endpoint, attempt = free_endpoint(), uuid.uuid4().hex
-    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
-        sender.ask("H", "W", attempt=attempt, producer="q")
-        assert sender.data("q", 0, b"a", attempt=attempt)["kind"] == "T"
-        assert sender.data("other", 0, b"b", attempt=attempt, index=1)["code"] == "protocol"
-        assert sender.data("q", 1, b"b", attempt=attempt, index=1)["code"] == "protocol"
-        part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
-        assert sender.ask("E", "S", **part, messages=1, rows=1)["rows"] == 1
-
-
 @pytest.mark.parametrize(
     "where", ["rows_of", "decode", "StagedFile.append", "StagedFile.finish", "Staging.add"]
 )

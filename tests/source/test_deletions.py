@@ -26,7 +26,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.batch_reader import ZmqLogReader
-from zmq_datasource.spark.offset_ids import Positions
+from zmq_datasource.spark.offset_ids import OffsetIds
 from zmq_datasource.spark.partition_reader import LogInputPartition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -217,9 +217,9 @@ def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
     log: Discarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of the metrics lists the log while a call of Spark plans."""
-    ranges, interrupted = Positions.ranges, []
+    ranges, interrupted = OffsetIds.ranges, []
 
-    def interrupted_once(positions: Positions, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
+    def interrupted_once(positions: OffsetIds, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
         found = ranges(positions, start, end)
         if not interrupted:
             interrupted.append(log.discard(3))
@@ -227,7 +227,7 @@ def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
         return found
 
     with querying(log) as query:
-        monkeypatch.setattr(Positions, "ranges", interrupted_once)
+        monkeypatch.setattr(OffsetIds, "ranges", interrupted_once)
         _, end, read = planned(query)
         assert interrupted == [4]
         assert read() == [4, 5, 6, 7, 8, 9]

@@ -54,7 +54,7 @@ def test_a_live_read_ends_when_nothing_comes(spark: SparkSession, context: Conte
     push, endpoint = bound(context, zmq.PUSH)
     sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(50)])
     sending.start()
-    df = read(spark, connect=endpoint, socketType="PULL", timeout="120s", idleTimeout="2s")
+    df = read(spark, connect=endpoint, socketType="PULL", timeout="120s", idleTimeout="1s")
     assert df.count() == 50
     sending.join(30)
 

@@ -116,9 +116,7 @@ def test_kills_lose_and_double_no_message_of_the_log(
     finally:
         end.set()
         sending.join(30)
-    if (
-        victims[-1] == "java"
-    ):  # the sender had stopped, so its receiver has put all messages into the log without stop()
+    if victims[-1] == "java":  # the sender had stopped, so all its messages are in the log, without stop()
         values = [int(v) for v in log_rows(log)["value"].to_pylist()]
         assert values[before:] == list(range(values[before], number))
     assert crash_driver.begin(spark, endpoint, log, out, "once").awaitTermination(120)
@@ -137,6 +135,7 @@ def durable(log: Path) -> int:
     return 0
 
 
+@pytest.mark.long  # test_signals shows the same without a JVM
 def test_after_a_sigterm_to_the_jvm_the_log_has_all_messages(context: Context, tmp_path: Path) -> None:
     """The sender stops first. Then all its messages are in the log, without a call of stop()."""
     log = tmp_path / "wal"

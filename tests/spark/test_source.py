@@ -105,7 +105,7 @@ def test_stopping_under_load_loses_nothing_that_was_sent(
         send_numbers(push, 0, 1000)
         wait_for_rows(query, 1000)
         send_numbers(push, 1000, sent)  # as fast as they are taken: when it stops, the queues are full
-    rest = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", idleTimeout="2s")
+    rest = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", idleTimeout="1s")
     with running(rest, tmp_path / "out", availableNow=True) as query:
         assert query.awaitTermination(90)
     numbers = table(spark, tmp_path / "out").selectExpr("id", "cast(cast(value as string) as bigint) as n")
@@ -119,7 +119,7 @@ def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=400, startingOffsets="earliest",
-        timeout="30s", idleTimeout="2s",
+        timeout="30s", idleTimeout="1s",
     )  # fmt: skip
     query = start(df, tmp_path / "out", availableNow=True)
     send_numbers(push, 0, 1000)
@@ -134,7 +134,7 @@ def test_bytes_limit_a_batch_to_one_message_at_least(
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxBytesPerTrigger=2500, timeout="30s",
-        idleTimeout="2s",
+        idleTimeout="1s",
     )  # fmt: skip
     query = start(df, tmp_path / "out", availableNow=True)
     for size in (1000, 1000, 1000, 10_000, 1000):
@@ -147,7 +147,7 @@ def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Contex
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=10, timeout="30s",
-        idleTimeout="2s",
+        idleTimeout="1s",
     )  # fmt: skip
     query = start(df, tmp_path / "out", once=True)
     send_numbers(push, 0, 100)
@@ -179,7 +179,7 @@ def test_one_large_batch_is_read_in_parallel(spark: SparkSession, context: Conte
         walLocation=tmp_path / "wal",
         minPartitions=4,
         timeout="30s",
-        idleTimeout="2s",
+        idleTimeout="1s",
     )
     query = start(
         df.selectExpr("id", "value", "spark_partition_id() as p"), tmp_path / "out", availableNow=True
@@ -190,25 +190,25 @@ def test_one_large_batch_is_read_in_parallel(spark: SparkSession, context: Conte
     assert sorted(r["count(id)"] for r in parts) == [250, 250, 250, 250]
 
 
-@pytest.mark.parametrize(("position", "first"), [("earliest", 0), ("latest", 10), ('{"next": {"0": 4}}', 4)])
 def test_a_new_query_begins_at_starting_offsets(
-    spark: SparkSession, context: Context, tmp_path: Path, position: str, first: int
+    spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {
         "connect": endpoint,
         "walLocation": tmp_path / "wal",
         "walRetention": "1h",
-        "idleTimeout": "2s",
+        "idleTimeout": "1s",
     }
     query = start(feed(spark, **options), tmp_path / "before", availableNow=True)
     send_numbers(push, 0, 10)
     assert query.awaitTermination(90)
     wait_until_released(tmp_path / "wal")
-    query = start(feed(spark, startingOffsets=position, **options), tmp_path / "out", availableNow=True)
+    df = feed(spark, startingOffsets='{"next": {"0": 4}}', **options)
+    query = start(df, tmp_path / "out", availableNow=True)
     send_numbers(push, 10, 15)
     assert query.awaitTermination(90)
-    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(first, 15)]
+    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(4, 15)]
 
 
 def test_committed_messages_are_deleted_and_the_log_stays_small(
