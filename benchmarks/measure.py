@@ -33,7 +33,7 @@ class Times:
         seconds: Length of the window that counts.
         warm_up: Seconds before the window, in which the same work runs already.
         rounds: Repetitions, after a first round that is not counted because the JVM compiles in it.
-        case: Only cases whose name contains this are measured; all, if it is empty.
+        case: Only cases with this in their name are measured; all, if it is empty.
     """
 
     seconds: float

@@ -112,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--case",
         default="",
-        help="only cases whose name contains this, as in '1 MB'; the other figures stay as they were",
+        help="only cases with this in their name, such as '1 MB'; the other figures stay as they were",
     )
     parser.add_argument(
         "--page", action="store_true", help="measure nothing; write RESULTS.md again from results.json"

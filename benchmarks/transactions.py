@@ -121,7 +121,7 @@ class JobToJobRate:
 
     Args:
         between: Makes both ends; its argument is a directory for its files.
-        peers: Name to process id of other processes whose CPU counts.
+        peers: Name to process id of other processes; their CPU counts.
     """
 
     def __init__(

@@ -27,11 +27,13 @@ API = {
     "In Spark": [
         "register",
         "metrics",
+        "QueryMetrics",
         "reason",
         "live_view",
         "metrics_dataframe",
         "ZmqMetricsListener",
         "start_receivers",
+        "Receivers",
     ],
     "Values": ["functions.from_msgpack", "functions.from_cbor", "functions.to_msgpack"],
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
