@@ -1,8 +1,8 @@
 """Foreign files in a log: each gives an error that names it, or is ignored.
 
-A file of the log is replaced by something else, or something with a similar name is put beside it. A process that opens,
-reads or follows the log then gets every message, or an error that names the file. Nothing waits for ever, and foreign
-files are neither deleted nor written.
+A file of the log is replaced by something else, or something with a similar name is put beside it. A process that
+opens, reads or follows the log then gets every message, or an error that names the file. Nothing waits for ever, and
+foreign files are neither deleted nor written.
 """
 
 from __future__ import annotations
