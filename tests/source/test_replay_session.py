@@ -64,13 +64,13 @@ class Asking:
     def take(self) -> tuple[list[int | None], bool]:
         """Take replies, track them, and return them and whether the publisher has restarted."""
         onwards = self.it.onwards
-        replies, anew = self.it.take(self.tracker, self.now)
-        if anew:
+        replies, restarted = self.it.take(self.tracker, self.now)
+        if restarted:
             self.tracker.restart(KEY, 0, SequenceFindings())
         for reply in replies:
             assert reply.sequence is not None
             self.tracker.track_replayed(KEY, reply.sequence, 0, onwards, SequenceFindings())
-        return [reply.sequence for reply in replies], anew
+        return [reply.sequence for reply in replies], restarted
 
     def redials(self) -> bool:
         """Whether the session asks for a new connection; reset it, as the link does."""
@@ -226,7 +226,7 @@ def test_a_request_that_cannot_be_sent_ends_by_silence() -> None:
     assert asking.asked() == [5]
 
 
-# Whose replies they are.
+# Which publisher sent the replies.
 
 
 def test_replies_without_a_request_are_dropped() -> None:
