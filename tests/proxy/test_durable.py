@@ -438,7 +438,7 @@ def test_invalid_replay_requests_are_logged_and_others_are_served(
             (Opened(session=1, next=0, end=0, new=True), "protocol"),
             (Fetch(name="me", session=1, first=0, done=1), "protocol"),
         ):
-            client.say(message)  # type: ignore[arg-type]
+            client.send(message)  # type: ignore[arg-type]
             assert client.refused().code == code
         assert len(receive(ask(context, proxy, number(0)), 2)) == 2
     assert "a request for a replay has frames of 0 and of 8 or 16 bytes" in caplog.text
@@ -863,7 +863,7 @@ def test_a_fetch_waits_for_a_message_for_at_most_its_wait(
         batch, values = client.fetch("me", 0, wait=300)
         assert (batch.next, values) == (0, [])
         assert time.monotonic() - began >= 0.29
-        client.say(Fetch(name="me", session=1, first=0, done=0, wait=1000))
+        client.send(Fetch(name="me", session=1, first=0, done=0, wait=1000))
         feed(context, proxy, [b"t", b"0"])
         assert client.batch()[1] == [b"0"]
         batch, _ = client.fetch("me", 1, wait=60_000)  # the proxy waits for a second at most
@@ -920,11 +920,11 @@ def test_a_confirmation_is_answered_though_another_subscriber_begins_at_that_mom
                 held.clear()
 
         monkeypatch.setattr(Router, "receive", both_at_once)
-        one.say(Fetch(name="one", session=1, first=1, done=1, confirm=True))
+        one.send(Fetch(name="one", session=1, first=1, done=1, confirm=True))
         wait_for(lambda: len(held) == 1, "the acknowledgement")
-        other.say(Open(name="other", session=2, start="latest"))
+        other.send(Open(name="other", session=2, start="latest"))
         assert one.batch()[0].done == 1
-        assert isinstance(other.hear()[0], Opened)
+        assert isinstance(other.receive()[0], Opened)
 
 
 def test_the_newest_session_has_the_name_and_the_one_before_is_refused(
@@ -933,7 +933,7 @@ def test_the_newest_session_has_the_name_and_the_one_before_is_refused(
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         first, second = (Client(context, proxy.sides["durable"]) for _ in range(2))
         first.open("me", 1)
-        first.say(Fetch(name="me", session=1, first=0, done=0, wait=1000))
+        first.send(Fetch(name="me", session=1, first=0, done=0, wait=1000))
         second.open("me", 2)
         assert first.refused().code == "taken"
         for message in (
@@ -941,7 +941,7 @@ def test_the_newest_session_has_the_name_and_the_one_before_is_refused(
             Open(name="me", session=1),
             Forget(name="me", session=1),
         ):
-            first.say(message)
+            first.send(message)
             assert first.refused().code == "taken"
         assert [a["name"] for a in proxy.next_status()["durable"]] == ["me"]
         feed(context, proxy, [b"t", b"0"])
@@ -956,21 +956,21 @@ def test_a_late_open_of_an_earlier_session_does_not_take_the_name_back(
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         old, new, third = (Client(context, proxy.sides["durable"]) for _ in range(3))
         new.open("me", mine + 2)
-        old.say(Open(name="me", session=mine + 1))
+        old.send(Open(name="me", session=mine + 1))
         assert old.refused().code == "taken"
-        old.say(Fetch(name="me", session=mine + 1, first=0, done=0))
+        old.send(Fetch(name="me", session=mine + 1, first=0, done=0))
         assert old.refused().code == "taken"
         assert new.fetch("me", 0, mine + 2)[0].next == 0
         # Nor after another client has taken the name over and the client before was refused.
         third.open("me", others + 1)
-        new.say(Fetch(name="me", session=mine + 2, first=0, done=0))
+        new.send(Fetch(name="me", session=mine + 2, first=0, done=0))
         assert new.refused().code == "taken"
-        new.say(Open(name="me", session=mine + 2))
+        new.send(Open(name="me", session=mine + 2))
         assert new.refused().code == "taken"
         assert third.fetch("me", 0, others + 1)[0].next == 0
         # A later session takes it over, on any connection.
         old.open("me", mine + 3)
-        third.say(Fetch(name="me", session=others + 1, first=0, done=0))
+        third.send(Fetch(name="me", session=others + 1, first=0, done=0))
         assert third.refused().code == "taken"
 
 
@@ -987,10 +987,10 @@ def test_repeated_fetches_during_a_long_transfer_have_few_answers(
         feed(context, proxy, [b"t", bytes(10_000_000)])
         client = Client(context, slow.endpoint)
         client.open("me")
-        client.say(Fetch(name="me", session=1, first=0, done=0, wait=1000))
+        client.send(Fetch(name="me", session=1, first=0, done=0, wait=1000))
         wait_for(lambda: account(proxy, "me").get("sent"), "the message to be sent")
         for _ in range(9):
-            client.say(Fetch(name="me", session=1, first=0, done=0, wait=1000))
+            client.send(Fetch(name="me", session=1, first=0, done=0, wait=1000))
         answers = 0
         while client.socket.poll(30_000 if answers < 2 else 1500):
             batch, values = client.batch()
@@ -1003,7 +1003,7 @@ def test_a_fetch_beyond_the_end_of_the_log_is_refused(context: zmq.Context[Socke
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         client = Client(context, proxy.sides["durable"])
         client.open("me")
-        client.say(Fetch(name="me", session=1, first=1, done=0))
+        client.send(Fetch(name="me", session=1, first=1, done=0))
         assert client.refused().code == "ahead"
 
 
@@ -1045,8 +1045,8 @@ def test_a_deleted_range_is_reported_as_lost(context: zmq.Context[Socket], tmp_p
         wait_for(lambda: log.earliest > 10 and not log.unsealed, "the oldest messages to be deleted")
         wait_for(lambda: proxy.server.view.earliest == log.earliest, "the server to know")
         client = Client(context, proxy.sides["durable"])
-        client.say(Fetch(first=3, until=300))
-        lost, _ = client.hear()
+        client.send(Fetch(first=3, until=300))
+        lost, _ = client.receive()
         assert isinstance(lost, Lost)
         assert (lost.first, lost.next, lost.done) == (3, log.earliest, None)
         batch, values = client.replay(lost.next, until=lost.next + 2)
@@ -1057,10 +1057,10 @@ def test_too_many_replays_at_once_are_refused(context: zmq.Context[Socket], tmp_
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         clients = [Client(context, proxy.sides["durable"]) for _ in range(65)]
         for client in clients[:64]:
-            client.say(Fetch(first=0, until=100, wait=1000))
-            client.say(Fetch(first=0, until=100, wait=1000))  # repeated: still one request
+            client.send(Fetch(first=0, until=100, wait=1000))
+            client.send(Fetch(first=0, until=100, wait=1000))  # repeated: still one request
         time.sleep(0.3)
-        clients[64].say(Fetch(first=0, until=100, wait=1000))
+        clients[64].send(Fetch(first=0, until=100, wait=1000))
         assert clients[64].refused().code == "busy"
         for client in clients[:64]:
             assert client.batch()[0].next == 0
@@ -1288,20 +1288,20 @@ def test_a_thousand_names_are_the_most(
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         client = Client(context, proxy.sides["durable"])
         for at in range(60):  # all at once, more than there is room for
-            client.say(Open(name=f"n{at}", session=at + 1, start="latest"))
+            client.send(Open(name=f"n{at}", session=at + 1, start="latest"))
         known = ReaderRecords(LogStorage(str(tmp_path))).names
         wait_for(lambda: len(known()) >= 50, "all for which there is room")
         asking = Client(context, proxy.sides["durable"])
         codes = []
         for at in range(60):
-            asking.say(Open(name=f"n{at}", session=at + 1, start="latest"))
-            codes.append(getattr(asking.hear()[0], "code", "opened"))
+            asking.send(Open(name=f"n{at}", session=at + 1, start="latest"))
+            codes.append(getattr(asking.receive()[0], "code", "opened"))
         assert (codes.count("opened"), codes.count("full"), len(known())) == (50, 10, 50)
         # Known names can be opened again, and there is room when one ends.
         again = f"n{codes.index('opened')}"
         asking.open(again, 5000)
-        asking.say(Forget(name=again, session=5000))
-        asking.hear()
+        asking.send(Forget(name=again, session=5000))
+        asking.receive()
         asking.open("another", 5001)
         assert len(proxy.next_status()["durable"]) == 10, "the status shows those with the largest backlog"
 
@@ -1314,16 +1314,16 @@ def test_the_topics_of_all_durable_subscriptions_have_a_bound(
     large = [b"%03d" % i + bytes(29) for i in range(1000)]  # the most that one name may have
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         client = Client(context, proxy.sides["durable"])
-        client.say(Open(name="too many", session=1), [*large, b""])
+        client.send(Open(name="too many", session=1), [*large, b""])
         assert client.refused().code == "protocol"
-        client.say(Open(name="too long", session=1), [bytes(32_769)])
+        client.send(Open(name="too long", session=1), [bytes(32_769)])
         assert client.refused().code == "protocol"
         for at in range(20):  # all at once, more than there is room for
-            client.say(Open(name=f"{at}", session=at + 1, start="latest"), large)
+            client.send(Open(name=f"{at}", session=at + 1, start="latest"), large)
         asking, answers = Client(context, proxy.sides["durable"]), []
         for at in range(20):
-            asking.say(Open(name=f"{at}", session=at + 1, start="latest"), large)
-            answers.append(asking.hear()[0])
+            asking.send(Open(name=f"{at}", session=at + 1, start="latest"), large)
+            answers.append(asking.receive()[0])
         refused = [answer for answer in answers if isinstance(answer, Refused)]
         assert len(refused) == 10, "each name has 40 bytes for each of 1,000 topics"
         assert {answer.code for answer in refused} == {"full"}
@@ -1346,7 +1346,7 @@ def test_clients_that_never_read_cost_bounded_memory_and_no_time(
         silent = Client(context, proxy.sides["durable"], rcvhwm=1, rcvbuf=4096)
         silent.open("silent")
         for _ in range(5):  # one answer is in its queue, one on the way, and the rest waits
-            silent.say(Fetch(name="silent", session=1, first=0, done=0, wait=1000))
+            silent.send(Fetch(name="silent", session=1, first=0, done=0, wait=1000))
             proxy.next_status()
         sent = account(proxy, "silent")["sent"]
         tries: list[object] = []
@@ -1363,7 +1363,7 @@ def test_clients_that_never_read_cost_bounded_memory_and_no_time(
         # When it begins to read, it gets answers again.
         first = 0
         while first < 2000:
-            silent.say(Fetch(name="silent", session=1, first=first, done=first, wait=1000))
+            silent.send(Fetch(name="silent", session=1, first=first, done=first, wait=1000))
             batch, _ = silent.batch()
             if batch.first == first:  # otherwise it answers an earlier request
                 first = batch.next
@@ -1387,7 +1387,7 @@ def test_a_disk_that_is_slow_at_one_name_holds_up_no_messages_of_others(
             began = time.monotonic()
             for session in range(1, 41):
                 topics = [b"%d.%d" % (session % 2, i) for i in range(100)]
-                flaps.say(Open(name="flaps", session=session), topics)
+                flaps.send(Open(name="flaps", session=session), topics)
                 feed(context, proxy, [b"t", b"%d" % session])
                 assert take(me, 1) == [b"%d" % session]
             assert time.monotonic() - began < 40 * 0.2

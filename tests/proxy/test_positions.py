@@ -75,14 +75,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def known(disk: Disk, clock: Clock) -> Iterator[Positions]:
-    positions = begun(disk, clock)
+    positions = open_positions(disk, clock)
     yield positions
     disk.fault = None
     disk.may_write.set()
     positions.close()
 
 
-def begun(disk: Disk, clock: Callable[[], float]) -> Positions:
+def open_positions(disk: Disk, clock: Callable[[], float]) -> Positions:
     return Positions(LogStorage(disk), END, EXPIRY, clock=clock)
 
 
@@ -136,11 +136,11 @@ def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Positions, d
 
 
 def test_positions_are_restored(disk: Disk, clock: Clock) -> None:
-    with closing(begun(disk, clock)) as known:
+    with closing(open_positions(disk, clock)) as known:
         position = opened(known, topics=(b"\xff",), start=30)
         position.note(sent=4, lost=2, lost_to=6)
         known.move(position, 50)
-    again = begun(disk, clock)
+    again = open_positions(disk, clock)
     (found,) = again
     assert (found.next, found.asked, found.notes) == (50, None, position.notes)
     assert (found.notes.name, found.notes.topics, found.notes.lost_to) == ("me", [b"\xff"], 6)
@@ -239,11 +239,11 @@ def test_topics_are_counted(known: Positions) -> None:
 
 @pytest.mark.parametrize("name", ["ünï cödé", "x" * 200, "a/b.c", "..", ".", "subscriber.me.x"])
 def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -> None:
-    with closing(begun(disk, clock)) as known:
+    with closing(open_positions(disk, clock)) as known:
         opened(known, name, start=3)
         opened(known, "me", start=4)
         assert (kept(disk, name), kept(disk)) == (3, 4)
-    again = begun(disk, clock)
+    again = open_positions(disk, clock)
     assert sorted(position.notes.name for position in again) == sorted([name, "me"])
     again.close()
 
@@ -266,9 +266,9 @@ def test_a_damaged_record_is_an_error(known: Positions, disk: Disk, clock: Clock
         with pytest.raises(
             LogFormatError, match=r"^reading .*subscriber\.me\.json: it is not the record of a reader"
         ):
-            begun(disk, clock)
+            open_positions(disk, clock)
     path.write_text(json.dumps(written))
-    begun(disk, clock).close()
+    open_positions(disk, clock).close()
 
 
 def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
@@ -276,7 +276,7 @@ def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
 ) -> None:
     position = opened(known, start=END)
     known.move(position, END)
-    begun(disk, clock).close()
+    open_positions(disk, clock).close()
     known.move(position, END + 1)
     known.write_now()
     wait_for(lambda: kept(disk) == END + 1, "written")
@@ -286,7 +286,7 @@ def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
         r"are gone \(after a crash of the machine with walSync=false, or from a copy\)\. Their ids are not given to "
         r"other messages\. Restore the chunks, or use a new walLocation$",
     ):
-        begun(disk, clock)
+        open_positions(disk, clock)
 
 
 # Present and away.

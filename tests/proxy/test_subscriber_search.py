@@ -159,7 +159,7 @@ class Run:
 
     # Events.
 
-    def hear(self, frames: list[bytes]) -> None:
+    def receive(self, frames: list[bytes]) -> None:
         session = self.session
         message, _ = decode(frames)
         lost = session.lost
@@ -187,7 +187,7 @@ class Run:
             if to == TO_PROXY:
                 self.proxy.receive(connection, frames, self.now)
             elif connection == self.network.connection:
-                self.hear(frames)
+                self.receive(frames)
         if self.now >= self._next_write:
             self._next_write = self.now + self.random.uniform(0.1, 3)
             self.proxy.write_positions()
@@ -227,7 +227,7 @@ class Run:
             self.settled.update(range(self.acked + 1))
             self.session.inbox.ack(self.acked)
 
-    def happen(self) -> None:
+    def do_one_thing(self) -> None:
         """Let one thing happen, or nothing."""
         random = self.random
         kind = random.choices(
@@ -304,7 +304,7 @@ def run(seed: int, steps: int = 400) -> Run:
     it = Run(seed)
     for _ in range(steps):
         it.step()
-        it.happen()
+        it.do_one_thing()
     it.end()
     return it
 

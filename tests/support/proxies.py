@@ -143,43 +143,43 @@ class Client:
             self.socket.setsockopt(getattr(zmq, name.upper()), value)
         self.socket.connect(endpoint)
 
-    def say(self, message: FromClient, topics: Sequence[bytes] = ()) -> None:
+    def send(self, message: FromClient, topics: Sequence[bytes] = ()) -> None:
         self.socket.send_multipart(fetch_protocol.encode(message, topics))
 
-    def hear(self, milliseconds: int = 30_000) -> tuple[FromClient | FromProxy, Sequence[bytes]]:
+    def receive(self, milliseconds: int = 30_000) -> tuple[FromClient | FromProxy, Sequence[bytes]]:
         """The next message, and the frames behind its header."""
         assert self.socket.poll(milliseconds), "the proxy does not answer"
         return fetch_protocol.decode(self.socket.recv_multipart())
 
     def open(self, name: str, session: int = 1, topics: Sequence[bytes] = (), **header: Any) -> Opened:
         """Open a name. Answers to earlier requests are left out."""
-        self.say(Open(name=name, session=session, **header), topics)
+        self.send(Open(name=name, session=session, **header), topics)
         while True:
-            message, _ = self.hear()
+            message, _ = self.receive()
             assert not isinstance(message, Refused), message
             if isinstance(message, Opened) and message.session == session:
                 return message
 
     def fetch(self, name: str, first: int, session: int = 1, **header: Any) -> tuple[Batch, list[bytes]]:
         """Fetch messages from an id on; return the answer, and the last frame of each message."""
-        self.say(Fetch(name=name, session=session, first=first, **{"done": first, **header}))
+        self.send(Fetch(name=name, session=session, first=first, **{"done": first, **header}))
         return self.batch()
 
     def replay(self, first: int, topics: Sequence[bytes] = (), **header: Any) -> tuple[Batch, list[bytes]]:
         """Fetch a range of ids without a name."""
-        self.say(Fetch(first=first, **header), topics)
+        self.send(Fetch(first=first, **header), topics)
         return self.batch()
 
     def batch(self) -> tuple[Batch, list[bytes]]:
         """The next answer, which is a BATCH, and the last frame of each of its messages."""
-        message, buffers = self.hear()
+        message, buffers = self.receive()
         assert isinstance(message, Batch), message
         return message, [frames[-1] for _, frames in fetch_protocol.frames_of(message, buffers)]
 
     def refused(self) -> Refused:
         """The next REFUSED; other answers before it are left out."""
         while True:
-            message, _ = self.hear()
+            message, _ = self.receive()
             if isinstance(message, Refused):
                 return message
 

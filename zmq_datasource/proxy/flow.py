@@ -177,7 +177,7 @@ class LiveFlow:
         """Start writing the messages that have gathered."""
         if self._front.messages:
             self._check_log()  # first: messages that stay in the front are counted as lost
-            self.journal.append_whole([self._front.take()])
+            self.journal.append_whole([self._front.take_rows()])
             self.journal.cut()
 
     def _publish(self) -> None:

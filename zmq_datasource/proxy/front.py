@@ -26,7 +26,7 @@ __all__ = ["Front"]
 
 
 class Front:
-    """Gathers messages in memory; ``take`` makes rows of them. Transactions go to the journal at their commit.
+    """Gathers messages in memory; ``take_rows`` makes rows of them. Transactions go to the journal at their commit.
 
     In one thread.
 
@@ -158,7 +158,7 @@ class Front:
         """Whether enough messages have gathered to be written as one group."""
         return self._inbox.messages >= BATCH_MESSAGES or self._inbox.size >= self._round_bytes
 
-    def take(self) -> pa.RecordBatch:
+    def take_rows(self) -> pa.RecordBatch:
         """Hand over the messages that have gathered, as rows; they count as received from now on."""
         arrivals, self._arrivals = self._arrivals, []
         rows = decode_plain(self._inbox.hand_over(), arrivals)

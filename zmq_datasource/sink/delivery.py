@@ -79,13 +79,12 @@ class Delivery:
         at = sock.send(messages, start, end) if sock.has_peer else start
         if at > start:
             self._is_stuck = False
-            self._count_sent(batch, messages, start, at, again)
+        if at < end and sock.has_peer and self._retry(sock, messages, at):
+            at = end = at + 1  # the next call sends the rows after it
+        self._count_sent(batch, messages, start, at, again)
         if at == end:
             return end
-        if sock.has_peer and self._retry(sock, messages, at):
-            self._count_sent(batch, messages, at, at + 1, again)
-        else:
-            self._give_up(sock, batch, messages, at, again)
+        self._give_up(sock, batch, messages, at, again)
         return at + 1
 
     def _columns(self, batch: RowBatch) -> list[Column]:
@@ -140,7 +139,11 @@ class Delivery:
 
     def _give_up(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, at: int, again: bool) -> None:
         if again:  # it had counted as sent
-            self._count(batch, -1, -messages.size(at, at + 1))
+            size = messages.size(at, at + 1)
+            batch.sent -= 1
+            batch.sent_bytes -= size
+            self._counters.sent -= 1
+            self._counters.bytes -= size
         if not self._unsent.continues:
             raise self._timed_out(sock, batch.first + at)
         self._unsent.give_up(batch, at, has_peers=sock.has_peer and sock.peers_now() > 0)
@@ -148,13 +151,11 @@ class Delivery:
     def _count_sent(self, batch: RowBatch, messages: Outbox, start: int, end: int, again: bool) -> None:
         if again:
             self._counters.resent += end - start
-        else:
-            self._count(batch, end - start, messages.size(start, end))
-
-    def _count(self, batch: RowBatch, rows: int, size: int) -> None:
-        batch.sent += rows
+            return
+        size = messages.size(start, end)
+        batch.sent += end - start
         batch.sent_bytes += size
-        self._counters.sent += rows
+        self._counters.sent += end - start
         self._counters.bytes += size
 
     def _timed_out(self, sock: SendingSocket, row: int) -> SendTimeoutError:

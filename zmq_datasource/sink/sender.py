@@ -127,7 +127,7 @@ class Sender:
 
     def _send(self, batch: RowBatch) -> None:
         sock = self._socket
-        self._recover(self._attempts())
+        self._recover()
         # Before the rows are sent: a consumer that has the last row may leave before this thread runs again.
         sock.hold_connections()
         self._delivery.send(sock, batch)
@@ -142,16 +142,13 @@ class Sender:
             flushed = sock.wait_until_flushed(self._options.send_timeout, most)
             self.in_flight.checked(flushed and not sock.losses() and sock.all_connected)
 
-    def _attempts(self) -> Attempts:
-        return Attempts(self._options.send_timeout, self._options.endpoints)
-
     # Lost connections.
 
-    def _recover(self, attempts: Attempts, at_end: bool = False) -> bool:
+    def _recover(self, attempts: Attempts | None = None) -> bool:
         """Send the rows again, or write them off, if connections were lost since the last call.
 
         Args:
-            at_end: Whether the task has no more rows, so that its consumers may leave.
+            attempts: Those of ``finish``, when the task has no more rows and its consumers may leave.
 
         Returns:
             Whether rows were sent again.
@@ -160,7 +157,7 @@ class Sender:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
             SendTimeoutError: As when they were sent first.
         """
-        sock, noblock, again = self._socket, self._options.noblock, False
+        sock, noblock, at_end, again = self._socket, self._options.noblock, attempts is not None, False
         while not self._is_pub and sock.losses():
             time.sleep(_QUEUE_DROP_SECONDS)
             sock.process_commands()
@@ -173,11 +170,15 @@ class Sender:
             if noblock:
                 self._write_off()
                 continue
+            attempts = attempts or self._new_attempts()
             attempts.next()
             self._send_again()
             again = True
             sock.wait_until_flushed(self._options.send_timeout, quiet=_QUIET_SECONDS)
         return again
+
+    def _new_attempts(self) -> Attempts:
+        return Attempts(self._options.send_timeout, self._options.endpoints)
 
     def _send_again(self) -> None:
         batches = list(self.in_flight.batches)
@@ -208,16 +209,16 @@ class Sender:
             NoPeerError: A connection was lost, and there is no peer to which its rows could be sent again.
             ConnectionLostError, SendTimeoutError: As in ``send_values``.
         """
-        attempts = self._attempts()
+        attempts = self._new_attempts()
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
-        self._recover(attempts, at_end=True)
+        self._recover(attempts)
         while True:
             self._delivery.announce_end(self._socket)
             deadline = time.monotonic() + linger
             self._socket.hold_connections()
             if linger:
                 self._socket.wait_until_flushed(linger, linger)
-            if self._recover(attempts, at_end=True):
+            if self._recover(attempts):
                 continue
             if self._close(deadline):
                 return self.counters

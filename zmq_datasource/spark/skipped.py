@@ -28,12 +28,12 @@ class Skipped:
 
     def __init__(self) -> None:
         # By partition:
-        self._planned: dict[int, int] = {}  # the first id of what was planned since the last look for records
-        self._next_look: dict[int, float] = {}  # where the records of an earlier run are counted; monotonic
+        self._planned: dict[int, int] = {}  # the first id planned since the records were last checked
+        self._next_check: dict[int, float] = {}  # when to check the records again; monotonic seconds
         self._counted: dict[int, int] = {}  # the id after the last one that was counted
 
     def plan(self, feeds: Feeds, start: Mapping[int, int], begins: Mapping[int, int]) -> None:
-        """Note the begin of a planned batch.
+        """Note where a planned batch begins.
 
         The first call deletes the records of an earlier run of this batch: the planning has left out and counted the
         ids that are deleted by now.
@@ -54,12 +54,12 @@ class Skipped:
         for partition, begin in begins.items():
             feed = feeds.parts[partition]
             planned = self._planned.get(partition)
-            if partition in self._next_look:
-                if planned is None or planned == begin:  # no batch was planned since the last look
+            if partition in self._next_check:
+                if planned is None or planned == begin:  # no batch was planned since the last check
                     continue
-                if feed.log.earliest <= planned and time.monotonic() < self._next_look[partition]:
+                if feed.log.earliest <= planned and time.monotonic() < self._next_check[partition]:
                     continue
-            self._next_look[partition] = time.monotonic() + feed.storage.leisure
+            self._next_check[partition] = time.monotonic() + feed.storage.leisure
             if planned is not None:
                 self._planned[partition] = begin
             records = [ids for ids in self._records(feeds, feed) if ids.start < begin]
