@@ -1,4 +1,4 @@
-"""One envelope, whoever fills the log: its bytes outlive a process, and what is about something else is told apart."""
+"""The state of each filler has one format, which outlives a process; sections of another filler are recognised."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class _Failing(io.FileIO):
 
 
 class _FailingDisk(LogStorage):
-    """Opens one file, whose reads fail as often as its ``errors`` say."""
+    """Opens one file; its reads fail once for each of its ``errors``."""
 
     file: _Failing | None = None
 

@@ -105,7 +105,7 @@ def numbers(location: Path) -> list[int]:
 
 
 class Refusing:
-    """A fault of the disk: whatever is forced to it is refused while ``code`` is set."""
+    """A disk that refuses every fsync while ``code`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.code: int | None = None
@@ -548,7 +548,7 @@ def no_free_file() -> Iterator[Callable[[], None]]:
 
 
 class _UnreadableChunk:
-    """A chunk that can be opened, and whose bytes the disk refuses."""
+    """A chunk that can be opened but not read."""
 
     partition, patience, closed = 0, 0.0, False
 
@@ -579,7 +579,7 @@ def test_a_chunk_that_cannot_be_read_now_is_not_taken_for_damaged() -> None:
 def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A task waits for a free file; who can try again by itself hears of it at once."""
+    """A task waits for a free descriptor; a caller that repeats by itself gets the error at once."""
     with closing(LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)) as log:
         log.open()
         log.append(batch_of([b"1", b"2"]))

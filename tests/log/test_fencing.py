@@ -1,4 +1,4 @@
-"""Of all that write a log at once one counts, whatever the order of their steps: see ``tests.log.orders``.
+"""Of several writers one counts, in every order of their steps: see ``tests.log.orders``.
 
 The numbers of orders say how many are gone through at least.
 """
@@ -219,7 +219,7 @@ def _read(storage: LogStorage, chunks: Iterable[Chunk], planned: range) -> tuple
 
 
 def written(*chunks: int) -> World:
-    """A log with these chunks, whose writer has ended."""
+    """A log with these chunks, after its writer has ended."""
     store = Now(World(account=()), OneLog())
     writer("0", *chunks)(store)
     return store.world

@@ -1,8 +1,8 @@
-"""What does not belong into a log, or is not what its name says: an error of ours, or as if it were not there.
+"""Foreign files in a log: each gives an error that names it, or is ignored.
 
-A file of the log's is put aside for something else, or something with a name like one is laid beside it. Whoever opens,
-reads or follows the log then gets every message, or an error that names the file; nothing waits for ever, and nothing
-that is not ours is deleted or written.
+A file of the log is replaced by something else, or something with a similar name is put beside it. A process that
+opens, reads or follows the log then gets every message, or an error that names the file. Nothing waits for ever, and
+foreign files are neither deleted nor written.
 """
 
 from __future__ import annotations
@@ -181,12 +181,12 @@ def test_strange_names_are_as_if_they_were_not_there(location: Path) -> None:
             path = os.path.join(os.fsencode(directory), name)
             if not os.path.exists(path):
                 with open(path, "wb") as file:
-                    file.write(b"of somebody else")
+                    file.write(b"of another program")
                 made.append(path)
     assert _within(20, location) == []
     for path in made:
         with open(path, "rb") as file:
-            assert file.read() == b"of somebody else", path
+            assert file.read() == b"of another program", path
 
 
 def test_a_log_may_be_reached_by_links(location: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_directory_that_stays_away_ends_the_writer_and_nothing_is_written_ther
 
 @ways
 def test_the_commit_is_remembered_while_the_directory_is_away(tmp_path: Path, left: Left) -> None:
-    """Chunks that are not there cannot be deleted, and readers whose positions are not there still need theirs."""
+    """Chunks that are away cannot be deleted, and readers with records that are away still need theirs."""
     place = Place(tmp_path / "log", left)
     log = open_log(place.path)
     for value in (b"0", b"1", b"2"):

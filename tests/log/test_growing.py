@@ -59,7 +59,7 @@ def test_flushed_messages_survive_a_kill_and_the_next_writer_seals_them(tmp_path
     log = writer(tmp_path / "log")
     assert append(log, b"a", b"b") == 2
     assert append(log, b"c") == 3
-    assert log.durable_end == 0  # nobody but another process of the proxy sees it yet
+    assert log.durable_end == 0  # only the other process of the proxy sees it
     left = crash(tmp_path / "log", tmp_path / "left")
     log.close()
     again = writer(left)
@@ -146,7 +146,7 @@ def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path,
 
 
 def damaged(path: Path) -> Path:
-    """A log whose writer was killed, with three groups in its open chunk, the second of which was changed."""
+    """A log of a killed writer. Its open chunk has three groups, and the second one was changed."""
     log = writer(path / "log")
     for value in (b"first-value", b"second-value", b"third-value"):
         append(log, value)
@@ -194,7 +194,7 @@ def test_a_changed_byte_before_published_groups_is_damage(tmp_path: Path) -> Non
 
 
 def after_a_hole(path: Path) -> Path:
-    """A log whose writer was killed, with the ids 3 and 4 in its open chunk; of the sealed ones only 0 is left."""
+    """A log of a killed writer, with the ids 3 and 4 in its open chunk; of the sealed chunks only id 0 is left."""
     log = writer(path / "log")
     for values in ((b"0",), (b"1", b"2")):
         append(log, *values)
@@ -384,7 +384,7 @@ def batches_of(chunk: Path) -> int:
 
 
 def test_a_compact_chunk_is_written_while_the_chunk_grows(tmp_path: Path) -> None:
-    """At its end it would hold the next group up; what a crash leaves of it, nobody reads."""
+    """At the end of the chunk it would delay the next group. The copy that a crash leaves is not read."""
     carried = Carried()
     log = writer(tmp_path / "log", carried)
     for i in range(600):

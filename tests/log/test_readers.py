@@ -36,7 +36,7 @@ ALL = ReadMaxRows(1)  # any limit: ours are options
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    # Nobody sends when these stop.
+    # No peer sends when these stop.
     stop_sooner(monkeypatch)
 
 

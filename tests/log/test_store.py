@@ -584,7 +584,7 @@ def test_a_put_that_arrives_a_second_time_changes_nothing(server: S3Server, buck
 
 
 def repeated(call: Callable[[], T], seconds: float = 60.0) -> T:
-    """Repeat a call as those who use a store do."""
+    """Repeat a call as the users of a store do."""
     deadline = time.monotonic() + seconds
     while True:
         try:

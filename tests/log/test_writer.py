@@ -273,7 +273,7 @@ def test_a_writer_that_is_not_closed_keeps_the_lock(tmp_path: Path) -> None:
 def test_a_log_has_a_writer_for_each_of_its_partitions(tmp_path: Path) -> None:
     root = LogStorage(str(tmp_path))
     logs = [LogWriter(root.of(n), chunk_bytes=1 << 20, max_bytes=1 << 30) for n in range(3)]
-    with ThreadPoolExecutor() as pool:  # whoever is first creates the log
+    with ThreadPoolExecutor() as pool:  # the first one creates the log
         list(pool.map(LogWriter.open, logs))
     assert len({log.log_id for log in logs}) == 1
     for n, log in enumerate(logs):

@@ -167,7 +167,7 @@ def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Pa
         assert told["messagesReceived"] == 300
         assert told["connections"] == 3
         assert {p: told["partitions"][p]["messagesReceived"] for p in "012"} == shares
-        assert told["source"] == f"PULL {endpoint} ({query.name})"
+        assert (told["source"], told["reader"]) == (f"PULL {endpoint}", query.name)
     with several(tmp_path, checkpoint, connect=endpoint, receivers=3) as query:
         query.step()
         wait_for(lambda: connected(query), "three connections")

@@ -30,17 +30,11 @@ from tests.support.publishers import Publisher
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.replay_session import ReplaySession, Silence
+from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
 Context = zmq.Context[Socket]
-
-
-@pytest.fixture(autouse=True)
-def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receivers in this process ask sooner for messages after the last one."""
-    monkeypatch.setattr(Silence, "first_seconds", 0.3)
 
 
 def values(location: Path) -> list[int]:
@@ -339,7 +333,7 @@ def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
         wait_for(lambda: ingest.log.full, "the full log")
         asked = publisher.ask("requests")["count"]
         over_at = session_of(ingest).silence.over_at
-        wait_for(lambda: session_of(ingest).silence.over_at > over_at + 0.5, "a pause")
+        wait_for(lambda: session_of(ingest).silence.over_at > over_at + 1.5, "a pause")
         assert publisher.ask("requests")["count"] == asked
         wait_for(lambda: (ingest.log.commit(ingest.seal()), ingest.counters.received >= 200)[1], "the others")
         assert totals(ingest).lost == 0

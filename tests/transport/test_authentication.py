@@ -1,4 +1,4 @@
-"""Who may connect: real handshakes on every socket that listens, with keys that come and go."""
+"""Which clients may connect: real handshakes on every socket that listens, with changing keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
 
 class Keys:
-    """A server's key, a directory of clients who may connect, and clients."""
+    """A server's key, a directory of allowed clients, and clients."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.allowed = directory, directory / "allowed"
@@ -310,14 +310,15 @@ class _Stranger:
 
     def __init__(self, endpoint: str) -> None:
         _, host, port = endpoint.replace("//", "").split(":")
-        wait_for(lambda: not self._tried((host, int(port))), f"who binds {endpoint}")
+        wait_for(lambda: not self._tried((host, int(port))), f"a listener at {endpoint}")
 
     def _tried(self, address: tuple[str, int]) -> OSError | None:
         try:
             self._sock = stdlib_socket.create_connection(address, timeout=10)
         except OSError as e:
             return e
-        if self._sock.getsockname() == self._sock.getpeername():  # nobody listens, and TCP has found itself
+        # Without a listener TCP may connect a socket to itself.
+        if self._sock.getsockname() == self._sock.getpeername():
             self._sock.close()
             return OSError("connected to itself")
         return None
@@ -439,8 +440,8 @@ def _until_published(publishers: list[Socket], durable: DurableSubscriber) -> se
     found: set[bytes] = set()
 
     def heard() -> bool:
-        for who, sock in zip((b"stranger", b"friend"), publishers, strict=True):
-            sock.send(b"published by " + who)
+        for name, sock in zip((b"stranger", b"friend"), publishers, strict=True):
+            sock.send(b"published by " + name)
         message = durable.receive(0.05)
         if message is not None:
             found.add(message.value)
@@ -451,7 +452,7 @@ def _until_published(publishers: list[Socket], durable: DurableSubscriber) -> se
 
 
 def test_a_name_belongs_to_the_key_that_it_is_bound_to(keys: Keys, tmp_path: Path) -> None:
-    """At both ROUTERs of a proxy: nobody commits or reads under the name of somebody else."""
+    """At both ROUTERs of a proxy: no client commits or reads under the name of another one."""
     command = [
         "keygen",
         "owner",
@@ -565,7 +566,7 @@ def test_a_server_does_not_start_if_a_certificate_cannot_be_read(
 def test_a_client_that_takes_over_a_routing_id_moves_no_position(
     context: zmq.Context[Socket], keys: Keys, tmp_path: Path
 ) -> None:
-    """Each request has the key of its connection, whatever the name of the connection and the session."""
+    """Each request has the key of its connection, under any name of the connection and the session."""
     certificate = keys.directory / "stranger.key"
     certificate.write_text(certificate.read_text().replace("metadata\n", 'metadata\n    names = "billing"\n'))
     keys.admit("stranger")

@@ -234,7 +234,7 @@ def test_waiting_for_room_ends_with_room_or_with_the_timeout(context: Context) -
 
 def test_without_a_peer_there_is_no_room(context: Context) -> None:
     push = context.socket(zmq.PUSH)
-    push.bind("inproc://nobody")
+    push.bind("inproc://without-a-peer")
     assert Outbox([SameColumn(b"a"), SameColumn(b"b")], 5).give(push, 0, 5) == 0
 
 

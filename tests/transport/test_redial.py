@@ -158,7 +158,7 @@ def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
         cut.send(b"." * 101)
 
         def dialled_again() -> bool:
-            with suppress(zmq.Again):  # a PUSH whose peer is full
+            with suppress(zmq.Again):  # a PUSH with a full peer
                 for _ in range(100):
                     busy.send(b"x", zmq.NOBLOCK)
             receiving.read()  # less than that

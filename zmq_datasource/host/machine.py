@@ -131,7 +131,7 @@ class ThisProcess:
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Refuse to go on in a forked child. Call it before taking a lock, which the fork may have copied as taken.
+        """Refuse a forked child. Call it before taking a lock, which the fork may have copied in its taken state.
 
         Raises:
             OptionError: This is a forked child.

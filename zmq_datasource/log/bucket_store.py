@@ -66,9 +66,9 @@ class BucketStore:
 
     Attributes:
         beat_seconds: How often a holder refreshes its key.
-        silent_seconds: After so long without a refresh another process may take the key.
+        silent_seconds: The time without a refresh after which another process may take the key.
         check_seconds: How often a process that waits for a key checks it.
-        settling_seconds: After so long two processes that take a key at once see which of them has it.
+        settling_seconds: The time after which two processes that take a key at once see which of them has it.
 
     Raises:
         OptionError: The URI is not that of a bucket, or ``obstore`` is not installed.
@@ -267,7 +267,7 @@ class BucketStore:
         return now is not None and now.nonce == mine.nonce
 
     def _check(self, key: str) -> tuple[_Record | None, bool]:
-        """The record of a key, and whether its process holds the key, as far as earlier checks show."""
+        """The record of a key, and whether its process holds the key, judged by this and earlier checks."""
         with self._checking:
             found, now = self.record(key), time.monotonic()
             if found is None or found.is_free:

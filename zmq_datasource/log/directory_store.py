@@ -46,7 +46,7 @@ _TEMPORARY = re.compile(r"\.put-[0-9a-f]{32}")
 # A disk writes a sector as a whole or not at all.
 _SECTOR_BYTES = 512
 _COMPARED_BYTES = 1 << 20
-# If all names of a directory disappear during a listing, it is listed again, so often.
+# Attempts to list a directory. All of its names may disappear during a listing.
 _LISTINGS = 10
 # How often the holder of a key checks its file.
 _CHECK_SECONDS = 1.0

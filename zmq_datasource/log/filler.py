@@ -41,7 +41,7 @@ class Filler(Protocol):
     """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``awaits_replies`` at any time.
 
     Attributes:
-        drain_seconds: After a stop, messages on their way are received for at most so many seconds.
+        drain_seconds: Limit of the time for which messages on their way are received after a stop.
     """
 
     drain_seconds: float

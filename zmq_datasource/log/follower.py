@@ -29,9 +29,9 @@ __all__ = ["REFRESH_SECONDS", "LogFollower"]
 REFRESH_SECONDS = 0.05
 _BUCKET_REFRESH_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
-# After so many deleted chunks at the front all chunks are listed.
+# From this number of deleted chunks at the front on, all chunks are listed.
 _MOST_DELETED = 10
-# A listing takes time, so a chunk counts as missing only if it is in none of so many listings.
+# A listing takes time, so a chunk counts as missing only if it is in none of this number of listings.
 _LISTINGS = 10
 
 

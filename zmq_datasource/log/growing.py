@@ -48,12 +48,12 @@ from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups"]
 
-# A chunk of so many small batches is replaced by a compact copy.
+# From this number of small batches on a chunk is replaced by its compact copy.
 _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
 # Each message of the stream begins with these bytes, at a multiple of this number.
 _CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
-# How often the writer checks that it still holds the log. A host that was cut off may go on for so long.
+# How often the writer checks that it still holds the log, and so how long a host that was cut off may still write.
 _CHECK_SECONDS = 1.0
 
 

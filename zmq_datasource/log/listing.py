@@ -14,7 +14,7 @@ from zmq_datasource.log.storage import ChunkEntry, LogStorage
 
 __all__ = ["chunks_of", "read_index"]
 
-# A chunk that was listed may be deleted before it is opened. Then the partition is listed again, so often.
+# Attempts to list a partition. A chunk that was listed may be deleted before it is opened.
 _LISTINGS = 10
 
 

@@ -61,7 +61,7 @@ def split_range(
 
     Args:
         chunks: The chunks that cover the range.
-        least: The least number of parts, if there are so many messages.
+        least: The least number of parts, unless there are fewer messages.
         max_bytes: Limit of a part; more parts are made above it.
 
     Raises:

@@ -31,7 +31,7 @@ __all__ = ["ReaderRecord", "ReaderRecords", "ReaderTerms", "SubscriberNotes", "s
 
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 _SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
-# For a subscriber: characters that any store accepts in a key.
+# The record of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.
 _SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _CHECKSUM = "xxh3"

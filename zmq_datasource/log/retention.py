@@ -50,7 +50,7 @@ class Retention:
     Attributes:
         committed: The first id that is still needed.
         records_seconds: How often the records of readers are read if only they decide, and nothing can be deleted.
-        round_seconds: After so long a round of deletions is interrupted, so that waiting readers get their turn.
+        round_seconds: The time after which a round of deletions is interrupted, so that waiting readers get their turn.
     """
 
     round_seconds = 3.0

@@ -192,7 +192,7 @@ class Sealer:
                 self._tidy(self._growing.write_compact)
 
     def _tidy(self, act: Callable[[], None]) -> None:
-        """Do something that can wait. An error is logged, because sealing must go on."""
+        """Do something that can wait. An error is only logged, because sealing must continue."""
         try:
             act()
         except Exception as e:

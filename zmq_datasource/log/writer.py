@@ -267,7 +267,7 @@ class LogWriter(Contents):
         return self._sealer.failure
 
     def end_within(self, seconds: float) -> None:
-        """Repeat writes that the disk refuses for at most so long from now on."""
+        """Limit the time for which writes are repeated that the disk refuses."""
         self._retrier.end_within(seconds)
 
     # For any thread.

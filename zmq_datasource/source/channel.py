@@ -7,6 +7,7 @@ message arrived, so then each endpoint has a socket of its own.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -74,6 +75,7 @@ class Channel:
         self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
+            self.replayer.session.restart_silence(time.monotonic())
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.RCVTIMEO, self._wait_ms)
@@ -82,7 +84,7 @@ class Channel:
 
     def close(self) -> None:
         if self.replayer is not None:
-            self.replayer.close()
+            self.replayer.close(linger=0)
         self.opened.close(self._spec.linger)
 
     def connection(self) -> int:
@@ -117,7 +119,7 @@ class Channel:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
                 self._known_connections = watch.connections
-                self.replayer.restart_silence()
+                self.replayer.session.restart_silence(time.monotonic())
 
     def set_wait(self, milliseconds: int) -> None:
         """Set how long ``receive`` waits for its first message."""
@@ -130,7 +132,7 @@ class Channel:
         taken = self.unfinished.take(inbox, most, room, wait)
         self.opened.watch.redialer.messages_read += taken.messages
         if taken.messages and self.replayer is not None:
-            self.replayer.restart_silence()
+            self.replayer.session.restart_silence(time.monotonic())
         if taken.excess:
             self._counters.oversize += 1
             _log.error(

@@ -48,6 +48,7 @@ class Feed:
 
     Attributes:
         counters: The counters of this process, whether it fills the log or follows it.
+        reader: The name of the query's record; None before ``read_as``.
         resumed_at: The id of the first message that comes after ``read_as``.
         standby_seconds: How often a query that follows checks whether the log's lock is free.
         takeover_seconds: How long a query repeats an attempt to receive in place of a process that has ended. That
@@ -64,7 +65,7 @@ class Feed:
         self._is_live = bool(options.connect or options.bind) and partition < options.receivers
         self._idle: IdlePartition | None = None
         self._source: Ingest | FollowingSource
-        self._reader: str | None = None
+        self.reader: str | None = None
         self._standby = self._new_standby()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
@@ -97,7 +98,7 @@ class Feed:
 
     def read_as(self, reader: str) -> None:
         """Set the name of the reader whose record keeps this partition's messages; after ``open``."""
-        self._reader = reader
+        self.reader = reader
         if isinstance(self._source, Ingest):
             self._source.readers.own = reader
         self.resumed_at = self._source.log.durable_end
@@ -133,11 +134,6 @@ class Feed:
     def receives(self) -> bool:
         """Whether this process fills the log."""
         return isinstance(self._source, Ingest)
-
-    @property
-    def reader(self) -> str | None:
-        """The name under which the query's position is recorded."""
-        return self._reader
 
     @property
     def log(self) -> LogWriter | LogFollower:
@@ -294,7 +290,7 @@ class Feed:
     def _take_over(self) -> bool:
         """Receive in place of a process that has ended. Returns False if ``stop`` was called meanwhile."""
         ingest, before = self._new_ingest(), self._source
-        ingest.readers.own = self._reader
+        ingest.readers.own = self.reader
         failpoints.reach("source.takeover.before_open")
         ingest.open(0.0)
         failpoints.reach("source.takeover.after_open")

@@ -71,7 +71,13 @@ class Feeds:
             first.open()
             self.parts[PARTITION] = first
             self._open_missing()
-            self.reader = self._hold_reader()
+            self.reader = Reader(
+                self.storage,
+                self._options.reader,
+                self._options.reader_timeout,
+                terms_of(self._options),
+                self._options.wal_retry_timeout,
+            )
             try:
                 self.reader.keep_everything(self._earliest)
                 for feed in self.parts.values():
@@ -88,16 +94,6 @@ class Feeds:
                 "read are kept for the walRetention of that process. To keep them for longer, set the option reader",
                 self.storage,
             )
-
-    def _hold_reader(self) -> Reader:
-        options = self._options
-        return Reader(
-            self.storage,
-            options.reader,
-            options.reader_timeout,
-            terms_of(options),
-            options.wal_retry_timeout,
-        )
 
     def _earliest(self) -> dict[int, int]:
         return {partition: feed.list_earliest() for partition, feed in self.parts.items()}

@@ -247,11 +247,6 @@ class Intake(CarriedState):
             self._counters.received += batch.num_rows
             self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
 
-    def mark_final(self, gaps: Sequence[Gap]) -> None:
-        """Mark gaps as final, because no replay will bring their messages any more."""
-        assert self.tracker is not None, "a replay needs numbered messages"
-        self.tracker.gaps.mark_final(gaps)
-
     def first_sequence(self, endpoint: str) -> int | None:
         """The first sequence of the history to ask an endpoint's publisher for; None if there is none to ask for.
 

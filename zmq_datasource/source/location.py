@@ -30,7 +30,6 @@ from zmq_datasource.log import (
     DirectoryStore,
     LogStorage,
     ReaderTerms,
-    Store,
     bucket_at,
 )
 from zmq_datasource.options import ReadOptions, StreamReadOptions
@@ -75,13 +74,10 @@ _TERMS = {
 
 def log_storage(options: ReadOptions, partition: int = PARTITION) -> LogStorage:
     """A partition of the feed's log: in ``walStore``, in ``walLocation``, or in the default directory of the feed."""
-    return LogStorage(_store(options), partition)
-
-
-def _store(options: ReadOptions) -> Store:
     if options.wal_store is not None:
-        return bucket_at(options.wal_store)
-    return DirectoryStore(options.wal_location or default_location(_sockets_of(options)), options.wal_sync)
+        return LogStorage(bucket_at(options.wal_store), partition)
+    location = options.wal_location or default_location(_sockets_of(options))
+    return LogStorage(DirectoryStore(location, options.wal_sync), partition)
 
 
 def default_location(identity: Mapping[str, Any]) -> str:

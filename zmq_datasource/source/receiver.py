@@ -153,7 +153,9 @@ class Receiver:
     @property
     def batch_ready(self) -> bool:
         """Whether enough messages are pending for a batch, a replay has ended, or receiving must end."""
-        if self.failure is not None or any(replayer.due for replayer in self._replayers):
+        if self.failure is not None or any(
+            replayer.session.is_due(time.monotonic()) for replayer in self._replayers
+        ):
             return True
         return self.pending >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
 
@@ -188,7 +190,7 @@ class Receiver:
             replayer = channel.replayer
             if ready is not None and replayer is not None and replayer.socket in ready:
                 before = replayer.session.pending_bytes
-                received += replayer.receive(most, before + room)
+                received += replayer.receive_replies(most, before + room)
                 room -= replayer.session.pending_bytes - before
             if room > 0 and (ready is None or (channel.socket in ready and not channel.waits_for_history)):
                 before = self._inbox.size
@@ -234,7 +236,7 @@ class Receiver:
             batches.append(batch)
             self._act_on(findings, len(replies))
         given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
-        self.intake.mark_final(given_up)
+        tracker.gaps.mark_final(given_up)
         self._incidents.report_lost(given_up)
         if (replayer.session.first, replayer.socket) != (first, sock):
             self._watch_sockets()
@@ -285,7 +287,7 @@ class Receiver:
         """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
         self.keep_alive()
         for replayer in self._replayers:
-            replayer.extend_deadlines()
+            replayer.session.extend_deadlines(time.monotonic())
 
     def report_absent(self) -> None:
         """Log, at the end of a read, the endpoints at which no peer has answered."""

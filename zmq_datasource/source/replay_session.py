@@ -35,7 +35,7 @@ from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.sequences import Gap, Key, Sample, SequenceTracker
 from zmq_datasource.transport.session import Session
 
-__all__ = ["ReplaySession", "Silence"]
+__all__ = ["ReplaySession"]
 
 _ATTEMPTS = 3
 # Between two requests, so that a publisher that has nothing more is not asked as fast as it loses messages.

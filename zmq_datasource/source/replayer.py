@@ -23,8 +23,8 @@ __all__ = ["Replayer"]
 _RCVHWM = 100_000
 
 
-class Replayer:
-    """The socket of a replay session. It never waits, and belongs to the receiving thread.
+class Replayer(Link):
+    """The DEALER of a replay session. It never waits, and belongs to the receiving thread.
 
     Args:
         options: The options of the feed, which also give the security and limits of this socket.
@@ -52,70 +52,40 @@ class Replayer:
             access=options.access,
         )
         self.session = ReplaySession(str(endpoint), str(connect), float(options.replay_timeout), counters)
-        self._link = Link(spec, self.session, _ask_for_topics)
-
-    def open(self) -> None:
-        """Connect to the publisher's replay endpoint.
-
-        Raises:
-            EndpointError: The endpoint cannot be connected.
-        """
-        self._link.open()
-        self.restart_silence()
-
-    def close(self) -> None:
-        self._link.close(linger=0)
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """The DEALER. The link replaces it after silence."""
-        return self._link.socket
+        super().__init__(spec, self.session, _ask_for_topics)
 
     def keep_alive(self) -> None:
         """Let the connection work; see ``Channel.keep_alive``."""
-        self._link.check_connection()
-        self._link.watch.report_absent()
-        self.session.reachable = self._link.watch.peers > 0
+        self.check_connection()
+        self.watch.report_absent()
+        self.session.reachable = self.watch.peers > 0
         self.session.log.flush()
 
-    def extend_deadlines(self) -> None:
-        """See ``ReplaySession.extend_deadlines``."""
-        self.session.extend_deadlines(time.monotonic())
-
-    def restart_silence(self) -> None:
-        """See ``ReplaySession.restart_silence``."""
-        self.session.restart_silence(time.monotonic())
-
-    @property
-    def due(self) -> bool:
-        """Whether ``step`` has something to do."""
-        return self.session.is_due(time.monotonic())
+    def receive_replies(self, most: int, most_bytes: int) -> int:
+        """Receive the replies that are there, up to so many messages and pending bytes. Returns their number."""
+        session, receive, now = self.session, self.receive, time.monotonic()
+        for received in range(most):
+            if session.pending_bytes >= most_bytes or (frames := receive()) is None:
+                return received
+            session.receive(frames, now)
+        return most
 
     def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
         """See ``ReplaySession.fetch_first``."""
         self.session.fetch_first(tracker, start, time.monotonic())
-        self._link.send_outbox()
-
-    def receive(self, most: int, most_bytes: int) -> int:
-        """Receive the replies that are there, up to so many messages and pending bytes. Returns their number."""
-        session, receive, now = self.session, self._link.receive, time.monotonic()
-        for taken in range(most):
-            if session.pending_bytes >= most_bytes or (frames := receive()) is None:
-                return taken
-            session.receive(frames, now)
-        return most
+        self.send_outbox()
 
     def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:
         """See ``ReplaySession.take``."""
-        self._link.check_connection()
+        self.check_connection()
         taken = self.session.take(tracker, time.monotonic())
-        self._link.send_outbox()
+        self.send_outbox()
         return taken
 
     def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None) -> list[Gap]:
         """See ``ReplaySession.step``."""
         given_up = self.session.step(tracker, live_waits, start, time.monotonic())
-        self._link.send_outbox()
+        self.send_outbox()
         return given_up
 
 

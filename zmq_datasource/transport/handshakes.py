@@ -1,4 +1,4 @@
-"""Which connections of a socket have shaken hands, as far as libzmq's monitor lets one know. Pure.
+"""Infers from libzmq's monitor which connections of a socket have shaken hands. Pure.
 
 The monitor names the file descriptor of a connection when it begins and ends, but a handshake that succeeds or fails
 is only reported for an endpoint. With several connections at one endpoint it is not known which one is meant. Then the

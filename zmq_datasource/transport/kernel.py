@@ -73,7 +73,7 @@ def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
 
 
-# A queue counts as empty after so many checks. The pause between them lets libzmq's thread fill the queue again.
+# A queue counts as empty if it was in this number of checks. The pause between two lets libzmq's thread refill it.
 CHECKS, CHECK_SECONDS = 3, 0.001
 _THREADS = Path("/proc/self/task")
 

@@ -124,7 +124,7 @@ class PeerWatch:
     Not thread-safe: for the thread that uses the socket. Create it before ``attach``.
 
     Attributes:
-        absent_seconds: An endpoint that has not answered for so long is reported.
+        absent_seconds: The time without an answer after which an endpoint is reported.
         monitor: A socket that is readable when ``update`` has something to do.
         handshakes: Which connections have shaken hands.
         redialer: Connects again where libzmq does not.

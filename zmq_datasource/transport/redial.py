@@ -40,7 +40,7 @@ class Redialer:
         self._connect = connect
         self._due: dict[str, tuple[float, float]] = {}  # by endpoint: when, and the delay
         self._lost: set[str] = set()  # endpoints that were connected, and are not any more
-        # By endpoint: once so many messages were read, the socket has none left of its last connection.
+        # By endpoint: the number of read messages from which on none of its last connection is left in the socket.
         self._read_by: dict[str, int | float] = {}
         self._empty_at = 0.0
         self.messages_read = 0
@@ -105,7 +105,7 @@ class Redialer:
         if self._empty_at >= since or not int(self._sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return False
         # Other peers may send so much that the socket is never empty. libzmq reads from its queues in turn, and none
-        # holds more than the high-water mark: after so many messages it has read all that this queue held.
+        # holds more than the high-water mark: after this number of messages it has read all that this queue held.
         hwm = int(self._sock.getsockopt(zmq.RCVHWM)) or math.inf
         return self.messages_read < self._read_by.setdefault(
             endpoint, self.messages_read + queues * (hwm + 1)

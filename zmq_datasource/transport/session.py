@@ -96,7 +96,7 @@ class RequestSession(Session):
         raise NotImplementedError
 
     def reconnected(self, now: float) -> None:
-        self.outbox.clear()  # these were for the earlier connection; _repeat sends what is still needed
+        self.outbox.clear()  # these messages were for the earlier connection; _repeat sends the open request
         self._heard = now
         self._repeat(now)
 

@@ -40,7 +40,7 @@ class _Traffic:
         received: All bytes that it has received, at the last check.
         finished: ``received`` at its last known message.
         suspected: ``received`` when it became suspected; None if it is not.
-        due: If it is honest, it has delivered a message when so many messages have been read; None below the limit.
+        due: When this number of messages has been read, an honest connection has delivered one; None below the limit.
     """
 
     received: int = 0
