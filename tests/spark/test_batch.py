@@ -139,7 +139,7 @@ def test_a_partition_that_the_log_does_not_have_is_refused(
 def test_a_range_that_is_gone_is_data_loss(spark: SparkSession, log: Path) -> None:
     gone = '{"next": {"0": 5}}'
     with pytest.raises(
-        PySparkException, match=r"startingOffsets says 5, and log .*begins at id 20 and ends before id 100"
+        PySparkException, match=r"startingOffsets is 5, and log .*begins at id 20 and ends before id 100"
     ):
         read(spark, walLocation=log, startingOffsets=gone).count()
     assert read(spark, walLocation=log, startingOffsets=gone, failOnDataLoss=False).count() == 80

@@ -320,15 +320,15 @@ def watch(
 
 
 @contextmanager
-def _screen() -> Iterator[tuple[Callable[[Table], None], int | None]]:
+def _screen() -> Iterator[tuple[Callable[[Table], None], int]]:
     """Something that shows one table after another in the same place, and its width in columns."""
+    console = Console()
     if _in_notebook():
         from IPython.display import display  # noqa: PLC0415 - only where it is
 
         handle = display(Table(), display_id=True)  # type: ignore[no-untyped-call]
-        yield handle.update, None
+        yield handle.update, console.width  # rich cuts columns to it: 115, or what JUPYTER_COLUMNS says
         return
-    console = Console()
     with Live(console=console, auto_refresh=False) as live:
         yield lambda table: live.update(table, refresh=True), console.width
 

@@ -127,7 +127,7 @@ class Inbox:
 
 
 class SubscriberSession(RequestSession):
-    """A conversation with one proxy; it begins with ``connected``.
+    """A conversation with one proxy; it begins with ``reconnected``.
 
     Args:
         name, start, topics: As in OPEN.
