@@ -146,7 +146,7 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
 def test_a_chunk_with_fewer_rows_than_it_says_is_damaged(storage: LogStorage) -> None:
     rows = batch_of([b"v"] * 5)
     storage.put_chunk(0, encode_chunk([rows], facts([rows, rows]).to_metadata()))
-    with pytest.raises(DamagedChunkError, match="ends at id 5, and was written up to id 9"):
+    with pytest.raises(DamagedChunkError, match="has the ids up to 4, and was written up to id 9"):
         values(storage, chunk_name(0), 0, 10)
 
 

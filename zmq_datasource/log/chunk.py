@@ -115,14 +115,14 @@ def encode_chunk(batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, byt
 def write_chunk(
     storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
 ) -> Chunk:
-    """Write messages as a chunk. May be repeated.
+    """Write messages as a chunk. A call that failed may be repeated.
 
     Args:
         facts: The chunk's facts.
         state: The writer's state (``state_metadata``).
 
     Raises:
-        LogLockedError: Another writer has given out its ids.
+        LogLockedError: Another writer has given out these ids.
         LogWriteError: The store refused.
     """
     content = encode_chunk(batches, {**facts.to_metadata(), **state})
@@ -190,7 +190,7 @@ def read_chunk(
     Raises:
         DamagedChunkError: The content was changed; the error names the file and the ids.
         DiskFaultError: The chunk could not be read within the storage's ``patience``.
-        DataLossError: The chunk is gone, or the one after it.
+        DataLossError: The chunk is gone, or it ends before ``end``, so the next chunk is missing.
     """
     path = storage.path_of(name)
     chunk_first = parse_chunk_name(name)
@@ -214,7 +214,7 @@ def read_chunk(
             raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
         if writer is not None and facts.incarnation != writer:
             raise _gone(path, start, end)
-        # Rows need only the framing of the file's metadata.
+        # Of the file's metadata, rows need only the framing.
         kept = {FRAMING: schema.metadata[FRAMING]} if FRAMING in (schema.metadata or {}) else None
         for position in range(count):
             if next_id >= end:
@@ -229,9 +229,8 @@ def read_chunk(
                 batch, metadata = retry_reading(read, storage.patience)
                 first, next_id = next_id, next_id + batch.num_rows
                 intact = is_intact(batch, metadata, first - chunk_first)
-            except (
-                FileNotFoundError
-            ) as e:  # a bucket's object is read in parts, and may be deleted between them
+            except FileNotFoundError as e:
+                # A bucket's object is read in parts, and may be deleted between two of them.
                 raise _gone(path, start, end) from e
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise unreadable(f"reading batch {position} of chunk {path} (from id {next_id})", e) from e
@@ -247,7 +246,7 @@ def read_chunk(
             yield number_rows(rows, storage.partition, first + low)
         if next_id < min(end, facts.end):
             raise DamagedChunkError.of(
-                f"reading chunk {path}: it ends at id {next_id}, and was written up to id {facts.end - 1}"
+                f"reading chunk {path}: it has the ids up to {next_id - 1}, and was written up to id {facts.end - 1}"
             )
         if next_id < end:
             raise DataLossError(
@@ -288,7 +287,7 @@ def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, bef
     """Whether a batch is unchanged, given its metadata and the number of rows before it in the file.
 
     Raises:
-        ValueError: As ``fingerprint``.
+        ValueError: See ``fingerprint``.
     """
     return metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch, before)
 
@@ -296,12 +295,12 @@ def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, bef
 def fingerprint(batch: pa.RecordBatch, before: int) -> bytes:
     """The checksum of a batch and its place in a file: XXH3 (64 bits, hex) over its columns' buffers.
 
-    The place is the number of rows before it in the file, and not an id. So a batch in the place of another one is
-    noticed, and a staged file may become a chunk under any id.
+    The place is the number of rows before the batch in the file, and not an id. So a batch in the place of another one
+    is noticed, and a staged file may become a chunk under any id.
 
-    Of each buffer the bytes of the rows count, without the padding, which depends on the version of Arrow. A validity
-    bitmap counts only if the column has nulls, because the file format may leave it out. The name of the framing, if
-    the batch has one, counts last.
+    The checksum covers the bytes of the rows in each buffer, without the padding, which depends on the version of
+    Arrow. It covers a validity bitmap only if the column has nulls, because the file format may leave the bitmap out.
+    Last, it covers the name of the framing, if the batch has one.
 
     Raises:
         ValueError: A buffer is shorter than the rows say, or the batch is a slice.
@@ -339,6 +338,7 @@ def _feed(digest: xxhash.xxh3_64, array: pa.Array) -> None:
 
 
 def _first(buffer: pa.Buffer | None, size: int) -> memoryview:
+    """The first ``size`` bytes of a buffer; ValueError if it is shorter."""
     held = memoryview(b"" if buffer is None else buffer)
     if not 0 <= size <= len(held):
         raise ValueError(f"a buffer has {len(held)} bytes where its rows need {size}")

@@ -29,9 +29,9 @@ __all__ = ["REFRESH_SECONDS", "LogFollower"]
 REFRESH_SECONDS = 0.05
 _BUCKET_REFRESH_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
-# From this number of deleted chunks at the front on, all chunks are listed.
+# If so many chunks at the front were deleted, all chunks are listed, instead of looking for the next one.
 _MOST_DELETED = 10
-# A listing takes time, so a chunk counts as missing only if it is in none of this number of listings.
+# While a listing runs, chunks are written and deleted. So a chunk counts as missing only if so many listings lack it.
 _LISTINGS = 10
 
 
@@ -78,7 +78,7 @@ class LogFollower(Contents):
         self.refresh_now()
 
     def refresh(self) -> None:
-        """Find new and deleted chunks, if the last refresh was not just now.
+        """Find new and deleted chunks. Does nothing within ``REFRESH_SECONDS`` of the last refresh (in a bucket, 1 s).
 
         Raises:
             LogFormatError: A chunk after the newest known one is missing.
@@ -103,7 +103,7 @@ class LogFollower(Contents):
                 self._faults.flush()
 
     def refresh_now(self) -> None:
-        """Find new and deleted chunks now. Raises what ``refresh`` does, but DiskFaultError at once."""
+        """Find new and deleted chunks now. Raises what ``refresh`` raises; DiskFaultError without waiting."""
         with self._refreshing:
             self._refresh(lists=True)
 
@@ -148,7 +148,7 @@ class LogFollower(Contents):
             self._list_all()
 
     def _is_there(self, chunk: Chunk) -> bool:
-        """Whether a chunk is there, without a stray in its place."""
+        """Whether a known chunk is still there. A stray (see ``fence``) in its place does not count."""
         with suppress(FileNotFoundError):
             return read_facts(self._storage, chunk.first).incarnation == chunk.writer
         return False
@@ -187,16 +187,16 @@ class LogFollower(Contents):
             if not entries:
                 return
             if entries[0].first == newest.end:
-                with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
+                with suppress(FileNotFoundError):  # the last one was deleted, so there is a newer one
                     facts = read_facts(storage, entries[-1].first)
-                    # If the newest one was deleted since, the next one may have been, and a stray is in its place.
+                    # If the newest known chunk was deleted since, the next one may be a stray in a deleted one's place.
                     if storage.find_chunk(newest.first) is None or facts.incarnations.of(newest.end) is None:
                         self._list_all()
                         return
                     self._check_incarnation(newest.end - 1, facts.incarnations)
                     self._add(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
                     return
-        if not self._is_there(newest):  # it and its successor were deleted since
+        if not self._is_there(newest):  # the newest known chunk and the next one were deleted since
             self._list_all()
             return
         raise LogFormatError(

@@ -42,14 +42,14 @@ class Retention:
         chunk_bytes: The size of a chunk.
         make_room: Which chunks are deleted before their retention has passed, so that the log does not get full: none,
             committed ones (``done``), or the oldest, needed or not (``any``).
-        readers: The other readers.
+        readers: The needs of all readers except the one in this process.
         readers_decide: Whether only the records of readers say what is needed, as in a proxy; otherwise ``commit`` does
             too.
         clock: Returns seconds since the epoch, for comparison with modification times.
 
     Attributes:
-        committed: The first id that is still needed.
-        records_seconds: How often the records of readers are read if only they decide, and nothing can be deleted.
+        committed: The lowest id that is still needed.
+        records_seconds: How often the records of readers are read while only they decide and nothing can be deleted.
         round_seconds: The time after which a round of deletions is interrupted, so that waiting readers get their turn.
     """
 
@@ -109,7 +109,7 @@ class Retention:
             self.remove_expired()
 
     def oldest_done(self, done: int) -> Chunk | None:
-        """The oldest chunk that could be deleted if no id below ``done`` were needed; None if there is none."""
+        """The oldest chunk that could be deleted if all ids below ``done`` were committed; None if there is none."""
 
         def choose(index: ChunkIndex) -> Sequence[Chunk]:
             if len(index) == 1 and index.end <= done:  # it is kept, but does not count: see Contents.occupied
@@ -121,8 +121,8 @@ class Retention:
     def remove_expired(self) -> None:
         """Delete committed chunks that have expired.
 
-        If a file cannot be deleted, a warning reports it, it counts in the log's size, and the deletion is repeated.
-        Not for the receiving thread, because a directory may answer slowly.
+        If a file cannot be deleted, a warning reports it, the file counts in the log's size, and a later call repeats
+        the deletion. The receiving thread must not call this, because a directory may answer slowly.
         """
         with self._removing:
             if time.monotonic() < self._next_deletion and not self.full:
@@ -133,8 +133,8 @@ class Retention:
             if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
                 return
             try:
-                self._storage.check_writer()  # no hold is put into a store that has lost the log
-                # A reader that is starting has either written its record before this, or lists the log after it.
+                self._storage.check_writer()  # first: ``exclusive`` writes into the store, even if the log is gone
+                # A reader that starts has either written its record before this block, or lists the log after it.
                 with self._records.exclusive(0.0):
                     self._next_deletion = time.monotonic() + self._storage.leisure
                     if not self._remove_below(min(self.committed, self._needed_by_readers())):
@@ -145,20 +145,20 @@ class Retention:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
     def _remove_below(self, done: int) -> bool:
-        """Delete chunks that no id from ``done`` on needs; return whether nothing is left to delete now."""
+        """Delete the chunks that can go if all ids below ``done`` are committed. Returns whether none is left."""
         contents = self._contents
         begun = contents.deleting
         goes_on = begun is not None and (self._make_room == "any" or begun.end <= done)
         something = goes_on or contents.choose(partial(self._removable, done))
         if not something:
             return True
-        self._storage.check_writer()  # again: a writer that has lost the log must not delete chunks of another one
+        self._storage.check_writer()  # again, now under the lock: another writer may have the log
         return self._remove(done)
 
     def _follow_readers(self) -> None:
         """Take ``committed`` from the records of the readers, if that may let something be deleted.
 
-        Otherwise they are read now and then, because that drops expired readers.
+        Otherwise read the records only every ``records_seconds``; that drops expired readers.
         """
         contents, now = self._contents, time.monotonic()
         if (
@@ -175,7 +175,7 @@ class Retention:
         """The lowest id that a reader still needs."""
         try:
             needed = self._readers.needed()
-        except LogError as e:  # everything is kept that the reader may need
+        except LogError as e:  # a record that cannot be read may need any id, so all are kept
             self._faults.warn("%s", e)
             return self._contents.earliest
         return self._contents.durable_end if needed is None else needed
@@ -190,7 +190,7 @@ class Retention:
         return chunks
 
     def _sealed_before(self, index: ChunkIndex) -> float:
-        """The time by which a chunk must have been sealed for its retention to have passed; infinity without one."""
+        """The retention has passed for chunks that were sealed by this time; infinity without a retention."""
         seconds = max(self._seconds, self._readers.retention)
         if not seconds:
             return math.inf
@@ -201,7 +201,7 @@ class Retention:
         return now - seconds
 
     def _remove(self, done: int) -> bool:
-        """Delete files; return whether nothing is left, or the store refuses."""
+        """Delete files. Returns False if the round was interrupted, True if nothing is left or the store refuses."""
         self._contents.begin_deleting(partial(self._removable, done))
         deadline = time.monotonic() + self.round_seconds
         # From the front, so that a crash leaves no hole.

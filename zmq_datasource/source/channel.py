@@ -28,8 +28,8 @@ __all__ = ["SILENT_MS", "WAIT_MS", "Channel", "make_channels"]
 
 _log = logging.getLogger(__name__)
 
-# How long a round waits for its first message. This delays the thread's other duties. While a feed is silent, the only
-# one is housekeeping, so the wait is longer; a message ends it at once.
+# How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
+# While a feed is silent, housekeeping is the only other duty, so the wait is longer.
 WAIT_MS, SILENT_MS = 10, 100
 
 
@@ -41,7 +41,7 @@ class Channel:
         counters: The counters to increase.
         prefixes: The topics of a SUB.
         replayer: Asks the publisher for missing messages.
-        counts: Whether to count connections, because messages are counted by endpoint.
+        counts: Whether to count connections. That is needed only if messages are counted by endpoint.
 
     Attributes:
         unfinished: Watches the socket for messages that do not end; from ``open`` on.
@@ -65,7 +65,7 @@ class Channel:
         self._wait_ms = WAIT_MS
 
     def open(self) -> None:
-        """Open the socket, and that of the replayer.
+        """Open the socket, and the replayer's.
 
         Raises:
             OptionError, EndpointError: A socket cannot be opened as asked.
@@ -105,7 +105,7 @@ class Channel:
         return self.replayer is not None and self.replayer.session.first
 
     def keep_alive(self) -> None:
-        """Let libzmq and the connections work without receiving; call it every few hundred milliseconds.
+        """Keep the connections working while nothing is received; call it every few hundred milliseconds.
 
         A SUB renews its subscriptions after a publisher's restart only while its thread uses the socket.
         """

@@ -4,13 +4,13 @@
   name is that of a chunk, or one of two others. ``begin`` asks for the first id of the partition.
   ``skipped-<first>-<end>-<reader>`` reports that a task of this reader has skipped the ids ``[first, end)``, because
   they were deleted.
-* The first frame of an answer has the number and a status (``_HEAD``). The other frames are the whole file, in pieces
-of at most ``FRAME_BYTES``; for ``begin``, the id as decimal text, or nothing for a partition without chunks; for
-  ``skipped``, nothing. A status other than 0 is an error number of the system (ENOENT: the chunk does not exist), and
-  the next frame has the text of the error.
+* The first frame of an answer has the number and a status (``_HEAD``). The other frames have the content. For a chunk,
+  that is the whole file, in pieces of at most ``FRAME_BYTES``. For ``begin``, it is the id as decimal text, or nothing
+  if the partition has no chunks. For ``skipped``, it is nothing. A status other than 0 is an error number of the system
+  (ENOENT: the chunk does not exist), and the next frame has the text of the error.
 
-libzmq compares MAXMSGSIZE with one frame, so a chunk may have any size, even more than 1 GiB. CURVE protects the bytes
-on the wire, and each record batch has its own checksum.
+libzmq applies MAXMSGSIZE to each frame alone, so a chunk may have any size, even more than 1 GiB. CURVE protects the
+bytes on the wire, and each record batch has its own checksum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 SECRET_BYTES = 32
-# libzmq encrypts a frame as a whole, and needs several times its memory for that.
+# libzmq encrypts a frame as a whole, which takes several times the memory of the frame.
 FRAME_BYTES = 1 << 20
 BEGIN = "begin"
 
@@ -48,7 +48,7 @@ _SKIPPED = re.compile(rf"skipped-([0-9]{{1,20}})-([0-9]{{1,20}})-({READER_PATTER
 
 
 def skipped_name(reader: str, first: int, end: int) -> str:
-    """The name in a request that reports that a task of this reader has skipped the ids ``[first, end)``."""
+    """The name in a request with this meaning: a task of this reader has skipped the ids ``[first, end)``."""
     return f"skipped-{first}-{end}-{reader}"
 
 
@@ -107,7 +107,7 @@ class Request(NamedTuple):
 
 
 def pack_head(number: int, error: int) -> bytes:
-    """Encode the first frame of an answer."""
+    """Encode the first frame of an answer; ``error`` is the status."""
     return _HEAD.pack(number, error)
 
 

@@ -3,16 +3,16 @@
 Its thread, in the driver's source runner, sleeps until a request comes. The model:
 
 * **A request waits for its turn.** Then the server takes a place in the client's queue, reads the whole file, and sends
-  it. It takes the place first, so it reads nothing for a client that is gone. Between two requests it keeps nothing: no
-  position, no open file.
+  it. Taking the place comes first, so the server reads nothing for a client that is gone. Between two requests the
+  server keeps nothing: no position, no open file.
 * **A client gets one chunk at a time.** Of its requests only the newest waits, and its queue holds one answer (SNDHWM
-1). If the queue is full, the server drops the request, and the client will repeat it.
+  1). If the queue is full, the server drops the request, and the client will repeat it.
 * **Memory is bounded** (``transport.answers``). While answers of ``most_bytes`` wait for the network, no request gets
-its turn. So the server holds less than that and one more chunk. A chunk has about ``walChunkBytes`` (32 MiB), or is as
-  large as one message or transaction. The pieces of an answer are freed one by one, as they leave.
+  its turn. So the server holds less than that and one more chunk. A chunk has about ``walChunkBytes`` (32 MiB), or
+  is as large as one message or transaction. The pieces of an answer are freed one by one, as they leave.
 * **A client that reads nothing is disconnected.** The system ends a connection that has taken no byte for ``patience``
-  seconds, and libzmq frees what waits for it. The server receives requests even while it is full, because libzmq
-  notices the end of a connection only while it reads from it.
+  seconds, and libzmq frees what waits for it. The server receives requests even while it answers none, because
+  libzmq notices the end of a connection only while it reads from that connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _log = logging.getLogger(__name__)
 
 # Four chunks of the usual size, so that one or two executors that read nothing do not stop the others.
 _MOST_BYTES = 128 << 20
-# libzmq reads an answer even if its program is busy. Only a stopped process or a cut network takes no byte for so long.
+# A client's libzmq takes bytes even while its program is busy. For so long, only a stopped process or a cut network
+# takes none.
 _PATIENCE_SECONDS = 10.0
 _QUEUED = 16  # requests of one client that libzmq holds
 # How late the server may notice that the network has taken an answer, while requests wait.
@@ -72,7 +73,7 @@ class ChunkServer:
 
     Raises:
         OSError: There are too many open files.
-        zmq.ZMQError: It cannot listen there, or this libzmq has no CURVE.
+        zmq.ZMQError: The server cannot listen at ``endpoint``, or this libzmq has no CURVE.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ChunkServer:
         self._storage = storage
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._most_bytes = most_bytes
-        self._requests: dict[bytes, Request] = {}  # of each client, until its turn
+        self._requests: dict[bytes, Request] = {}  # the newest request of each client, until its turn
         self._warnings = LimitedLog(__name__, "requests that were refused")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         with ExitStack() as undo:
@@ -169,7 +170,7 @@ class ChunkServer:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
             return  # the client is gone
-        if has_place:  # else the client has not read its last answer yet, and will repeat the request
+        if has_place:  # else the client's queue still has the last answer, and the client will ask again
             error, parts = self._content_of(request)
             self._answers.finish(client, [pack_head(request.number, error), *parts], owner=client)
             failpoints.reach("source.chunk.after_answer")
@@ -211,6 +212,6 @@ class ChunkServer:
             return []
         path = storage.path_of(request.name)
         if not os.path.exists(path):
-            storage.log_id_again()  # without the log, this raises another error than that the chunk is gone
+            storage.log_id_again()  # if the whole log is away, raises that error instead
         with open(open_file(path), "rb", buffering=0) as file:
             return list(iter(lambda: file.read(FRAME_BYTES), b""))

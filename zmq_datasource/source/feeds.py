@@ -4,9 +4,9 @@ The rules:
 
 * Each of the query's receivers fills a partition. The query also reads further partitions that other receivers fill, or
   have filled. So a query can be restarted with fewer receivers, and reads the messages of those that are gone.
-* A query that only follows a log opens new partitions while it runs.
-* One record has the query's position in all partitions (``log/readers``). It is written before the query chooses where
-  to begin.
+* A query opens partitions that other processes add to the log while it runs.
+* One record has the query's position in all partitions (``log/readers``). The query writes the record before it chooses
+  where to begin, so the messages that it finds then are not deleted.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Feeds:
                 feed.open()
                 opened[partition] = feed
         except BaseException as e:
-            self._stop_all(opened.values(), e)  # else nothing would stop these
+            self._stop_all(opened.values(), e)  # they are not in self.parts, so no other call would stop them
             raise
         self.parts = dict(sorted({**self.parts, **opened}.items()))
         self._next_refresh = time.monotonic() + self.refresh_seconds
@@ -154,14 +154,14 @@ class Feeds:
         self._stop_all(parts.values(), why)
 
     def _stop_all(self, feeds: Iterable[Feed], why: BaseException) -> None:
-        """Stop feeds because of an error, and only log further errors."""
+        """Stop feeds because of the error ``why``, and only log other errors."""
         for feed in feeds:
             failure = _failure_of(feed.stop)
             if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
 
     def begin(self, begins: Mapping[int, int]) -> None:
-        """Record that the query has no checkpoint, and begins at these ids."""
+        """Record that the query has no checkpoint and begins at these ids."""
         self.reader.begin(begins)
 
     def commit(self, ends: Mapping[int, int]) -> None:
@@ -277,6 +277,7 @@ def run_in_parallel(acts: Sequence[Callable[[], None]]) -> None:
 
 
 def _failure_of(act: Callable[[], None]) -> BaseException | None:
+    """Run a function. Returns the error that it raised; None if it raised none."""
     try:
         act()
     except BaseException as e:

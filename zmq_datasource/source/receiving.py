@@ -4,8 +4,8 @@ The rules:
 
 * Receiving never waits for the disk: this thread cuts chunks, and the log's own thread writes them.
 * If the log is full, or its disk refuses or is two chunks behind, this thread gives all received messages to the log
-and pauses. RCVHWM fills, and the peer's high-water mark decides. The thread still uses the socket, so that
-subscriptions and connections stay alive.
+  and pauses. RCVHWM fills, and the peer's high-water mark decides. The thread still uses the socket, so that
+  subscriptions and connections stay alive.
 * An error ends receiving. The next call of another thread raises it.
 """
 
@@ -46,11 +46,12 @@ class ReceivingThread:
     Attributes:
         failure: Why receiving has ended, if it has.
         last_received: When the last message was received, on the monotonic clock.
-        cut_off: Whether messages still came at the end of the time for draining the sockets after a stop.
+        cut_off: Whether messages still came when the time for draining the sockets was over.
         progress: An event that is set when a message is received, or receiving ends. The calling thread clears it.
         tick_seconds: How often a pause checks whether its cause is over.
-        quiet_seconds: After a stop, messages are received until none came for so long, or the filler's time is over.
-        refused_seconds: How long the end waits for a disk that refuses.
+        quiet_seconds: After a stop, messages are received until none has come for so long, or
+            ``Filler.drain_seconds`` are over.
+        refused_seconds: How long a stop waits for a disk that refuses.
     """
 
     tick_seconds = 0.02
@@ -111,7 +112,8 @@ class ReceivingThread:
         """Ask the thread to cut a chunk with all messages that were received before this call.
 
         Returns:
-            A future that gets the result of ``LogWriter.cut``, or the error that ends receiving.
+            Resolves, once the chunk is cut, to the future that ``LogWriter.cut`` returns; fails with the error that
+            ends receiving.
 
         Raises:
             LogError, SocketError: Receiving has ended.
@@ -211,7 +213,7 @@ class ReceivingThread:
         return "diskFault" if log.fault else "logFull" if log.full else "slowDisk" if log.slow else None
 
     def _drain(self) -> None:
-        """Receive the messages that libzmq and the kernel still have, even if the log exceeds its size."""
+        """Receive the messages that libzmq and the kernel still have, even if the log then exceeds its limit."""
         self._log.end_within(self.refused_seconds)
         quiet_from = time.monotonic()
         deadline = quiet_from + self._filler.drain_seconds  # for a feed that does not end

@@ -75,14 +75,17 @@ def chunks_for(storage: LogStorage, names: Iterable[str], access: Access) -> Ite
 
 
 def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
-    """Whether this machine sees the chunks: not those of another log at the same path, or of an older copy."""
+    """Whether this machine sees all these chunks of this log.
+
+    The path may lead to another log, which has another id, or to an older copy, which lacks chunks.
+    """
 
     def sees_all() -> bool:
         try:
             return storage.log_id() == log_id and all(os.path.exists(storage.path_of(name)) for name in names)
         except (LogError, OSError) as e:
             if isinstance(e.__cause__, OSError) and e.__cause__.errno in _EXHAUSTED:
-                raise  # asking the driver would fail, too
+                raise  # a connection to the driver needs descriptors and memory, too
             return False
 
     return retry_reading(sees_all, storage.patience)
@@ -162,7 +165,7 @@ class RemoteChunks:
             raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
 
     def _fetch(self, name: str) -> bytearray:
-        """Request a name. Returns the content of the answer; OSError if it has an error number."""
+        """Send a request for this name. Returns the content of the answer; OSError if its status is not 0."""
         if not self._link.is_open:
             self._link.open(check_hosts=False)
         number, session = next(self._numbers), self._session
@@ -206,7 +209,7 @@ class _Fetching(RequestSession):
             self.outbox.append([self._request])
 
     def wake(self, now: float) -> None:
-        """Do what is due. Each new connection gets twice the time of the one before.
+        """Do what is due now. Each new connection has twice as long to bring the answer as the one before.
 
         Raises:
             LogFetchError: No byte has come for ``give_up`` seconds.
@@ -237,13 +240,14 @@ class _Fetching(RequestSession):
 
 
 def _prepare(sock: zmq.Socket[bytes]) -> None:
-    # libzmq queues a request only for an address that has answered, and so for one of the driver's addresses.
+    # With IMMEDIATE, libzmq queues a request only for a connection that is established. Otherwise it could queue the
+    # request for an address of the driver that this machine cannot reach.
     sock.setsockopt(zmq.IMMEDIATE, 1)
     find_dead_peers(sock)
 
 
 class RemoteDeletions(Deletions):
-    """Deletions as the driver sees them. For the arguments see ``Deletions``."""
+    """Asks the driver which ids the log's writer has deleted. For the arguments see ``Deletions``."""
 
     def __init__(self, chunks: RemoteChunks, storage: LogStorage, fails: bool, reader: str | None) -> None:
         super().__init__(storage, chunks.log_id, fails, reader)

@@ -1,12 +1,13 @@
-"""Record the messages that a stop has lost, beside the log. The next run logs them, and the metrics count them.
+"""Records, in a file of the log, how many messages the stops of a receiver have lost.
 
-The record is one small JSON file of the partition. It has the sums since the log began, and the last stop with a loss::
+The next run logs the last loss, and the metrics count all of them. Each partition has one record, a small JSON file
+with the sums since the log began, and the last stop with a loss::
 
     {"messages": 12, "stops": 2, "told": true,
      "last": {"at": "2026-01-01T00:00:00Z", "messages": null, "reason": "..."}}
 
-``told`` says whether a run has logged the last stop. The file is written when the log is opened, and a stop replaces it
-while the writer still has the partition's lock. So a full disk has room for it.
+``told`` says whether a run has logged the last stop. Opening the log writes the file, so a stop only replaces it, and a
+full disk has room for that. The stop replaces it while the writer still has the partition's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StopLoss(NamedTuple):
 
     Attributes:
         messages: The number of messages that were received and could not be sealed.
-        more: Whether the socket was closed with messages that it had taken, whose number cannot be known.
+        more: Whether messages were left in the socket when it was closed. Their number cannot be known.
         reason: Why the messages were lost.
     """
 
@@ -106,8 +107,8 @@ class StopLosses:
         if last is not None and not record.told:
             messages = last.get("messages")
             _log.warning(
-                "the run of %s before this one was stopped at %s and lost %s messages: %s (in all, %d stops have lost "
-                "%d messages and those of unknown number)",
+                "the previous run of %s was stopped at %s and lost %s messages: %s (so far, %d stops have lost %d "
+                "messages that were counted, besides losses of unknown number)",
                 self._storage,
                 last.get("at"),
                 "an unknown number of" if messages is None else messages,

@@ -1,8 +1,7 @@
-"""How far a log is behind the wire, by the publisher's own numbers.
+"""Measures how far a log is behind the wire, by the publisher's own numbers.
 
-What a receiver has taken from its socket and not yet sealed is nowhere but in its memory, where no
-high-water mark governs it. From outside that is seen in one way: a number that was on the wire, and is not in
-the log.
+Messages that a receiver has taken from its socket and not yet sealed are only in its memory, and no high-water mark
+limits them. From outside, one thing shows them: a number that was on the wire is not in the log.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def compare(options: ReadOptions, watched: Sequence[Numbered], received: int, se
     """Wait until the log holds what was seen on the wire, up to ``seconds``.
 
     Args:
-        options: Say where the log is.
-        watched: What was seen on the wire.
-        received: Messages that were seen.
+        options: The options that say where the log is.
+        watched: The messages that were seen on the wire, for each endpoint.
+        received: How many messages were seen.
 
     Raises:
         LogError: There is no log, or it cannot be read.
@@ -55,9 +54,7 @@ def compare(options: ReadOptions, watched: Sequence[Numbered], received: int, se
             part = storage.of(partition)
             index = read_index(part)
             end += index.end
-            with suppress(
-                LogError, FileNotFoundError
-            ):  # a chunk that was just deleted: the next turn reads again
+            with suppress(LogError, FileNotFoundError):  # a chunk was just deleted: the next turn reads again
                 start = max(seen.get(partition, 0), index.earliest, index.end - _TAIL_ROWS)
                 _keep_newest(newest, _newest(part, start, by))
                 seen[partition] = index.end
@@ -92,7 +89,7 @@ def _keep_newest(numbers: _Newest, more: _Newest) -> None:
 
 
 def _by_our_endpoint(by: Sequence[str], wire: Mapping[tuple[str, ...], int], there: _Newest) -> _Newest:
-    """What the log has, where both sides know one endpoint: it is the same one, under whichever name."""
+    """The log's numbers by our names. If each side has one endpoint, it is the same one, even under two names."""
     if "endpoint" not in by:
         return there
     at = by.index("endpoint")
@@ -105,7 +102,7 @@ def _by_our_endpoint(by: Sequence[str], wire: Mapping[tuple[str, ...], int], the
 def _newest(storage: LogStorage, start: int, by: Sequence[str]) -> _Newest:
     """The last number of each counter in the rows from id ``start`` on."""
     newest = {}
-    # Of messages that are counted by endpoint, that is the publisher.
+    # The log's rows have the endpoint in the column ``publisher``.
     names = ["publisher" if name == "endpoint" else name for name in by]
     index = read_index(storage)
     for batch in read_slices(storage, slices(index.covering(start, index.end), start, index.end)):

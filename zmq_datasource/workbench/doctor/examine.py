@@ -1,4 +1,4 @@
-"""The examination: connect, watch, and what was asked for beside that, for all endpoints at once."""
+"""Examines all endpoints at once: connects, watches, and makes the further checks that were asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zmq_datasource.workbench.doctor.stall import STALL_RCVHWM, consume, stall
 __all__ = ["Examination", "Request", "examine"]
 
 _GLANCE_SECONDS = 2.0
-_MOST_SECOND_LOOK = 3.0
+_LONGEST_PEEK_SECONDS = 3.0
 
 
 class Request(NamedTuple):
@@ -35,9 +35,10 @@ class Request(NamedTuple):
         given: The source's options as text, its endpoints among them.
         upstream: Endpoints of the publishers behind the proxy that ``given`` names.
         duration: Seconds to watch.
-        wait: Seconds for a peer to connect, or for a log to hold what was seen.
+        wait: Seconds to wait for a peer to connect, or for a log to hold what was seen.
         stall: Seconds to take nothing; 0 is no stall.
-        log: Where the log of a receiver of the same feed is, as the source's options; empty if it is not asked for.
+        log: The source's options that say where a receiver of this feed has its log; empty to examine no log.
+        expected: What the user says that the feed should be.
     """
 
     given: dict[str, str]
@@ -50,7 +51,7 @@ class Request(NamedTuple):
 
 
 class Examination(NamedTuple):
-    """What was found, endpoint by endpoint, and of the log."""
+    """The facts about each endpoint, and about the log if it was asked for."""
 
     endpoints: list[Examined]
     log: Durable | None
@@ -61,9 +62,11 @@ class _Case:
     """One endpoint under examination.
 
     Attributes:
-        options: Of the source, with this endpoint alone; ``given`` is their text.
-        probe: None where its host does not resolve.
-        rate: Messages a second that were sent while watching, the missing ones included.
+        options: The source's options with this endpoint alone.
+        given: The same options as text.
+        facts: The facts so far.
+        probe: The socket that watches; None if the host name does not resolve.
+        rate: Messages a second that were sent while the doctor watched, including the missing ones.
     """
 
     options: ReadOptions
@@ -156,7 +159,7 @@ def _connect(case: _Case, stack: ExitStack) -> None:
     except (EndpointError, UnicodeError):
         if case.options.bind:
             raise
-        # A host that does not resolve, or is no name at all: the glance says so.
+        # The host name does not resolve, or is not valid. ``_glance`` reports it.
 
 
 def _glance(cases: list[_Case], probes: list[Probe], wait: float) -> None:
@@ -172,7 +175,7 @@ def _glance(cases: list[_Case], probes: list[Probe], wait: float) -> None:
 
 
 def _record(case: _Case, request: Request) -> None:
-    """Keep the figures of the connection while it is up; and imitate a receiver, if that was asked for."""
+    """Record the figures of the connection while it is up, and imitate a slow receiver if that was asked for."""
     probe, each = case.probe, request.expected.consume
     if probe is None:
         return
@@ -190,9 +193,9 @@ def _record(case: _Case, request: Request) -> None:
 
 
 def _probe_again(case: _Case, watched: Probe, request: Request) -> None:
-    """On connections of their own: the stall, and what explains that nothing came or that it broke."""
+    """Examine on new connections why the first one broke or brought nothing, and make the stall."""
     options, facts = case.options, case.facts
-    seconds = min(_MOST_SECOND_LOOK, request.duration)
+    seconds = min(_LONGEST_PEEK_SECONDS, request.duration)
     limit = options.zmq.get("maxmsgsize")
     if options.socket_type == "SUB" and facts.handshake.disconnects and limit is not None:
         others = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
@@ -224,7 +227,7 @@ def _peek(options: ReadOptions, wait: float, seconds: float, until_frame: int | 
 
 
 def _compare_sides(cases: list[_Case]) -> None:
-    """Count what is missing in a feed and came from upstream."""
+    """Count the messages that are missing in a feed and came from upstream."""
     seen = [(p.facts.role, p, p.probe.numbered) for p in cases if p.probe is not None]
     above = [numbered for role, _, numbered in seen if role == "upstream" and numbered is not None]
     for role, case, below in seen:

@@ -1,7 +1,7 @@
-"""From figures to findings: what is wrong, on which evidence, why probably, and what to do. Pure.
+"""Turns figures into findings: what is wrong, the evidence, the probable cause, and what to do. No input or output.
 
-Each condition stands beside the sentences of its finding. The tables of docs/workbench.md are made of this module by
-``make docs``: a function is a table, under its docstring's first line; a figure in a sentence shows there as ``…``.
+Each condition stands beside the sentences of its finding. ``make docs`` makes the tables of docs/workbench.md from this
+module: a function is a table, and its docstring's first line is the heading. A figure in a sentence shows as ``…``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["EXIT_CODES", "Finding", "Severity", "diagnose", "exit_code"]
 class Severity(StrEnum):
     """How serious a finding is.
 
-    ``unreachable``: the endpoint could not be examined. ``warning``: messages are lost, or will be, or
-    something is not as it was said to be. ``note``: worth knowing, and no fault.
+    ``unreachable``: the endpoint could not be examined. ``warning``: messages are lost, or will be, or the feed is not
+    as the user expects it. ``note``: worth knowing, but no fault.
     """
 
     UNREACHABLE = "unreachable"
@@ -36,12 +36,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One problem or fact that the doctor found.
 
     Attributes:
-        id: Stable, for scripts.
-        endpoint: Where; empty for the log.
-        what: In one sentence.
-        evidence: The figures it rests on.
-        cause: What probably makes it so; where that cannot be known from outside, it says so.
-        fix: What to do, or how to find out.
+        id: The name for scripts, which does not change.
+        endpoint: The endpoint that was examined; empty for the log.
+        what: The finding, in a sentence or two.
+        evidence: The figures that show it.
+        cause: The probable cause. If it cannot be known from outside, the text says so.
+        fix: What to do, or how to find out more.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
 
 
-# What a script gets for the worst finding. 2 is click's, for wrong arguments.
+# The exit code of the command is that of the worst finding. Click takes 2, for wrong arguments.
 EXIT_CODES = {Severity.NOTE: 0, Severity.WARNING: 1, Severity.UNREACHABLE: 3}
 _UNREACHABLE, _NOTE = Severity.UNREACHABLE, Severity.NOTE
 
@@ -88,22 +88,24 @@ def diagnose(examined: Sequence[Examined], log: Durable | None, expected: Expect
 _SENDERS = {"SUB": ("PUB", "XPUB"), "PULL": ("PUSH",)}
 _TAKERS = {"PUB": "SUB", "XPUB": "SUB", "PUSH": "PULL"}
 _NO_SENDER = {
-    "PULL": "it receives, as this does; name the endpoint of the sender, or let one side bind and the other connect",
-    "SUB": "it receives, as this does; name the endpoint of the publisher, or let one side bind and the other connect",
-    "XSUB": "it is the side of a proxy to which publishers connect; name the one for subscribers (its XPUB)",
-    "ROUTER": "it takes transactions, of DEALER sinks and Producers (docs/protocol.md), or is a proxy's durable or "
-    "replay endpoint (docs/proxy.md); a SUB or PULL has no business there",
-    "DEALER": "it sends transactions; receive them with socketType=ROUTER and bind",
-    "REP": "it answers requests; it is not a feed",
-    "REQ": "it asks; it is not a feed",
-    "PAIR": "it talks to one other PAIR; it is not a feed",
+    "PULL": "the peer receives, as the doctor does. Name the endpoint of the sender, or let one side bind and the "
+    "other connect",
+    "SUB": "the peer receives, as the doctor does. Name the endpoint of the publisher, or let one side bind and the "
+    "other connect",
+    "XSUB": "the peer is the side of a proxy to which publishers connect. Name the one for subscribers (its XPUB)",
+    "ROUTER": "the peer takes transactions, of DEALER sinks and Producers (docs/protocol.md), or is a proxy's durable "
+    "or replay endpoint (docs/proxy.md). A SUB or PULL has no business there",
+    "DEALER": "the peer sends transactions. Receive them with socketType=ROUTER and bind",
+    "REP": "the peer answers requests, and is not a feed",
+    "REQ": "the peer sends requests, and is not a feed",
+    "PAIR": "the peer talks to one other PAIR, and is not a feed",
 }
 
 
 def _unreachable(one: Examined) -> Iterator[Finding]:
     """The connection cannot be made.
 
-    At most one; in all these cases the endpoint is unreachable.
+    The doctor reports at most one of these, as unreachable.
     """
     glance, handshake, kind = one.glance, one.handshake, one.glance.socket_type
     tried = "connecting: " + {
@@ -125,7 +127,7 @@ def _unreachable(one: Examined) -> Iterator[Finding]:
             what="No program listens at this endpoint.",
             evidence=f"{glance.reason}; {tried}",
             cause="The sender is not running. Or it listens on another port or interface (127.0.0.1 instead of *). Or "
-            "it connects itself, as to a proxy.",
+            "the sender connects instead of binding, for example to a proxy.",
             fix="Start the sender first, or check its bind address. If the sender connects, give its endpoint to "
             "--bind.",
         )
@@ -175,16 +177,16 @@ def _unreachable(one: Examined) -> Iterator[Finding]:
             }.get(glance.mechanism, f"Set up {glance.mechanism} on our side, or take it from the peer."),
         )
     elif kind is not None and kind not in _SENDERS.get(one.socket_type, (kind,)):
-        taker, instead = _TAKERS.get(kind), _NO_SENDER.get(kind, "it is no socket of a feed")
+        taker, instead = _TAKERS.get(kind), _NO_SENDER.get(kind, "the peer is not a feed")
         yield Finding(
             id="wrong_socket_type",
             what=f"The peer is of type {kind}. A {one.socket_type} cannot receive from it.",
             evidence=f"its READY command names {kind}; {tried}",
             cause="The socket types of the two sides do not match. libzmq ends the connection without a message, and "
-            "never dials again.",
+            "never connects again.",
             fix=f"Use --socket-type {taker} (socketType={taker})."
             if taker
-            else f"Another endpoint: {instead}.",
+            else f"Use another endpoint: {instead}.",
         )
     elif (
         handshake.state == "failed" or one.mechanism != "NULL"
@@ -228,7 +230,7 @@ def _connection(one: Examined, expected: Expected) -> Iterator[Finding]:
             what="Frames are larger than the receiver allows. Each of them ends the connection.",
             evidence=f"hung up {times}; without the limit of {limit:,} bytes a frame of {one.limit_hit:,} came",
             cause="zmq.maxmsgsize limits a frame. If a frame is larger, libzmq ends the connection and does not "
-            "reconnect by itself. All messages that were sent behind the frame are lost, and the sender gets no error.",
+            "reconnect by itself. All messages that were sent after the frame are lost, and the sender gets no error.",
             fix=f"Set zmq.maxmsgsize to {one.limit_hit:,} or more, or let the sender send large payloads in parts.",
         )
     elif count:
@@ -378,7 +380,7 @@ def _numbers(one: Examined) -> Iterator[Finding]:
             evidence=f"{repeated}; {_unequal(numbers)}",
             cause="Two publishers share a name or an endpoint, the publisher counts something smaller than the "
             "framing does (a topic, an instrument), or the framing is the wrong one.",
-            fix="Say what has a counter with sequenceBy, let each publisher have a name or an endpoint of its own, or "
+            fix="Name what has a counter with sequenceBy, let each publisher have a name or an endpoint of its own, or "
             "set sequenceBy=none. Do not set deduplicate: it would leave out messages that came once.",
         )
     elif numbers.duplicates:
@@ -391,7 +393,7 @@ def _numbers(one: Examined) -> Iterator[Finding]:
                 if numbers.compared
                 else _NOT_COMPARED
             ),
-            cause="The sender repeats messages after a failure, or a proxy is reached on two ways.",
+            cause="The sender repeats messages after a failure, or they come by two paths, such as two proxies.",
             fix="Set deduplicate=true to leave them out." if numbers.compared else _COMPARE_FIRST,
         )
 
@@ -412,7 +414,7 @@ def _unequal(numbers: Numbers) -> str:
     return f"of {numbers.compared:,} numbers that came twice, {numbers.unequal:,} have different topics or values"
 
 
-# A queue of the receiver that may need more than this is worth a word.
+# A receiver's queue that may need more bytes than this is reported.
 _MUCH_MEMORY = 1 << 30
 
 
@@ -435,7 +437,7 @@ def _sizes(one: Examined, expected: Expected) -> Iterator[Finding]:
             severity=_NOTE,
             what="Frames come near the receiver's limit.",
             evidence=f"the largest has {traffic.largest_frame:,} of {limit:,} bytes",
-            cause="A frame over zmq.maxmsgsize ends the connection, and all that was sent behind it is lost.",
+            cause="A frame over zmq.maxmsgsize ends the connection, and all messages after it are lost.",
             fix="Set zmq.maxmsgsize well above the largest frame that can come.",
         )
     memory = traffic.size_p99 * expected.rcvhwm
@@ -455,13 +457,13 @@ def _slow_receiver(one: Examined) -> Iterator[Finding]:
     consumed, numbers, traffic = one.consumed, one.numbers, one.traffic
     if consumed is None or traffic is None:
         return
-    before = numbers is not None and numbers.lost  # is not this receiver's fault
+    before = numbers is not None and numbers.lost  # such losses are not the slow receiver's
     if consumed.behind or (consumed.lost and not before):
         yield Finding(
             id="receiver_too_slow",
             what="A receiver that takes this long for a message does not keep up.",
-            evidence=f"at {consumed.each * 1000:g} ms a message {consumed.messages / consumed.seconds:,.0f}/s were "
-            f"taken, {1 / consumed.each:,.0f}/s at best, of {traffic.rate:,.0f}/s; it was "
+            evidence=f"at {consumed.each * 1000:g} ms a message it took {consumed.messages / consumed.seconds:,.0f} of "
+            f"{traffic.rate:,.0f} messages/s (at best it could take {1 / consumed.each:,.0f}/s); it was "
             f"{'behind to the end' if consumed.behind else 'behind at times'}"
             + (f"; {consumed.lost:,} messages were lost meanwhile" if numbers and numbers.judged else "")
             + (f"; {consumed.queued:,} bytes waited in the kernel" if consumed.queued else ""),
@@ -476,7 +478,7 @@ _PUB_DROPS = (
     "A PUB drops messages for a subscriber whose queue is full, and its send still succeeds. From outside this looks "
     "the same as a sender that is refused (NOBLOCK, XPUB_NODROP) and sends the next message."
 )
-# A feed whose peak is so many times its rate may have had a pause just then.
+# A feed whose peak is so many times its rate may have paused during the stall.
 _UNEVEN = 5
 
 
@@ -524,7 +526,7 @@ def _stall(one: Examined, stalled: Stalled, expected: Expected) -> Iterator[Find
             )
             + " A store in between that gives out no more than the feed's own rate looks the same from here."
             + (
-                " Without numbers it cannot be known whether its program blocked or dropped what was refused."
+                " Without numbers it cannot be known whether the sender's program blocked or dropped what was refused."
                 if pull and stalled.lost is None
                 else ""
             ),
@@ -552,8 +554,8 @@ def _stall(one: Examined, stalled: Stalled, expected: Expected) -> Iterator[Find
             severity=Severity.WARNING if pull else _NOTE,
             what="Nothing was dropped in the stall, where drops were expected.",
             cause="The stall was shorter than the time for which the chain can hold messages. Or the sender waited "
-            "and caught up afterwards (a PUSH never drops). Or something before it stores messages. The doctor cannot "
-            "tell these apart from outside.",
+            "and caught up afterwards (a PUSH never drops). Or something on the way stores messages. The doctor "
+            "cannot tell these apart from outside.",
             fix="Set a longer --stall. Check whether the sender's send() blocks in that time.",
         )
 
@@ -561,7 +563,7 @@ def _stall(one: Examined, stalled: Stalled, expected: Expected) -> Iterator[Find
 def _of_stall(stalled: Stalled) -> str:
     words = [
         f"took nothing for {stalled.seconds:g} s at about {stalled.rate:,.0f}/s with rcvhwm {stalled.rcvhwm}",
-        f"then {stalled.received:,} messages came of about {stalled.expected:,} sent by that rate",
+        f"then {stalled.received:,} messages came, of about {stalled.expected:,} that were sent at that rate",
     ]
     if stalled.lost is not None:
         words.append(f"{stalled.lost:,} numbers are missing")
@@ -575,7 +577,7 @@ def _of_stall(stalled: Stalled) -> str:
     return "; ".join(words)
 
 
-# So much more than the high-water mark must be held elsewhere, before that is worth a word.
+# Buffers are reported if the chain holds more than so many times the high-water mark.
 _HIDDEN = 5
 
 
@@ -587,8 +589,8 @@ def _marks(one: Examined, stalled: Stalled, expected: Expected) -> Iterator[Find
         default = marks.default_fits and meant != DEFAULT_HWM
         yield Finding(
             id="mark_not_in_effect",
-            what=f"The sender's high-water mark is not {meant:,}. What the sender held fits one of {_range(marks)}."
-            + (" libzmq's default of 1000 is one of these." if default else ""),
+            what=f"The sender's high-water mark is not {meant:,}. What the sender held fits a mark of {_range(marks)}."
+            + (" libzmq's default of 1000 fits, too." if default else ""),
             cause="It was set after bind or connect: libzmq accepts it then without an error, and gives new peers the "
             "old one. Or it was set on the wrong socket (RCVHWM at the sender, SNDHWM at the receiver, another socket "
             "of the program)." + (_OF_A_PROXY if one.glance.socket_type == "XPUB" else ""),
@@ -607,7 +609,7 @@ def _marks(one: Examined, stalled: Stalled, expected: Expected) -> Iterator[Find
             "small values, before bind and connect.",
         )
     elif meant and marks is None:
-        # What was sent during the stall came, and must have been somewhere.
+        # The messages that were sent during the stall came after it, so something held them meanwhile.
         somewhere = min(stalled.received, round(stalled.rate * stalled.seconds))
         most = meant + stalled.beyond
         if stalled.outcome == "all" and somewhere > 1.2 * most:
@@ -697,7 +699,7 @@ def _log(log: Durable, expected: Expected) -> Iterator[Finding]:
             what="The log holds messages, but none of these publishers or topics.",
             evidence=f"no counter that was on the wire is in the log, after {log.seconds:.1f} s",
             cause="It is the log of another feed, or its query reads the messages with another framing. Or the "
-            "receiver has several endpoints, and names this one in another way, as with another name of the host.",
+            "receiver has several endpoints, and names this one differently, for example by another host name.",
             fix="Name the log of this feed, and the framing of its query with -o framing=... Name the endpoint as the "
             "receiver does.",
         )

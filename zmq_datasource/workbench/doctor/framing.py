@@ -1,9 +1,10 @@
-"""Which framing the messages of a feed have, found with the decoders and the tracker of the source.
+"""Guesses which framing a feed has, and tracks its numbers, with the decoders and the tracker of the source.
 
 A framing is believed if nearly all messages fit it and, where it numbers them, the numbers of each counter go up in
 small steps, many of them by one. If no framing of the package is believed, a number at the beginning of a frame is
-looked for, and then one in JSON text (``framing=custom``). Of what is believed the best fit is chosen. So a counter for
-each topic is told from one for the whole feed.
+looked for, and then one in JSON text (``framing=custom``). Of the framings that are believed,
+the guess is the one with the largest share of steps by exactly one. This tells a counter for each topic from one for
+the whole feed.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ __all__ = ["SAMPLE", "Numbered", "guess", "options_of", "per_topic"]
 # A guess reads so many messages; fewer than _LEAST show nothing.
 SAMPLE = 2000
 _LEAST = 5
-# Messages that show whether the frames fit at all, before all are read.
+# So many messages are read first, to see whether the frames fit at all.
 _FIRST = 32
 _FITTING = 0.9
-# Of the steps from one number to the next: this share goes up by no more than _SMALL, that one by exactly one.
+# Of the steps from one number to the next, at least a share of _UPWARDS must go up by less than _SMALL, and a share of
+# _BY_ONE by exactly one.
 _UPWARDS, _SMALL, _BY_ONE = 0.9, 100_000, 0.2
-# A place that no framing names must be more convincing: nearly every step is one.
+# A place that no framing of the package names needs more evidence: this share of its steps must be by one.
 _SURELY = 0.9
-# And small: of a number of 4 bytes with 4 of something else after it, 8 bytes would count as well.
+# And its numbers must not be larger than this: a counter of 4 bytes with 4 other bytes beside it, read as a number of 8
+# bytes, may go up by one, too.
 _LARGEST = 2**48
 _PRESETS = ("sequenced", "dafka", "clone", "vllm", "bitcoin", "jupyter")
-# A number in JSON that is the time in one of these units counts seconds, and no messages.
+# A number in JSON is a time, and not a counter, if it is within a day of now in one of these units.
 _CLOCKS, _CLOCK_SECONDS = (1, 10**3, 10**6, 10**9), 86_400
 _MOST_PATHS, _MOST_DEPTH, _MOST_JSON_BYTES = 20, 4, 64 << 10
 _COUNTERS, _GAPS = 100_000, 100_000
@@ -51,17 +54,18 @@ class Numbered:
     """The messages of one endpoint, read and tracked by the source's own intake.
 
     Args:
-        options: Of the source, its framing included.
-        endpoint: As the source names it.
-        by_place: Whether a gap's ``noticed`` is to be the place of the message that showed it, and not a time.
+        options: The source's options, with the framing.
+        endpoint: The endpoint, as the source names it.
+        by_place: Whether ``noticed`` of a gap is the place of the message that showed the gap, and not a time.
 
     Attributes:
-        messages: That were followed.
-        compared, unequal: Numbers that came twice in one call, and those of them whose messages are not the same.
-        copies: Messages that are the same as one before them.
-        by: What has a counter; empty if nothing is numbered.
-        tracker: Of the counters; None if nothing is numbered. What was sent before a counter's first message that came
-            is no gap: only the publisher knows whether this subscriber was there.
+        messages: How many messages were followed.
+        compared: How many numbers came twice in one call of ``follow``.
+        unequal: How many of these numbers had different messages.
+        copies: How many messages are the same as an earlier one with their number.
+        by: What has a counter of its own, as in ``sequenceBy``; empty without numbers.
+        tracker: Tracks the counters; None without numbers. Messages before the first one that came of a counter are no
+            gap: only the publisher knows whether this subscriber had joined by then.
     """
 
     def __init__(self, options: ReadOptions, endpoint: str = "", by_place: bool = False) -> None:
@@ -103,7 +107,7 @@ class Numbered:
 
     def _compare_equals(self, rows: pa.RecordBatch, topics: pa.Array) -> None:
         """Count the numbers that came twice, and those of them whose messages differ in topic or value."""
-        # Not by Arrow's group_by, which imports pandas: the queue of a fast feed overflows meanwhile.
+        # Without Arrow's group_by, which imports pandas: during the import the queue of a fast feed would overflow.
         counter = ["publisher" if name == "endpoint" else name for name in self.by]
         columns = [rows.column(name).to_pylist() for name in (*counter, "sequence")]
         contents = zip(topics.to_pylist(), rows.column("value").to_pylist(), strict=True)
@@ -126,7 +130,7 @@ class Numbered:
 
     @property
     def gaps(self) -> list[Gap]:
-        """What is missing now."""
+        """The gaps that are not filled now."""
         return [] if self.tracker is None else [gap for gap in self.tracker.gaps if gap.healed is None]
 
     @property
@@ -136,13 +140,13 @@ class Numbered:
 
     @property
     def counters(self) -> dict[tuple[bytes, ...], Key]:
-        """The counters by their names without the endpoint, which is another one on the other side of a proxy."""
+        """The counters by their names, without the endpoint: it differs between the two sides of a proxy."""
         if self.tracker is None:
             return {}
         return {_without_endpoint(key, self.by): key for key in self.tracker.expected}
 
     def count_of_missing(self, below: Numbered) -> int:
-        """How many of the messages that are missing in ``below`` have come here."""
+        """How many messages that are missing in ``below``, the other side of a proxy, have come here."""
         if self.tracker is None:
             return 0
         here = self.counters
@@ -160,7 +164,7 @@ class Numbered:
         return found
 
     def figures(self, options: Mapping[str, str], guessed: bool) -> Numbers:
-        """What the numbers tell so far; ``options`` are the framing and what is set beside it."""
+        """The figures so far; ``options`` are the framing and the options to set with it."""
         others = {name: value for name, value in options.items() if name != "framing"}
         known = {"framing": options["framing"], "options": others, "guessed": guessed}
         if self.tracker is None:
@@ -192,18 +196,19 @@ def _without_endpoint(key: Key, by: tuple[str, ...]) -> tuple[bytes, ...]:
 
 
 def options_of(given: Mapping[str, str], framing: Mapping[str, str]) -> ReadOptions:
-    """The source's options with a framing that was found; nothing is counted if they refuse its counters."""
+    """The source's options with a framing that was found; without counting if the options refuse its counters."""
     try:
         return parse(ReadOptions, {**given, **framing})
-    except OptionError:  # a filter leaves out some of what the publisher counts over
+    except OptionError:  # for example, a filter leaves out some of the messages that the publisher counts
         return parse(ReadOptions, {**given, **framing, "sequenceBy": "none"})
 
 
 def guess(raw: RawMessages, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """``framing``, and what to set beside it, from some messages in their order; ``plain`` if none is recognised.
+    """Guess the option ``framing``, and the options to set with it; ``plain`` if no framing is recognised.
 
     Args:
-        given: The other options of the source. Counters that these refuse are the last choice.
+        raw: Some messages of the feed, in their order.
+        given: The other options of the source. A framing whose counters these refuse is the last choice.
     """
     if len(raw) < _LEAST:
         return {"framing": "plain"}
@@ -222,7 +227,7 @@ def guess(raw: RawMessages, given: Mapping[str, str] | None = None) -> dict[str,
 
 
 def per_topic(raw: RawMessages, options: Mapping[str, str], by: tuple[str, ...]) -> dict[str, str] | None:
-    """What to change in ``options`` so that each topic has a counter of its own; None if the numbers do not fit so."""
+    """What to change in ``options`` so that each topic has its own counter; None if the numbers do not fit that."""
     change = {"sequenceBy": ",".join((*by, "topic"))}
     if options["framing"] == "custom" and "topicFrame" not in options:
         change["topicFrame"] = "0"
@@ -239,10 +244,10 @@ def _allowed(options: dict[str, str]) -> bool:
 
 
 def _fit(raw: RawMessages, options: Mapping[str, str]) -> float | None:
-    """The share of steps that are one; None if the messages do not have this framing."""
+    """The share of steps by exactly one, or 1.0 without numbers; None if the messages do not have this framing."""
     try:
         parsed = parse(ReadOptions, {"connect": "tcp://feed:1", **options})
-    except OptionError:  # it has no topic to count by, for one
+    except OptionError:  # for example, it has no topic to count by
         return None
     for part in (raw.take(pa.arange(0, min(len(raw), _FIRST))), raw):
         numbered = Numbered(parsed)
@@ -268,7 +273,7 @@ def _fit(raw: RawMessages, options: Mapping[str, str]) -> float | None:
 
 
 def _presets(raw: RawMessages) -> Iterator[dict[str, str]]:
-    """Each framing of the package; and with one counter for all topics where it has one for each, or the reverse."""
+    """Each framing of the package, as it is and with the other way of counting: by topic, or over all topics."""
     for name in _PRESETS:
         if name == "clone" and not _has_uuid(raw):
             continue
@@ -283,7 +288,7 @@ def _presets(raw: RawMessages) -> Iterator[dict[str, str]]:
 
 
 def _has_uuid(raw: RawMessages) -> bool:
-    """Whether the third frame can be that of a kvmsg; else five frames with a number are all that it takes."""
+    """Whether the third frame can be a kvmsg's UUID. Else any five frames with a number would pass for ``clone``."""
     if raw.middle is None or pc.min(raw.counts()).as_py() < 4:
         return False
     return set(pc.unique(pc.binary_length(raw.frame(2))).to_pylist()) <= {0, 16}
@@ -305,7 +310,7 @@ def _places(raw: RawMessages) -> Iterator[dict[str, str]]:
 
 
 def _json_paths(raw: RawMessages) -> Iterator[dict[str, str]]:
-    """A whole number at a path of a frame that is JSON text, if it is not always the same and not the time."""
+    """A whole number at a path of a frame with JSON text, unless it is constant or a time."""
     first = raw.take(pa.arange(0, min(len(raw), _FIRST)))
     for frame in _frames(raw):
         texts = [_numbers_in(content) for content in first.frame(frame).to_pylist()]
@@ -316,7 +321,7 @@ def _json_paths(raw: RawMessages) -> Iterator[dict[str, str]]:
 
 
 def _frames(raw: RawMessages) -> range:
-    """The places of frames, where all messages have the same number of them."""
+    """The indexes of the frames; none if messages have different numbers of frames."""
     fewest, most = pc.min_max(raw.counts()).as_py().values()
     return range(most if fewest == most else 0)
 
