@@ -22,14 +22,14 @@
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
         ├── LogFormatError     not a log, or one of another format version
-        ├── LogWriteError      the disk refused: full, read-only, gone
-        │   └── DiskFaultError     a refusal that may pass, and is waited out for walRetryTimeout
-        ├── DamagedChunkError  a chunk with other bytes than were written
+        ├── LogWriteError      the disk or bucket refused for a reason that stays
+        │   └── DiskFaultError     one that may pass: full, gone, no answer; repeated for walRetryTimeout
+        ├── DamagedChunkError  a file of the log whose bytes have changed
         ├── LogFetchError      an executor that does not see the log could not read it from the driver
         └── DataLossError      an offset asks for messages that the log no longer has
 
-A message names the act that did not succeed, then the reason, then the way out. ``docs/errors.md`` is
-generated from the docstrings: what has happened, and what to do.
+The text of an error names the act that did not succeed, then the reason, then the way out. ``docs/errors.md`` is
+generated from the docstrings, which say what has happened and what to do.
 """
 
 from typing import Self
@@ -97,8 +97,8 @@ class EndpointError(SocketError):
 class ConnectionLostError(SocketError):
     """Connections were lost again and again before the rows had left.
 
-    What to do: Find out why the consumer or the network ends them: often a row is larger than the consumer's
-    ``ZMQ_MAXMSGSIZE``. What a PUSH does then: docs/delivery.md#when-a-push-loses-a-connection.
+    What to do: Find out why the consumer or the network ends the connections. Often a row is larger than the
+    consumer's ``ZMQ_MAXMSGSIZE``. What a PUSH does after a loss: docs/delivery.md#when-a-push-loses-a-connection.
     """
 
 
@@ -149,9 +149,9 @@ class SubscriptionError(SocketError):
 
 
 class TransactionError(SocketError):
-    """The receiver has refused a transaction, for example another one under the same number. A ``Producer``
-    also raises it itself: a transaction is larger than ``max_bytes``, ``flush`` was called within a
-    transaction, or another producer has used its name.
+    """The receiver has refused a transaction, for example because it has another transaction of this number. A
+    ``Producer`` also raises this error if a transaction is larger than ``max_bytes``, if ``flush`` is called
+    within a transaction, or if another producer has used its name.
 
     What to do: The message has the reason. Which transactions are refused:
     docs/delivery.md#which-transactions-are-refused.
@@ -183,9 +183,9 @@ class DeadLetterError(ZmqDataSourceError):
 
 
 class MetricsError(ZmqDataSourceError):
-    """Metrics could not be read or written. It never ends a query, where it is logged and counted.
+    """Metrics could not be read or written. A query logs and counts this error, and goes on.
 
-    What to do: Check ``metricsLocation``. Move files of another format, which the message names, away.
+    What to do: Check ``metricsLocation``. If the message names files of another format, move them away.
     """
 
 
@@ -242,14 +242,15 @@ class DiskFaultError(LogWriteError):
 
 
 class DamagedChunkError(LogError):
-    """A file of the log is not what was written. With ``walSync=false`` a crash of the machine does that, too.
+    """A file of the log has other bytes than were written. With ``walSync=false`` a crash of the machine can
+    cause that.
 
     What to do: Restore it from a copy, or use a new ``walLocation`` and new checkpoints. Check the disk.
     """
 
     @classmethod
     def of(cls, what: str) -> Self:
-        """The error for a needed file: what was found, and the way out."""
+        """The error for a damaged file that is needed. ``what`` names the file and the damage; the way out is added."""
         return cls(f"{what}. {RESTORE}")
 
 
@@ -263,9 +264,9 @@ class LogFetchError(LogError):
 
 class DataLossError(LogError):
     """A query needs messages that the log no longer has: they were deleted, or a chunk is missing. Or an older
-    copy of the log was restored, and received into.
+    copy of the log was restored, and new messages were received into it.
 
-    What to do: Restore the log. With ``failOnDataLoss=false`` the query skips what is not there, and counts it.
-    If the log ends before the checkpoint, only a new checkpoint helps (and a new ``walLocation`` where ids may
-    be given twice).
+    What to do: Restore the log. With ``failOnDataLoss=false`` the query skips the missing messages, and counts
+    them. If the log ends before the checkpoint, only a new checkpoint helps. If the log may then give an id to a
+    second message, a new ``walLocation`` is needed, too.
     """

@@ -199,7 +199,7 @@ def test_skipped_messages_that_cannot_be_recorded_are_logged(
         log.discard(3)
         monkeypatch.setattr(ReaderRecords, "write_skipped", refuse)
         assert read() == [4, 5, 6, 7, 8, 9]
-    assert "Read-only file system. dataLosses and messagesExpired leave these ids out" in caplog.text
+    assert "Read-only file system. dataLosses and messagesExpired do not count these ids" in caplog.text
 
 
 def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:

@@ -104,8 +104,8 @@ def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
     type=DURATION,
     default="0",
     show_default=True,
-    help="Then take nothing for so long, to see who drops, who waits, and at which high-water mark. A sender that "
-    "waits for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
+    help="Then take nothing for so long, to see which side drops, which one waits, and at which high-water mark. A "
+    "sender that waits for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
 )
 @click.option("--consume", type=DURATION, help="What your receiver takes for each message; it is imitated.")
 @click.option(
@@ -151,7 +151,7 @@ def doctor(
 ) -> None:
     """Examine a feed as its receiver sees it, and say what is wrong, why, and what to do.
 
-    Connects to the endpoints as they are, and reports who answers, the handshake, what the messages look
+    Connects to the endpoints as they are, and reports which endpoints answer, the handshake, what the messages look
     like, what is missing, and with --stall which high-water mark is in effect. It is one more
     subscriber; a stall and --take-messages are felt by others.
 

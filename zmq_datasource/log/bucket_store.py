@@ -31,20 +31,23 @@ __all__ = ["SILENT_SECONDS", "BucketStore", "bucket_at"]
 
 _log = logging.getLogger(__name__)
 
-# An object up to the first size is read by one request. Of a larger object the end is read first: the second size.
+# An object up to ``_WHOLE_BYTES`` is read by one request. Of a larger one, the last ``_END_BYTES`` are read first.
 _WHOLE_BYTES, _END_BYTES = 64 << 20, 1 << 20
-# Limits for the server's first answer and for a whole request. A large put is answered only at its end, so that it has
-# the second limit alone.
+# Time limits: ``_ANSWER`` for the server's first answer, ``_ALL`` for a whole request. A put of more than
+# ``_LARGE_BYTES`` has only the second, because the server answers it only at its end.
 _ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
-# A request that fails at once is sent a second time. The callers repeat everything else.
+# A request that fails quickly is sent a second time. All other retries are the callers'.
 _RETRIES = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 
 # Shorter than ``LOCK_WAIT_SECONDS``.
 SILENT_SECONDS = 12.0
-# Silence is measured between two checks of this process. After a longer pause the measurement begins again.
+# This process measures a holder's silence from check to check. If two checks are further apart than this, it begins the
+# measurement again.
 _MOST_CHECK_GAP_SECONDS = 4.0
+# How long the end of a hold waits for the thread that refreshes it.
 _JOIN_SECONDS = 5.0
-# Errors that stay, beside those for which obstore has a class; and errors of such a class that pass.
+# ``_LASTING``: texts of errors that stay, for which obstore has no class of its own. ``_PASSING``: texts of errors that
+# pass, although obstore's class for them, or another text in them, is one of errors that stay.
 _LASTING = re.compile(
     "NoSuchBucket|ContainerNotFound|The specified bucket does not exist|incorrectly configured region"
     "|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|MethodNotAllowed|NotImplemented"
@@ -52,14 +55,14 @@ _LASTING = re.compile(
 _PASSING = re.compile("RequestTimeTooSkewed|ExpiredToken|TokenExpired")
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
 
-# The process that has started obstore's threads. In a forked child a request would never end.
+# The id of the process that has started obstore's threads. In a forked child, a request would never end.
 _threads_of: dict[str, int] = {}
 
 
 class BucketStore:
     """A bucket as a ``Store``.
 
-    A new object is put with the condition that there is none of its key, which the storage checks when it puts.
+    A new object is put with the condition that its key is free. The bucket checks the condition in the same step.
 
     Args:
         location: Its URI; see ``buckets.Bucket``.
@@ -68,7 +71,8 @@ class BucketStore:
         beat_seconds: How often a holder refreshes its key.
         silent_seconds: The time without a refresh after which another process may take the key.
         check_seconds: How often a process that waits for a key checks it.
-        settling_seconds: The time after which two processes that take a key at once see which of them has it.
+        settling_seconds: How long a process that has taken over a key waits before it reads the record again: if two
+            processes take over a key at the same time, the last one to write the record has it.
 
     Raises:
         OptionError: The URI is not that of a bucket, or ``obstore`` is not installed.
@@ -140,7 +144,7 @@ class BucketStore:
             size = found.meta["size"]
             if size <= (_WHOLE_BYTES if whole else _END_BYTES):
                 return pa.BufferReader(pa.py_buffer(found.bytes()))
-        del found  # which ends the request
+        del found  # ends the request
         begin = size - _END_BYTES
         return pa.PythonFile(_Ranges(self, key, size, begin, self.read_range(key, begin, size)), mode="r")
 
@@ -193,7 +197,7 @@ class BucketStore:
 
     @contextmanager
     def _using(self, act: str, is_large: bool = False) -> Iterator[Any]:
-        """Give the connection, and turn obstore's errors into ours, without secrets."""
+        """Yield the connection, and turn obstore's errors into this package's errors, without secrets."""
         exceptions, connection = self._obstore.exceptions, self._connected(is_large)
         try:
             yield connection
@@ -252,8 +256,8 @@ class BucketStore:
                 return
             if is_held and found is not None and time.monotonic() >= deadline:
                 raise LogLockedError(
-                    f"{self.path_of(key)} is held by {found.name}. It counts as gone when it has given no sign "
-                    f"of life for {self.silent_seconds:.0f} s"
+                    f"{self.path_of(key)} is held by {found.name}. That process counts as gone when it has given no "
+                    f"sign of life for {self.silent_seconds:.0f} s"
                 )
             check_signals()
             time.sleep(min(self.check_seconds, max(0.01, deadline - time.monotonic())))
@@ -313,9 +317,9 @@ class _Record(NamedTuple):
     Attributes:
         name: The name of the process, for messages.
         note: The note of the process.
-        process: The mark of the process, for other processes on the same machine.
+        process: The mark of the process, by which others on the same machine see whether it has ended.
         nonce: A random text for this hold; empty after its release.
-        beat: How often the hold was refreshed.
+        beat: The number of refreshes.
     """
 
     name: str
@@ -337,7 +341,10 @@ class _Record(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether it was released, its process has ended, or this process has put it without getting the answer."""
+        """Whether the key is free: it was released, its process has ended, or this process no longer has this hold.
+
+        A put without an answer may leave a record of a hold that this process never got.
+        """
         lost = self.process and self.process == process_mark() and self.nonce not in _held
         return not self.nonce or bool(lost) or is_gone(self.process)
 
@@ -355,7 +362,7 @@ _held: set[str] = set()
 
 
 class BucketHold:
-    """An object that names the process which holds the key. A thread refreshes it."""
+    """A key that this process holds. The key's object in the bucket names this process, and a thread refreshes it."""
 
     def __init__(self, store: BucketStore, key: str, record: _Record) -> None:
         self._store, self._key, self._record = store, key, record
@@ -378,7 +385,7 @@ class BucketHold:
             if self._is_mine():
                 self._store.put(self._key, self._record._replace(nonce="").content)
         except LogError as e:
-            _log.warning("%s; another process can hold it in %.0f s", e, self._store.silent_seconds)
+            _log.warning("%s; another process can take the key after %.0f s", e, self._store.silent_seconds)
         _held.discard(self._record.nonce)
 
     def _end(self) -> None:
@@ -399,12 +406,12 @@ class BucketHold:
                 if self._is_mine():
                     self._record = self._record._replace(beat=self._record.beat + 1)
                     self._store.put(self._key, self._record.content)
-            except Exception as e:  # the next beat repeats it, and puts report it too
+            except Exception as e:  # the next beat tries again, and a put reports the same fault
                 _log.debug("refreshing %s: %s", self._store.path_of(self._key), e)
 
 
 class _Ranges:
-    """A large object that is read in parts, by one request each; its end is in memory already."""
+    """A large object as a file. Its end, from ``begin`` on, is in memory; each read before that is one request."""
 
     closed = False
 

@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 def deleted(storage: LogStorage, first: int, end: int) -> DataLossError:
-    """The error of a read if the log's writer has deleted its ids ``[first, end)`` since it was planned."""
+    """The error of a read whose ids ``[first, end)`` the log's writer has deleted since the read was planned."""
     return DataLossError(
         f"reading: {_what(storage, first, end)}. Raise walMaxBytes or walRetention where the log is written. To go on "
-        "with what there is, set failOnDataLoss=false"
+        "with the ids that are left, set failOnDataLoss=false"
     )
 
 
@@ -67,15 +67,17 @@ class Deletions:
         self._reader = reader
 
     def skip(self, first: int, chunk_end: int, end: int, gone: DataLossError) -> int:
-        """The id from which to continue. Called when the rows from ``first`` to the end of its chunk are gone.
+        """Return the id from which to continue. Called when the ids from ``first`` to ``chunk_end`` are gone.
 
         Args:
+            first: The first missing id.
+            chunk_end: The end of its chunk.
             end: The end of the whole read.
-            gone: The error of the chunk.
+            gone: The error that reading the chunk has raised.
 
         Raises:
-            DataLossError: ``gone`` if the log is not there; with ``failOnDataLoss`` also ``gone`` if a chunk in the
-                middle is missing, or an error that says that the writer has deleted the ids.
+            DataLossError: Without the log, ``gone``. With ``failOnDataLoss``, ``gone`` if the chunk is lost, and
+                ``deleted`` if the writer has deleted it.
         """
         begin = self._begin(gone)
         is_deleted = begin >= chunk_end
@@ -85,14 +87,14 @@ class Deletions:
             raise deleted(self._storage, first, min(begin, end)) from gone
         skipped = min(begin, end) if is_deleted else chunk_end
         _log.warning(
-            "data loss: %s; continuing after them because failOnDataLoss=false",
+            "data loss: %s; continuing after these ids because failOnDataLoss=false",
             _what(self._storage, first, skipped) if is_deleted else gone,
         )
         if self._reader is not None:
             try:
                 self._record(self._reader, first, skipped)
             except LogError as e:
-                _log.error("%s. dataLosses and messagesExpired leave these ids out", e)
+                _log.error("%s. dataLosses and messagesExpired do not count these ids", e)
         return skipped
 
     def _begin(self, gone: DataLossError) -> int:

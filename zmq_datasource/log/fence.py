@@ -1,15 +1,16 @@
 """Keeps two writers of a log partition apart, without a clock and without a lock.
 
-A chunk's key is its first id, and ``Store.put_new`` decides: the writer that puts a key first has given out those ids.
+A chunk's key is its first id, and ``Store.put_new`` decides: the ids belong to the writer that puts their key first.
 But a key is free again after its chunk was deleted. So a writer that was stopped for long enough may put a chunk with
 ids that the log has passed: a *stray*. No reader uses a stray, because of the order in which chunks are deleted:
 
 * Chunks are deleted from the oldest on, and the newest one stays. So the newest chunk in a store always counts.
-* A chunk counts if, after its put, it is the newest, or the chunk before it is still the same object. While that object
-  was there, neither it nor a later chunk had been deleted.
+* After its put, a chunk counts if it is the newest, or if the chunk before it is still the same object. For an older
+  chunk is deleted first: as long as it is there, no later key has become free.
 * A stray has newer chunks behind it. The writer that has put a stray finds them, and never writes again.
 
-The same object has the same size and time of modification: a stray of a third writer may have its key.
+Two entries are the same object if their size and time of modification are equal. An equal key does not prove it: a
+stray of a third writer may have taken the key.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Partition(Protocol):
 
 
 class Fence:
-    """Watches the newest chunk of one writer, by which the writer learns that it is fenced.
+    """Finds out, by the newest chunk of one writer, whether another writer has taken over: then this one is fenced.
 
     Args:
         storage: The partition.
@@ -80,22 +81,22 @@ class Fence:
         self._check_newest(self._newest)
         if found is None:
             raise self._lost()
-        self._entry = found  # it was lost and restored
+        self._entry = found  # the chunk was lost, and has been restored as another object
 
     def advance(self, first: int) -> None:
-        """Check that a chunk which was put just now counts, and make it the newest one. May be repeated.
+        """Check that the chunk counts which this writer has just put, and make it the newest one. May be repeated.
 
         Raises:
             LogLockedError: The chunk does not count, or that is not certain.
             DiskFaultError: As ``check``.
         """
-        entry = self._find(first)  # first, so that the check below holds for this object
+        entry = self._find(first)  # before the check below, which then holds for this object
         if self._newest is None or self._find(self._newest) != self._entry:
             self._check_newest(first)
         self._newest, self._entry = first, entry
 
     def close(self, error: LogLockedError) -> LogLockedError:
-        """Make every ``check`` from now on raise this error; return it."""
+        """Make each later ``check`` raise this error, and return the error."""
         self._closed = error
         return error
 
@@ -116,8 +117,8 @@ class Fence:
             return
         raise self.close(
             LogLockedError(
-                f"writing to {storage}: another process has {what} while this one was stopped. What this process has "
-                "received and not sealed is lost; start it again, and it follows or takes over"
+                f"writing to {storage}: another process has {what} while this one was stopped. Messages that this "
+                "process has received and not sealed are lost. Start it again: then it follows or takes over"
             )
         )
 

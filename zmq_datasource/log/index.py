@@ -1,4 +1,4 @@
-"""The chunks of one log partition, in order. Pure: the caller lists them."""
+"""The chunks of one log partition, in order. The caller lists them: nothing here reads a file."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ __all__ = ["ChunkIndex"]
 class ChunkIndex:
     """Chunks with contiguous ids. Chunks are added at the end and removed at the front.
 
-    Finding a range takes logarithmic time, and a step for each chunk in the range.
+    Finding the chunks of a range takes logarithmic time, and a step for each of these chunks.
 
     Args:
-        incarnations: The writers, as the newest chunk has them.
+        incarnations: The writers of the partition, as the newest chunk records them.
     """
 
     def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = NO_INCARNATIONS) -> None:
         self.incarnations = incarnations
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
-        self._bytes_before: list[
-            int
-        ] = []  # for each chunk, the bytes of all earlier ones, removed ones included
+        # For each chunk, the bytes of all earlier ones, removed ones included.
+        self._bytes_before: list[int] = []
         self._bytes = 0
         for chunk in sorted(chunks):
             self.append(chunk)
@@ -74,7 +73,7 @@ class ChunkIndex:
         self._bytes += chunk.size
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks with any id of ``[start, end)``, in order."""
+        """The chunks that have an id in ``[start, end)``, in order."""
         if start >= end or not self._chunks:
             return ()
         low = max(bisect_right(self._firsts, start) - 1, 0)
@@ -84,7 +83,7 @@ class ChunkIndex:
         return self._chunks[low:high]
 
     def size_of(self, start: int, end: int) -> int:
-        """The approximate bytes of the ids ``[start, end)``: messages of a chunk count as equally long."""
+        """About how many bytes the ids ``[start, end)`` have: all messages of a chunk count as equally long."""
         return round(self._bytes_below(end) - self._bytes_below(start)) if start < end else 0
 
     def _bytes_below(self, limit: int) -> float:
@@ -97,11 +96,13 @@ class ChunkIndex:
         return self._bytes_before[at] + chunk.size * share
 
     def sealed_by(self, now: float) -> None:
-        """Set times of sealing in the future to ``now``: the clock was ahead when these chunks were sealed."""
+        """Replace each sealing time after ``now`` by ``now``: the clock was ahead when that chunk was sealed."""
         self._chunks = [c if c.sealed_at <= now else c._replace(sealed_at=now) for c in self._chunks]
 
     def removable(self, below: int, sealed_before: float) -> Sequence[Chunk]:
-        """The front chunks that end by id ``below`` and were sealed by ``sealed_before``; never the newest one."""
+        """The oldest chunks, up to the first one with an id at or above ``below``, or sealed after ``sealed_before``;
+        never the newest one.
+        """
         count = 0
         while (
             count < len(self._chunks) - 1
@@ -112,7 +113,9 @@ class ChunkIndex:
         return self._chunks[:count]
 
     def oldest(self, size: int, below: int) -> Sequence[Chunk]:
-        """The fewest front chunks with ``size`` bytes that end by id ``below``; never the newest one."""
+        """The oldest chunks: only as many as have ``size`` bytes together, and only with ids below ``below``; never the
+        newest one.
+        """
         count = 0
         while count < len(self._chunks) - 1 and size > 0 and self._chunks[count].end <= below:
             size -= self._chunks[count].size
@@ -124,5 +127,5 @@ class ChunkIndex:
         del self._chunks[:count], self._firsts[:count], self._bytes_before[:count]
 
     def remove_below(self, earliest: int) -> None:
-        """Remove the chunks that end by an id; never the newest one."""
+        """Remove the chunks that have only ids below ``earliest``; never the newest one."""
         self.remove_front(len(self.oldest(self.size + 1, earliest)))

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
-# The log partition that every log has; most logs have only this one.
+# The number of the partition that every log has; most logs have only this one.
 PARTITION = 0
 LOG_NAME = "log.json"
 LOCK_NAME = "writer.lock"
@@ -44,7 +44,7 @@ DEAD_LETTERS_NAME = "dead-letters"
 STOPS_NAME = "stops.json"
 # The options with which the last writer has received.
 TERMS_NAME = "terms.json"
-# An object of this name, beside the partitions, makes receivers on executors end.
+# An object whose name is this prefix and a token, beside the partitions, makes the receivers with this token end.
 END_PREFIX = "end-"
 TEMPORARY_PREFIX = "."
 
@@ -59,10 +59,10 @@ class Chunk(NamedTuple):
 
     Attributes:
         first: Its first id, which is its name.
-        end: The id after its last one: the first id of the next chunk, or for the newest chunk as its facts say.
+        end: The id after its last one. It is the first id of the next chunk; the newest chunk has it in its facts.
         size: Its bytes.
         sealed_at: The modification time of its object, in seconds since the epoch.
-        writer: The incarnation that has given out its ids; None if that is not known.
+        writer: The incarnation of the writer that has given out its ids; None if that is not known.
     """
 
     first: int
@@ -85,7 +85,7 @@ def growing_name(first: int) -> str:
 
 
 def compact_name(first: int) -> str:
-    """The name of the compact copy of an open chunk, which is useless after a crash."""
+    """The name of the compact copy of an open chunk. After a crash the copy is not used."""
     return f"{TEMPORARY_PREFIX}compact-{first:020d}.arrow"
 
 

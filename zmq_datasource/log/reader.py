@@ -1,6 +1,6 @@
-"""Reads ranges of a log: which chunks have a range, how to split it among tasks, and its rows.
+"""Reads ranges of a log: finds the first chunk of a time, splits a range among tasks, and yields its rows.
 
-Nothing here needs the log's writer. A range depends on the chunks alone, and always gives the same rows.
+Nothing here needs the log's writer. The rows of a range depend on the chunks alone, and are always the same.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def split_range(
 
     Args:
         chunks: The chunks that cover the range.
-        least: The least number of parts, unless there are fewer messages.
-        max_bytes: Limit of a part; more parts are made above it.
+        least: The minimum number of parts. With fewer messages, each message is a part.
+        max_bytes: If ``least`` parts would be larger than this on average, there are more parts.
 
     Raises:
         DataLossError: The chunks do not cover the range.
@@ -74,7 +74,7 @@ def split_range(
         there = f"only the ids {pieces[0].start} to {pieces[-1].end - 1}" if pieces else "none of them"
         raise DataLossError(
             f"planning a batch of the ids {start} to {end - 1}: the log has {there}. The others were deleted, or their "
-            "chunks are gone. Start the query again: then failOnDataLoss decides how it goes on"
+            "chunks are gone. Start the query again: then failOnDataLoss decides whether it fails or skips them"
         )
     sizes = [
         chunk.size * (piece.end - piece.start) / (chunk.end - chunk.first)
@@ -88,7 +88,7 @@ def split_range(
         at = min(bisect_right(totals, wanted), len(pieces) - 1)
         piece, before = pieces[at], totals[at] - sizes[at]
         into = int((wanted - before) / sizes[at] * (piece.end - piece.start))
-        # Leaves at least one message for each part, also if the sizes are very uneven.
+        # Leave at least one message for each part, also if the sizes are very uneven.
         borders.append(min(max(piece.start + into, borders[-1] + 1), end - parts + part))
     borders.append(end)
     return [
@@ -111,7 +111,7 @@ def end_within_bytes(
 ) -> tuple[int, int]:
     """The largest end with at most ``max_bytes`` of values in ``[start, end)``, and the bytes of those values.
 
-    The end is ``start`` if the first message is larger than that.
+    The end is ``start`` if the first message is larger than ``max_bytes``.
 
     Args:
         deletions: Decides what happens if a chunk is gone. Skipped ids have no bytes.
@@ -128,7 +128,7 @@ def end_within_bytes(
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
-    """The lowest id that was received at that time or later; None if there is none.
+    """The lowest id that was received at ``time`` or later; None if there is none.
 
     Opens few chunks (see ``first_chunk_since``), and reads the rows of one. Chunks that the log's writer deletes
     meanwhile are left out.
@@ -163,11 +163,11 @@ def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int
 
 
 def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int:
-    """The position of the first chunk with a message of that time or later; ``len(chunks)`` if there is none.
+    """The index in ``chunks`` of the first one with a message of ``time`` or later; ``len(chunks)`` if there is none.
 
-    Clocks can be set back, so times need not go up with ids, and no binary search is possible. Instead each chunk has
-    the latest times of blocks of 1, 2, 4, ... chunks before it (``facts.PastTimes``), so that whole blocks are skipped.
-    The number of chunks that are opened grows by about four when the number of chunks doubles.
+    A clock can be set back. So times need not rise with ids, and a binary search is not possible. Instead each chunk
+    records the latest time of blocks of 1, 2, 4, ... chunks before it (``facts.PastTimes``): opening the last chunk of
+    a block can rule out the whole block. For twice as many chunks, about four more are opened.
 
     Args:
         chunks: Successive chunks.
@@ -178,7 +178,8 @@ def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -
         DiskFaultError: A file could not be read within the storage's ``patience``.
         DataLossError: A file is gone.
     """
-    # Chunks before ``at`` have only earlier messages. The next block has 2**level chunks; ``number`` counts its first.
+    # Chunks before ``at`` have only earlier messages. The next block begins at ``at``, and has 2**level chunks. In the
+    # count that ``PastTimes`` keeps, its first chunk has the number ``number``.
     at = level = number = 0
     while at < len(chunks):
         size = 1 << level

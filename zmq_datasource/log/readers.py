@@ -1,4 +1,4 @@
-"""The readers of a log: ``Reader`` keeps the record of one query, ``Readers`` says what a writer must keep for all.
+"""The readers of a log: ``Reader`` keeps the record of one query, ``Readers`` finds the ids that a writer must keep.
 
 A reader is in one of these states:
 
@@ -9,7 +9,7 @@ A reader is in one of these states:
 | ended, without a name | the same, for ``walRetention``, unless the log is full |
 | dropped | nothing for this reader |
 
-Only a writer drops a reader, and only if another reader needs the room: messages that the last reader of a log has not
+Only a writer drops a reader, and only if another reader remains. So messages that the last reader of a log has not
 read are kept.
 """
 
@@ -34,11 +34,11 @@ __all__ = ["Reader", "Readers"]
 
 _log = logging.getLogger(__name__)
 
-# How often the record of a query that also writes the log is written. An older record only keeps more than needed.
+# How often a query that also writes the log writes its record. With an older record the log only keeps too much.
 _LAZY_SECONDS = 1.0
-# How long to wait for a writer that deletes, or a reader that writes its record.
+# How long to wait for the lock on all records: a writer may be deleting, or another reader writing its record.
 _EXCLUSIVE_SECONDS = 30.0
-# Records that alone decide nothing may be so old.
+# How old records may be if a decision to delete does not depend on them alone.
 _FOUND_SECONDS = 1.0
 
 
@@ -50,13 +50,13 @@ class Reader:
         name: The option ``reader``; None chooses a random name.
         timeout: Seconds for which messages are kept after the query has ended; ignored without a name.
         terms: The options with which the query would receive the feed itself; None if it only reads.
-        retry_timeout: Seconds for which refusals of the store are repeated.
+        retry_timeout: Seconds for which a call is repeated that the store refuses.
 
     Attributes:
         name: The name of the record.
         found: The record of an earlier query of this name; None if there is none.
         hold_seconds: How long to wait for a query of this name that is stopping.
-        rewrite_seconds: How often the record of an idle query is written again, which says that the query runs.
+        rewrite_seconds: How often an idle query writes its record again, as a sign that it runs.
 
     Raises:
         LogLockedError: Another query of this name runs.
@@ -123,8 +123,8 @@ class Reader:
         """Record that the query needs nothing below these ids any more.
 
         Args:
-            lazily: Whether the deleting process is this one, and knows the ids without a record. Then the record is
-                written about once a second, and if the disk refuses it, only room is lost.
+            lazily: Whether this process also deletes chunks, and so knows the ids without the record. Then the record
+                is written about once a second. If the disk refuses it, the log only keeps too much.
 
         Raises:
             LogWriteError: The disk refuses, and ``lazily`` is false.
@@ -150,7 +150,7 @@ class Reader:
         """Write the same record again if it is older than ``seconds``: its new time says that the query runs."""
         if self._record is not None and time.monotonic() - self._written_at >= seconds:
             self._written_at = time.monotonic()
-            with suppress(LogWriteError):  # repeated after the same time
+            with suppress(LogWriteError):  # the next try is after the same time
                 self._records.write(self.name, self._record)
 
     def end(self, begins: Mapping[int, int] | None = None) -> None:
@@ -182,7 +182,7 @@ class Reader:
 
 
 class Readers:
-    """The needs of all readers for one partition, for its writer.
+    """Finds the ids of one partition that readers still need. The partition's writer asks before it deletes.
 
     Args:
         storage: The partition.
@@ -190,8 +190,10 @@ class Readers:
         clock: Returns seconds since the epoch, for comparison with the modification times of records.
 
     Attributes:
-        own: The name of the reader in this process, which knows the position without a record; None for none.
-        retention: The longest ``walRetention`` of the other readers, in seconds, when they were last read.
+        own: The name of the reader in this process, whose position the writer knows without a record; None if there
+            is no such reader.
+        retention: The longest ``walRetention`` in the records of the other readers, in seconds, as last read. The
+            argument of this name is the writer's own.
     """
 
     def __init__(
@@ -207,7 +209,7 @@ class Readers:
         self.retention = 0.0
 
     def opened(self) -> None:
-        """Give ended queries without a name ``retention`` from now on to come back. Called when the log is opened.
+        """Keep ended queries without a name for ``retention`` from now on. Called when the log is opened.
 
         Queries that were stopped together are often started together: a query that starts a moment after the writer
         must not find its record dropped.
@@ -225,7 +227,7 @@ class Readers:
         """
         now, found = time.monotonic(), self._found
         if fresh or not self._storage.leisure or now - found[0] >= _FOUND_SECONDS:
-            # A listing of its own: chunks are deleted by it, and a listing of another thread may be older.
+            # Not shared with other threads: this listing decides which chunks are deleted, and theirs may be older.
             found = self._found = now, self._records.all()
         records = dict(found[1])
         records.pop(self.own or "", None)
@@ -253,7 +255,7 @@ class Readers:
             fresh: As for ``others``.
 
         Raises:
-            LogError: A record cannot be read, or not be removed.
+            LogError: A record cannot be read or removed.
         """
         records = self.others(fresh)
         expired = {name: why for name, record in records.items() if (why := self._why_expired(name, record))}
@@ -264,12 +266,12 @@ class Readers:
         return min((record.needs(self._storage.partition) for record in records.values()), default=None)
 
     def make_room(self, below: int) -> bool:
-        """Drop the ended readers without a name that need an id below this one.
+        """Drop the ended, unnamed readers that still need an id below ``below``.
 
-        Drops nothing if a running or a named reader needs such an id, or if no other reader would remain.
+        Drops nothing if a running or a named reader needs such an id, or if no running reader would remain.
 
         Returns:
-            Whether no reader needs such an id any more.
+            True if such readers were found, and all of them were dropped.
 
         Raises:
             LogError: As ``needed``.
@@ -284,7 +286,7 @@ class Readers:
             self._records.is_running(name) for name in records.keys() - slow.keys()
         ):
             return False
-        why = "the log has reached walMaxBytes, and it has no name"
+        why = "it has no name, and the log has reached walMaxBytes"
         dropped = [self._drop(name, record, why) for name, record in slow.items()]
         return all(dropped)
 
@@ -313,7 +315,7 @@ class Readers:
             return False
         try:
             _log.log(
-                # Each run of an unnamed query leaves such a record, so dropping it is no news.
+                # Each run of an unnamed query leaves such a record, so dropping it needs no warning.
                 logging.WARNING if record.named else logging.INFO,
                 "log %s: dropped the position of reader %r: %s. If its query comes back and misses messages, "
                 "failOnDataLoss decides",

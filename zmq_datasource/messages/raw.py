@@ -89,7 +89,7 @@ class RawMessages:
         return fewest if fewest == most else None
 
     def _frame_of_any(self, place: int) -> pa.Array:
-        """``frame`` for messages whose numbers of frames differ."""
+        """``frame`` for messages with different numbers of frames."""
         if place == 0:
             return self.first.fill_null(self.last)
         lists = self.lists()

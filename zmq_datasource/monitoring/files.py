@@ -1,4 +1,4 @@
-"""Small files on any file system that pyarrow knows: they appear whole, and old ones are removed."""
+"""Small JSON files on any file system that pyarrow knows: they appear whole, and old ones are removed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from zmq_datasource.host import failpoints
 
 __all__ = ["find", "load", "load_all", "remove", "remove_expired", "write"]
 
-# At once, because an object store takes its time for each file.
+# How many files are read at the same time: an object store takes long for each.
 _READING_THREADS = 16
-# No writer takes so long for a file.
+# The writer of an unfinished file that is older than this has died.
 _LONGEST_WRITE_SECONDS = 3600.0
 
 
 def find(system: Any, directory: str, prefix: str = "", *, recursive: bool = False) -> list[str]:
-    """The files of a directory whose names begin with ``prefix``, in the order of names; none if it does not exist."""
+    """The paths of a directory's whole files whose names begin with ``prefix``, sorted; none without the directory."""
     infos = _infos(system, directory, recursive=recursive)
     return sorted(info.path for info in infos if _is_whole(info) and info.base_name.startswith(prefix))
 
 
 def load(system: Any, path: str) -> bytes | None:
-    """What is in a file; None if it is gone."""
+    """The content of a file; None if the file is gone."""
     try:
         with system.open_input_stream(path) as file:
             return bytes(file.read())
@@ -37,9 +37,9 @@ def load(system: Any, path: str) -> bytes | None:
 
 
 def load_all(system: Any, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
-    """The files in the same order, each with what is in it."""
+    """Yield each path with the content of its file, in the given order; None for a file that is gone."""
     act = functools.partial(load, system)
-    # A share for each thread: on a local file system a file costs less than to hand it to a thread.
+    # A thread gets many files at a time: reading a local file costs less than handing it to a thread.
     share = max(_READING_THREADS, -(-len(paths) // _READING_THREADS))
     with ThreadPoolExecutor(_READING_THREADS) as pool:
         shares = [paths[at : at + share] for at in range(0, len(paths), share)]
@@ -50,7 +50,10 @@ def load_all(system: Any, paths: Sequence[str]) -> Iterator[tuple[str, bytes | N
 
 
 def write(system: Any, path: str, content: bytes, given_up: threading.Event | None = None) -> None:
-    """Make a file appear whole, or take the place of one; nothing appears if ``given_up`` is set meanwhile."""
+    """Write a file that appears whole, or replaces an older one whole.
+
+    If ``given_up`` is set before the whole content is written, the file does not appear.
+    """
     directory, name = posixpath.split(path)
     system.create_dir(directory, recursive=True)
     hidden = f"{directory}/.{uuid.uuid4().hex}-{name}"
@@ -70,7 +73,11 @@ def write(system: Any, path: str, content: bytes, given_up: threading.Event | No
 
 
 def remove_expired(system: Any, directory: str, paths: Sequence[str], expired: float, now: float) -> None:
-    """Remove those of the files that were written before ``expired``, and what a killed writer has left."""
+    """Remove those of ``paths`` that were written before ``expired``, and the unfinished files of killed writers.
+
+    Args:
+        expired, now: Seconds since the epoch.
+    """
     removable = set(paths)
     for info in _infos(system, directory):
         is_unfinished = not _is_whole(info)
@@ -80,7 +87,7 @@ def remove_expired(system: Any, directory: str, paths: Sequence[str], expired: f
 
 
 def remove(system: Any, path: str) -> None:
-    """Remove a file, if that is possible: it may not be there, or the file system is what failed."""
+    """Remove a file; do nothing if it is not there, or if the file system refuses."""
     with suppress(OSError):
         system.delete_file(path)
 

@@ -1,6 +1,7 @@
-"""Tables of figures that fit the screen: no line is wrapped, and no figure is left out without a word.
+"""Tables of figures that fit the screen: no line is wrapped, and a line below a table names the columns left out.
 
-Names and topics come from other programs. Each text goes through ``printed``, so that none of them steers the terminal.
+Names and topics come from other programs. They go through ``printed``, so that no control character reaches the
+terminal.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ __all__ = [
     "stack",
 ]
 
-_UNLIMITED = 10_000
+_UNLIMITED = 10_000  # columns of a file or pipe
 _GAP = 2  # spaces between two columns
 _LEAST_NAME = 20
 _MOST_CHARACTERS = 500  # of a name
-_MOST_DIGITS = 100_000
+_ROUNDED_FROM = 100_000
 
 
 class Cell(NamedTuple):
     """A figure as text.
 
     Attributes:
-        fault: True for a fault, which is shown in red; False for a figure that could tell of a fault, and does not: a
-            narrow screen leaves such columns out; None for other figures.
+        fault: True for a fault, which is shown in red. False for a figure of faults that shows none; a narrow screen
+            leaves out a column in which all are False. None for a figure that is not about faults.
     """
 
     text: str
@@ -68,7 +69,7 @@ def stack(tables: Iterable[Sequence[Row]], width: int | None, remarks: Iterable[
     """Put tables one below the other, without the empty ones, and remarks below them.
 
     Args:
-        width: Columns of the screen; None is wide enough.
+        width: Columns of the screen; None for as many as needed.
     """
     parts = Table.grid()  # a Table, because a notebook can show one
     for rows in filter(None, tables):
@@ -91,7 +92,7 @@ def print_fitted(make: Callable[[int | None], Table]) -> None:
 
 
 def _fitted(rows: Sequence[Row], width: int | None) -> Iterator[RenderableType]:
-    """One table, or several with the same names where the columns need more than ``width``."""
+    """One table, or several with the same rows if the columns need more than ``width``."""
     kind = rows[0].kind
     columns = {
         column: max(cell_len(text) for text in (column, *(row.cells[column].text for row in rows)))
@@ -106,7 +107,7 @@ def _fitted(rows: Sequence[Row], width: int | None) -> Iterator[RenderableType]:
     figures = [column for column in columns if states[column] == {None}]
     faults = [column for column in columns if column not in (*quiet, *figures)]
     room = width - max(_width({column: columns[column] for column in group}) for group in (figures, faults))
-    # Where the figures need several tables anyway, the name has its share of the screen.
+    # With too little room for the name, the figures need several tables anyway. Then the name may take two fifths.
     name = min(name, room if room >= _LEAST_NAME else max(_LEAST_NAME, width * 2 // 5))
     for group in (figures, faults):
         part: list[str] = []
@@ -132,15 +133,15 @@ def _table(rows: Sequence[Row], columns: Sequence[str], name: int, width: int | 
     table.add_column(shortened(rows[0].kind, name), no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    # A cell that is wider than the screen, such as a list of topics, has a table of its own.
+    # A cell that is wider than the screen, such as a list of topics, is alone in its table, and is shortened.
     most = None if width is None else max(width - name - _GAP, 1)
     for row in rows:
         cells = (row.cells[column] for column in columns)
-        shown = (
+        texts = (
             Text(cell.text if most is None else shortened(cell.text, most), "bold red" if cell.fault else "")
             for cell in cells
         )
-        table.add_row(*chain([Text(shortened(row.name, name))], shown))
+        table.add_row(*chain([Text(shortened(row.name, name))], texts))
     return table
 
 
@@ -154,18 +155,18 @@ def shortened(text: str, width: int) -> str:
 
 
 def printed(value: Any) -> str:
-    """A text without what would steer a terminal."""
+    """The value as text, without the characters that control a terminal."""
     return printable(str(value), _MOST_CHARACTERS)
 
 
 def shown(value: Any, how: Callable[[Any], str]) -> Cell:
-    """A figure in words; a dash if it is not known."""
+    """The text that ``how`` makes of a figure; a dash if the figure is not known."""
     return Cell("–" if value is None else how(value))
 
 
 def count(value: float) -> str:
     """A number of things in 6 characters: exact below 100,000, and otherwise as in ``1.2M``."""
-    if value < _MOST_DIGITS:
+    if value < _ROUNDED_FROM:
         return f"{value:,.0f}"
     for unit in "kMG":
         value /= 1000
@@ -185,13 +186,13 @@ def seconds(value: float) -> str:
 
 
 def alarm(value: float | None) -> Cell:
-    """A number that should be 0."""
+    """A number that should be 0: a fault if it is not."""
     if not value:
         return Cell("–" if value is None else "0", fault=False)
     return Cell(count(value), fault=True)
 
 
 def alarms(reasons: Mapping[str, int]) -> Cell:
-    """Numbers that should be 0, with their reasons."""
+    """Numbers that should be 0, each with its reason: a fault if one of them is not."""
     text = " ".join(f"{count(number)} {printed(reason)}" for reason, number in reasons.items() if number)
     return Cell(text, fault=True) if text else Cell("0", fault=False)

@@ -29,16 +29,17 @@ _MOST_BYTES = 64 << 20  # of a page
 
 
 def show(places: Sequence[str], interval: float, since: float, *, once: bool = False) -> None:
-    """Show what is at some places: on a terminal until Ctrl-C, and otherwise once.
+    """Show the newest figures of some places. On a terminal, refresh them until Ctrl-C; otherwise print them once.
 
     Args:
         places: Each a ``metricsLocation``, or the URL at which a program serves its figures for Prometheus.
-        interval: Seconds between two looks.
-        since: Leave out what has sent no figures for so many seconds.
+        interval: Seconds between two refreshes.
+        since: Leave out sources, sinks and proxies that have sent no figures for this many seconds.
+        once: Print once on a terminal, too.
 
     Raises:
         OptionError: A place is empty, or reading a URL needs ``prometheus_client``.
-        MetricsError: A place cannot be read, or there is nothing.
+        MetricsError: When printing once: a place cannot be read, or has no figures.
     """
     if "" in places:
         raise OptionError(
@@ -58,7 +59,7 @@ def _records(place: str) -> list[Record]:
 
 
 def _readable_records(place: str) -> list[Record]:
-    """The records of a place; of one that cannot be read now, the reason."""
+    """The records of a place. If it cannot be read now, one record with the reason."""
     try:
         return _records(place)
     except MetricsError as e:
@@ -81,11 +82,11 @@ _Samples: TypeAlias = Mapping[str, Sequence[tuple[dict[str, str], float]]]
 
 
 def records_of_page(page: str, url: str) -> list[Record]:
-    """The records of what a program serves for Prometheus.
+    """The records of a page of metrics that a program serves for Prometheus.
 
     Args:
-        page: In Prometheus' text format.
-        url: The name of the program, where it is a proxy.
+        page: The page, in Prometheus' text format.
+        url: The address of the page. It is the name of a proxy in its record.
 
     Raises:
         OptionError: ``prometheus_client`` is not installed.
@@ -126,18 +127,18 @@ def records_of_page(page: str, url: str) -> list[Record]:
             for labels, account in _figures(SUBSCRIBER, samples)
             if "name" in labels and _is_whole(account, SUBSCRIBER)
         ]
-        if _is_whole({"hold": None, **status}, PROXY):  # the proxy may not know it
+        if _is_whole(status, PROXY):
             records.append(proxy_record(url, {**status, "durable": durable}))
     return records
 
 
 def _is_whole(figures: Mapping[str, Any], metrics: Iterable[Metric]) -> bool:
-    """Whether a thing has all figures that its table shows; another release may serve fewer."""
+    """Whether all of these metrics have a figure; a program of another release may serve fewer."""
     return all(metric.name in figures for metric in metrics if metric.series)
 
 
 def _figures(metrics: Iterable[Metric], samples: _Samples) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """The figures of each thing that has these metrics, with the labels that tell it from others."""
+    """For each thing with these metrics (a source, a sink, a proxy), the labels that identify it and its figures."""
     found: dict[_Labels, dict[str, Any]] = defaultdict(dict)
     for metric in metrics:
         series = f"{metric.series}_total" if metric.counts else metric.series
@@ -146,7 +147,7 @@ def _figures(metrics: Iterable[Metric], samples: _Samples) -> Iterator[tuple[dic
             value = sample / metric.scale
             if metric.type == MAP:
                 thing.setdefault(metric.name, {})[labels[metric.label]] = value
-            elif metric.keys:  # a state: the series of the one that it is in has 1
+            elif metric.keys:  # a state: of the series of all possible states, the current one has 1
                 thing[metric.name] = labels[metric.label] if sample else thing.get(metric.name)
             elif metric.type == "TIMESTAMP":
                 thing[metric.name] = datetime.fromtimestamp(sample, UTC).isoformat()

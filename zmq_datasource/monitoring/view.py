@@ -3,8 +3,8 @@
 ``live_view``, ``zmq-datasource top``, ``zmq-datasource proxy --monitor`` and the demo show its tables. The log lines of
 ``zmq-datasource receive`` and ``zmq-datasource proxy`` have the same figures.
 
-A *record* says how one thing stands. Records of the kinds ``source`` and ``sink`` are those of ``metricsLocation``
-(``MetricsStore.newest``); ``proxy_record`` makes one of a proxy's status.
+A *record* has the figures of one source, sink or proxy at one time. Records of the kinds ``source`` and ``sink`` are
+those of ``metricsLocation`` (``MetricsStore.newest``). ``proxy_record`` makes a record of a proxy's status.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ __all__ = ["LiveView", "Record", "StatusLines", "fault_record", "proxy_record", 
 Record: TypeAlias = Mapping[str, Any]
 
 _UUID_LENGTH = 36
-# Of a proxy: rows of one table, topics in one row, characters of a topic.
+# Limits for a proxy: rows of one table, topics in one row, characters of a topic.
 _MOST_ROWS, _MOST_TOPICS, _MOST_CHARACTERS = 20, 5, 60
 _LINE_SECONDS = 10.0
-# A source is called by the query's name or by the reader's.
+# The reader's name at the end of a source's name; left out beside the query's name.
 _WITHOUT_READER = re.compile(r" \([^()]*\)$")
 
 
 class LiveView:
-    """Makes tables of records. Remembers the records of the call before, for rates.
+    """Makes tables of records. Remembers the records of the previous call, for rates.
 
     Args:
-        since: Leave out what has sent no figures for so many seconds; None shows all.
-        width: Columns of the screen; None is wide enough.
+        since: Leave out records that are older than this many seconds; None shows all.
+        width: Columns of the screen; None for as many as needed.
     """
 
     def __init__(self, since: float | None = None, width: int | None = None) -> None:
@@ -86,7 +86,7 @@ class LiveView:
         return stack(tables.values(), self._width, remarks)
 
     def line(self, record: Record) -> str:
-        """The figures of a record as a line of text, without those that are not known or tell of no fault."""
+        """The figures of a record as one line, without unknown figures and without fault counts of 0."""
         row = next(self._rows(record, 0.0))
         figures = (
             f"{column} {cell.text}"
@@ -169,7 +169,7 @@ class LiveView:
 
 
 def _around(status: Mapping[str, Any]) -> Iterator[Row]:
-    """The durable subscribers of a proxy, its publishers, and the subscribers that hold it up."""
+    """The rows of the peers of a proxy: durable subscribers, publishers, plain subscribers, and stalled connections."""
     for account in sorted(status["durable"], key=lambda account: -account["backlog"])[:_MOST_ROWS]:
         acknowledged = account.get("lastAckSeconds")
         yield Row(
@@ -235,7 +235,7 @@ def _age(age: float) -> Cell:
 
 
 def _some(topics: Sequence[str]) -> str:
-    """Some of these topics; the empty topic, or no topic, stands for all messages."""
+    """The first topics, and how many more there are. ``(all)`` stands for the empty topic, and for no topic."""
     more = len(topics) - _MOST_TOPICS
     named = ", ".join(
         shortened(printed(topic), _MOST_CHARACTERS) or "(all)" for topic in topics[:_MOST_TOPICS]
@@ -244,16 +244,16 @@ def _some(topics: Sequence[str]) -> str:
 
 
 class _Rates:
-    """By how much figures grow a second, between the two newest records of a thing that differ."""
+    """By how much figures grow in a second, between the two newest records of a thing with different times."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, list[tuple[float, Mapping[str, Any]]]] = {}
 
     def of(self, key: Hashable, at: float, figures: Mapping[str, Any]) -> Callable[[str], float | None]:
-        """Remember the figures of a thing as of ``at`` in seconds.
+        """Remember the figures that a thing had at the time ``at``, in seconds since the epoch.
 
         Returns:
-            The rate of a figure by its name; None before there are two records, or where the figure is not known.
+            A function from a figure's name to its rate; None before the second record, or if the figure is not known.
         """
         known = self._known.setdefault(key, [])
         if known and at < known[-1][0]:  # the clock was set back
@@ -271,7 +271,7 @@ class _Rates:
 
 
 class StatusLines:
-    """Logs how a receiver or a proxy stands: at most a line in ten seconds, and none while nothing is received."""
+    """Logs the figures of a receiver or a proxy, at most once in ten seconds, and not while nothing is received."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -296,14 +296,14 @@ def watch(
     since: float | None = None,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Keep the tables of some records up to date, on a terminal or in a notebook.
+    """Show tables of records and refresh them, on a terminal or in a notebook.
 
     Args:
-        read: Called for each look.
-        interval: Seconds between two looks.
-        seconds: End after this long; None goes on until Ctrl-C (in a notebook: interrupt).
+        read: Returns the records; called for each refresh.
+        interval: Seconds between two refreshes.
+        seconds: End after this time; None goes on until Ctrl-C (in a notebook: interrupt).
         since: As in ``LiveView``.
-        goes_on: Called after each look; False ends it.
+        goes_on: Called after each refresh; if it returns False, ``watch`` ends.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     with _screen() as (show, width):
@@ -321,13 +321,13 @@ def watch(
 
 @contextmanager
 def _screen() -> Iterator[tuple[Callable[[Table], None], int]]:
-    """Something that shows one table after another in the same place, and its width in columns."""
+    """Yield a function that shows a table in the place of the one before, and the width of that place in columns."""
     console = Console()
     if _in_notebook():
         from IPython.display import display  # noqa: PLC0415 - only where it is
 
         handle = display(Table(), display_id=True)  # type: ignore[no-untyped-call]
-        yield handle.update, console.width  # rich cuts columns to it: 115, or what JUPYTER_COLUMNS says
+        yield handle.update, console.width  # rich cuts tables to this width: 115, or JUPYTER_COLUMNS
         return
     with Live(console=console, auto_refresh=False) as live:
         yield lambda table: live.update(table, refresh=True), console.width

@@ -69,16 +69,16 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Duration,
         doc(
             "How long a task waits until the queue has room for a message (`noblock=false`). It is also how long a "
-            "PUSH tries to send again what lost connections may have held, and how long a DEALER or a `Producer` "
-            "waits for the receiver."
+            "PUSH tries to resend the messages that a lost connection may have held, and how long a DEALER or a "
+            "`Producer` waits for the receiver."
         ),
     ] = Duration(60)
     max_retries: Annotated[
         int,
         doc(
-            "How often a message that found a full queue is tried again. When all retries of one message have failed, "
-            "each following message is tried once, until one is sent. Nothing is tried again if no peer came "
-            "within `connectTimeout`.",
+            "How many times the task tries a message again that found a full queue. If all retries of one message "
+            "fail, the task tries each following message only once, until one is sent. It retries nothing if no peer "
+            "was there within `connectTimeout`.",
             ge=0,
             le=1000,
         ),
@@ -90,9 +90,9 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     dead_letter_location: Annotated[
         Location | None,
         doc(
-            "Where rows that could not be sent are kept, instead of being dropped or failing the task. They "
-            "are Parquet files with the reason, once for each committed micro-batch, on any file system that "
-            "pyarrow knows."
+            "Where rows that could not be sent are kept, instead of being dropped or failing the task. They are kept "
+            "in Parquet files, with the reason, on any file system that pyarrow knows. Each dead letter of a committed "
+            "micro-batch is there once, also if Spark repeats tasks or batches."
         ),
     ] = None
     connect_timeout: Annotated[
@@ -110,8 +110,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         int,
         doc(
             "The number of subscribers for which a PUB waits before it sends the first message. With 0 it does not "
-            "wait. While a connected peer has not subscribed yet, a subscriber with several topics may be counted "
-            "more than once.",
+            "wait. The PUB counts subscriptions, up to the number of connected peers. So a subscriber with several "
+            "topics may be counted in place of a connected peer that has not subscribed yet.",
             ge=0,
         ),
     ] = 1
@@ -119,15 +119,15 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         SinkFraming,
         doc(
             "The frames of a message. `plain` is topic and value. `sequenced` is topic, publisher, sequence "
-            "and value, which lets a receiver find what is missing or comes twice. See docs/sequences.md."
+            "and value: a receiver can find missing and repeated messages. See docs/sequences.md."
         ),
     ] = SinkFraming("plain")
 
     value_format: Annotated[
         ValueFormat,
         doc(
-            "What becomes a message. With `bytes` it is a row, whose column `value` is sent. With `arrow` it is a "
-            "record batch of many rows with all their columns, as an Arrow IPC stream. See docs/arrow.md."
+            "What a message contains. With `bytes` it is the column `value` of one row. With `arrow` it is a record "
+            "batch of many rows with all their columns, as an Arrow IPC stream. See docs/arrow.md."
         ),
     ] = ValueFormat("bytes")
     max_rows_per_message: Annotated[
@@ -137,16 +137,16 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     max_bytes_per_message: Annotated[
         ByteSize,
         doc(
-            "The maximum number of bytes that the rows in a message have (`valueFormat=arrow`). The message is a "
-            "little larger. A row is never divided."
+            "The maximum number of bytes of the rows in a message (`valueFormat=arrow`). The message itself is a "
+            "little larger. A row is never divided: a larger row is a message of its own."
         ),
     ] = ByteSize(1 << 20)
 
     transaction_id: Annotated[
         str | None,
         doc(
-            "The name of the transaction of a batch write (`DEALER`). Writing the same rows again with the "
-            "same name has no effect. Other rows with the same name are refused.",
+            "The name of the transaction as which a batch write is sent (`DEALER`). Writing the same rows again with "
+            "the same name has no effect. Other rows with the same name are refused.",
             Role.BATCH,
         ),
     ] = None
@@ -154,7 +154,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     metrics_location: Annotated[
         Location | None,
         doc(
-            "Where the account of each committed micro-batch is kept, as one small JSON file. It is a path or "
+            "Where the account (the figures) of each committed micro-batch is kept, as one small JSON file. A path or "
             "URI of a file system that pyarrow knows. See docs/metrics.md."
         ),
     ] = None
@@ -181,7 +181,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.linger == 0 and not self.noblock:
             raise OptionError(
-                "linger=0 gives up what is queued when a task ends, which needs noblock=true; set a longer linger"
+                "linger=0 drops the messages that are queued when a task ends, and needs noblock=true; set a longer "
+                "linger"
             )
         if self.metrics_location is None:
             self.refuse(("metrics_retention",), "needs metricsLocation")
@@ -197,8 +198,9 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if self.socket_type == "DEALER" and self.value_format == "arrow":
             raise OptionError(
-                "valueFormat=arrow is not for socketType=DEALER: a batch that is repeated is compared row by row, and "
-                "may come in other messages; use PUSH, or write value as JSON or MessagePack"
+                "valueFormat=arrow is not for socketType=DEALER: the receiver recognises a repeated batch by a digest "
+                "of its messages, and a repetition may divide the rows differently; use PUSH, or write value as JSON "
+                "or MessagePack"
             )
         if self.socket_type == "DEALER":
             self.refuse(

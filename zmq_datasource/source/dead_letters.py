@@ -1,9 +1,11 @@
 """Dead letters of a source: messages that do not fit, with the reason, as Parquet files.
 
-``spark.read.parquet(location)`` reads them, on any file system that pyarrow knows. A thread writes them, in files of
-some thousands, so a slow file system does not delay receiving. Letters that cannot be written are counted and logged.
+``spark.read.parquet(location)`` reads the files, which are on any file system that pyarrow knows. A thread writes them,
+with up to some thousand letters each. So a slow file system does not delay receiving. Letters that cannot be written
+are counted and logged.
 
-If no location is set, they go beside the log, up to a bound, because any peer can send messages that do not fit.
+If no location is set, the files are beside the log, and their size has a bound: any peer can send messages that do not
+fit.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ DEAD_LETTER_SCHEMA = pa.schema(
     ]
 )
 
-# The bytes of a file beside its letters, at least.
+# A file has at least this many bytes in addition to its letters.
 _FILE_BYTES = 4096
-# The bound of dead letters beside a log.
+# The most bytes of dead letters beside a log.
 MAX_BESIDE_LOG_BYTES = 64 << 20
 _TRANSIENT = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 
@@ -58,10 +60,12 @@ class LetterLimits:
     """How dead letters are gathered and written.
 
     Attributes:
-        waiting_bytes: While so many bytes wait for the file system, new letters are lost, and counted.
-        file_messages, file_seconds: A file is written when it has so many letters, or so long after its first one.
+        waiting_bytes: While this many bytes wait for the file system, new letters are lost, and counted.
+        file_messages: A file is written when this many letters wait for it.
+        file_seconds: A file is written, with fewer letters, this long after its first one.
         close_seconds: How long ``__exit__`` waits for a file system that does not answer.
-        retry_seconds, retry_pause: How long a write with a fault that may pass is repeated, and the pause before each.
+        retry_seconds: How long a write is repeated if its fault may pass.
+        retry_pause: Seconds before each repetition.
     """
 
     waiting_bytes: int = 64 << 20
@@ -83,7 +87,7 @@ class DeadLetters:
         framing: The framing that the messages do not fit.
         counters: The counters to increase when letters are lost.
         max_bytes: The most bytes of files in the directory; None for no bound.
-        limits: How letters are gathered and written.
+        limits: When files are written, and how long each step may take.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class DeadLetters:
         self._counters.dead_letters_lost += len(messages)
         self._losses.warn("%d dead letters could not be kept in %s: %s", len(messages), self._location, why)
 
-    # The thread.
+    # The methods below run in the writing thread.
 
     def _run(self) -> None:
         ended = False
@@ -194,7 +198,7 @@ class DeadLetters:
                 if fitting < len(messages):
                     self._discard(
                         messages[fitting:],
-                        f"it may hold {self._max_bytes} bytes; move its files away and start again, or set "
+                        f"this directory may hold {self._max_bytes} bytes; move its files away and start again, or set "
                         "deadLetterLocation, which has no bound",
                     )
                 return
@@ -234,7 +238,7 @@ class DeadLetters:
             self._kept_bytes += system.get_file_info(f"{directory}/{name}").size
 
     def _fitting(self, messages: Sequence[MalformedMessage]) -> int:
-        """The number of messages, from the first on, that the bound leaves room for."""
+        """How many of the messages, from the first on, fit below the bound."""
         if self._max_bytes is None:
             return len(messages)
         if self._kept_bytes is None:

@@ -34,7 +34,7 @@ class IdlePartition:
         self._next_check = 0.0
 
     def expire(self) -> None:
-        """Delete the chunks that all queries have read and whose retention is over.
+        """Delete the chunks that all queries have read, and that are past their retention.
 
         It waits for no lock. It deletes nothing if another process writes the partition, or no query has read it.
         Most calls do nothing, because it looks only every ``check_seconds``.

@@ -111,7 +111,7 @@ class SinkColumns:
             lengths = pc.list_value_length(lists)
             if lists.null_count or pc.any(pc.equal(lengths, 0)).as_py() or lists.flatten().null_count:
                 raise RowError(
-                    "sending rows whose 'frames' is null, empty or has a null frame; filter them out"
+                    "sending rows in which 'frames' is null, empty or has a null frame; filter them out"
                 )
         elif batch.column("value").null_count:
             raise RowError(

@@ -2,7 +2,7 @@
 
 *Raw messages* are frames as they were received, in columns (``messages.raw``). These are the rules:
 
-* ``decode`` returns, whatever the bytes are. A message that does not fit its framing is listed with a reason, and does
+* ``decode`` returns for any bytes. A message that does not fit its framing is listed with a reason, and does
   not affect the messages beside it.
 * No Python code runs for a single message that fits. Messages that do not fit are looked at one by one.
 * A framing knows where fields are. What the numbers mean is known in ``sequences``.

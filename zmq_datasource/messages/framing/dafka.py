@@ -25,7 +25,7 @@ class DafkaFraming:
     """Decodes records: ``topic`` is the subject, and ``publisher`` the producer's address."""
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Find the fields. Raises nothing, whatever the bytes are."""
+        """Find the fields. Raises nothing for any bytes."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
         publishers: list[bytes] = []

@@ -31,7 +31,7 @@ class JupyterFraming:
         self._header = msgspec.json.Decoder(_Header)
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Find the fields. Raises nothing, whatever the bytes are."""
+        """Find the fields. Raises nothing for any bytes."""
         values: list[bytes] = []
         topics: list[bytes | None] = []
         publishers: list[bytes] = []

@@ -216,7 +216,7 @@ class Layout:
     ends: bool = False
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Find the fields. Raises nothing, whatever the bytes are."""
+        """Find the fields. Raises nothing for any bytes."""
         fitting = _Fitting(raw)
         counts = raw.counts()
         expected = number(self.frames, pa.int32())

@@ -20,7 +20,7 @@ class Framing(Protocol):
     """Finds the fields of raw messages."""
 
     def decode(self, raw: RawMessages) -> Fields:
-        """Find the fields of one message or more. Raises nothing, whatever the bytes are."""
+        """Find the fields of one message or more. Raises nothing for any bytes."""
 
 
 _FIXED = {
