@@ -27,21 +27,22 @@ __all__ = ["receive_until", "receive_until_stopped"]
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
+# Between warnings of a full log, and between deletions from partitions without a receiver.
 _FULL_SECONDS = 60.0
 
 
 def receive_until_stopped(
     options: Mapping[str, str], partition: int | None = None, prometheus: int | None = None
 ) -> None:
-    """Receive into a log until SIGTERM or SIGINT; then receive what libzmq holds, and return.
+    """Receive into a log until SIGTERM or SIGINT. Then receive the messages that libzmq still holds, and return.
 
     Args:
-        options: Of the whole feed.
-        partition: The one of several ``receivers`` for which this process receives; None receives for all.
+        options: The options of the whole feed, as text.
+        partition: The log partition to fill, from 0 to ``receivers`` - 1; None fills all of them.
         prometheus: The port at which figures are served for Prometheus; None serves none.
 
     Raises:
-        ZmqDataSourceError: The options, a socket or the log.
+        ZmqDataSourceError: An option is wrong, a socket cannot be opened, receiving must end, or the log has a fault.
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -58,13 +59,13 @@ def receive_until(
     prometheus: int | None = None,
     full_line_seconds: float = _FULL_SECONDS,
 ) -> None:
-    """Receive into a log until ``stopped`` says so; then receive what libzmq holds, and return.
+    """Receive into a log until ``stopped`` returns true. Then receive the messages that libzmq still holds, and return.
 
-    The other arguments, and the errors, are those of ``receive_until_stopped``.
+    For the other arguments and the errors, see ``receive_until_stopped``.
 
     Args:
-        stopped: Waits for so many seconds at most, and returns whether to stop.
-        full_line_seconds: How often a warning says why the log is full.
+        stopped: Waits up to the given number of seconds, and returns whether to stop.
+        full_line_seconds: The time between warnings that say why the log is full.
     """
     check_location("deadLetterLocation", options.dead_letter_location)
     check_location("metricsLocation", options.metrics_location, reach=False)
@@ -101,7 +102,7 @@ def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
 
 
 class _Receiver:
-    """Fills one log partition, once no other process does."""
+    """Receives into one log partition, or waits while another process does."""
 
     def __init__(self, options: StreamReadOptions, partition: int, full_line_seconds: float) -> None:
         self._options = options
@@ -115,7 +116,10 @@ class _Receiver:
         self._status = StatusLines(_log)
 
     def step(self) -> None:
-        """Become the writer if there is none; then delete what all readers have read, and log what users should know.
+        """Do what is due now. Called every ``_TICK_SECONDS``.
+
+        While this process is not the writer: become the writer, if there is none. As the writer: delete the messages
+        that all readers have read, warn if the log is full, and log a status line.
 
         Raises:
             ZmqDataSourceError: Receiving cannot begin, or has ended.
@@ -125,7 +129,7 @@ class _Receiver:
             return
         ingest, monitor, now = self._ingest, self._monitor, time.monotonic()
         ingest.check()
-        if self._gives_way():
+        if self._give_way():
             return
         try:
             monitor.read_to(ingest.commit_readers() or 0)
@@ -145,14 +149,15 @@ class _Receiver:
         return (str(figures["source"]), self._ingest.log.log_id, str(self._partition)), figures
 
     def _better_receiver(self) -> str | None:
+        """The query that should receive instead, because it has a ``replayEndpoint`` and this program has none."""
         try:
             return self._ingest.replaying_query()
         except LogError as e:
             self._warnings.warn("looking for a query with a replayEndpoint: %s", e)
             return None
 
-    def _gives_way(self) -> bool:
-        """Stop receiving if a query has a ``replayEndpoint`` and this program has none; return whether that is so."""
+    def _give_way(self) -> bool:
+        """If another query should receive, stop receiving, and wait to receive again. Returns whether that is so."""
         if (better := self._better_receiver()) is None:
             return False
         _log.warning(
@@ -168,6 +173,7 @@ class _Receiver:
         return True
 
     def _become_writer(self) -> None:
+        """Start receiving, unless another process receives or should receive."""
         ingest = self._ingest
         if self._is_waiting and (self._others_receive() or self._better_receiver() is not None):
             return
@@ -191,7 +197,7 @@ class _Receiver:
             return True
 
     def stop(self) -> None:
-        """Drain the socket, seal, and give up the log.
+        """Receive the messages that libzmq still holds, seal them, and release the log.
 
         Raises:
             LogError: The last messages could not be written.
@@ -205,7 +211,7 @@ class _Receiver:
 
 
 class _IdlePartitions:
-    """The partitions that the feed had with more ``receivers``, and that no receiver fills now."""
+    """The log partitions that no receiver fills now, because the feed once had more ``receivers``."""
 
     def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
@@ -214,7 +220,7 @@ class _IdlePartitions:
         self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
 
     def expire(self) -> None:
-        """Once a minute, delete what all readers have read there."""
+        """Delete from these partitions the messages that all readers have read, at most once a minute."""
         now = time.monotonic()
         if now < self._next_expiry:
             return
@@ -231,7 +237,7 @@ class _IdlePartitions:
 
 
 def _why_full(ingest: Ingest) -> str:
-    """Why a full log does not go on: the reader that is furthest behind, and what to do."""
+    """Say that the log is full, which reader is furthest behind, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
     readers = {
         name: record.needs(ingest.storage.partition) for name, record in ingest.readers.others().items()
@@ -243,6 +249,6 @@ def _why_full(ingest: Ingest) -> str:
         )
     slowest = min(readers, key=lambda name: readers[name])
     return (
-        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query does not "
-        f"come back: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
+        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query will not "
+        f"run again: zmq-datasource log readers drop {ingest.storage.root} {slowest}"
     )

@@ -1,4 +1,4 @@
-"""What a source counts."""
+"""The counters and states of a source, with the declarations of their figures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PAUSE_CAUSES = ("logFull", "slowDisk", "diskFault")
 
 @dataclass
 class SourceCounters:
-    """What a receiver has counted.
+    """The counters and states of a process that receives, or of a query that reads.
 
-    What publishers' numbers tell is counted beside it, in ``sequences.Totals``. ``replayed`` and
-    ``malformed_replies`` are known only where messages are numbered, too.
+    What the sequence numbers of publishers show, such as lost messages, is counted in ``sequences.Totals``.
+    ``replayed`` and ``malformed_replies`` are counted here, but their figures are shown only if messages are numbered.
     """
 
     received: int = counted(
@@ -42,14 +42,14 @@ class SourceCounters:
     lost_at_stop: int = counted(
         "messagesLostAtStop",
         "messages",
-        "The number of messages that were received, and that could not be sealed when receiving was stopped.",
+        "The number of messages that were received, but could not be written to the log when receiving was stopped.",
         "log",
     )
     lossy_stops: int = counted(
         "stopsWithLosses",
         "stops",
         "How often messages were lost because receiving was stopped: those in `messagesLostAtStop`, or an unknown "
-        "number that the socket of a PULL had taken while its sender still sent.",
+        "number that a PULL socket had taken from a sender that was still sending.",
         "log",
     )
     oversize: int = counted(
@@ -67,14 +67,14 @@ class SourceCounters:
     replayed: int = counted(
         "messagesReplayed",
         "messages",
-        "The number of messages that came by a replay.",
+        "The number of messages that a replay has fetched.",
         "log",
         numbered=True,
     )
     malformed_replies: int = counted(
         "repliesMalformed",
         "replies",
-        "The number of replies in replays that make no sense.",
+        "The number of invalid replies to replay requests.",
         "log",
         numbered=True,
     )
@@ -158,7 +158,7 @@ class SourceCounters:
         "connections",
         "The number of connections that were ended because of what the peer sent: a frame over `zmq.maxmsgsize`, bytes "
         "that are not ZMTP, or a message that does not end. The first two are counted only for `connect`, because "
-        "libzmq does not tell a bound socket why a connection has ended. What the peer sent after it is lost.",
+        "libzmq does not tell a bound socket why a connection has ended. What the peer sent after the fault is lost.",
         "process",
     )
     rcvhwm: int = state(
@@ -177,7 +177,7 @@ class SourceCounters:
         initial=0.0,
     )
 
-    # What the log carries from one run to the next is a format on the disk, so it is not derived.
+    # These names are part of the log's format on disk. So they are listed here, and not derived from the fields.
     _KEPT: ClassVar = (
         "received",
         "bytes",
@@ -193,7 +193,7 @@ class SourceCounters:
         return {name: getattr(self, name) for name in self._KEPT}
 
     def restore(self, kept: Mapping[str, int]) -> None:
-        """Go on counting from what the log kept."""
+        """Set the counters to the values that the log kept; a missing one to 0."""
         for name in self._KEPT:
             setattr(self, name, kept.get(name, 0))
 

@@ -3,12 +3,12 @@
 Ranges are half-open: a batch from ``next=5`` to ``next=8`` has the ids 5, 6 and 7. Spark compares offsets as JSON text,
 so ``to_json`` has one text for one offset.
 
-Before a query's first batch there is no offset in its checkpoint. After a crash in that batch Spark asks again where
-the query begins, and has only the end of the batch from before. So this end carries the beginning (``began``).
+If a query crashes in its first batch, Spark asks again where the query begins. From before the crash, its checkpoint
+has only the end of the batch. So this end offset also says where the query began (``began``).
 
-If an older copy of a log is restored and received into, ids are given out a second time. So an offset names the writer
-of the last message that was read (``writers``, see ``log.facts``). A log in which another writer has written that
-message refuses the offset.
+If an older copy of a log is restored and then received into, ids are given out a second time. So an offset names the
+writer of the last message that was read (``writers``, see ``log.facts``). A log whose message of that id has another
+writer refuses the offset.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Offset:
     """A position in one log.
 
     Attributes:
-        log: The log's id. None means any log, and is only in a user's ``startingOffsets``.
-        next: By log partition, the first id that was not read.
-        began: By log partition, the id where the query began. Only in the offsets up to the end of its first batch.
-        writers: By log partition, the incarnation that has written the message before ``next``, if it is known.
+        log: The log's id. None means any log; only a user's ``startingOffsets`` may have it.
+        next: For each log partition, the id of the next message to read.
+        began: For each log partition, the id where the query began. None after the end of the first batch.
+        writers: The incarnation that wrote the message before ``next``, for each log partition where it is known.
     """
 
     log: str | None
@@ -61,7 +61,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, data: object) -> Offset:
-        """Read an offset from ``to_json`` or from a user.
+        """Read an offset from the data of ``to_json``, or from the same data as JSON text, as a user writes it.
 
         Raises:
             OptionError: The data is no offset.
@@ -70,7 +70,7 @@ class Offset:
             try:
                 data = json.loads(data)
             except (ValueError, RecursionError) as e:
-                raise OptionError(f"reading offset {data!r}: {e}; it looks like {_EXAMPLE}") from e
+                raise OptionError(f"reading offset {data!r}: {e}; an offset looks like {_EXAMPLE}") from e
         match data:
             case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "began", "writers"}:
                 pass
@@ -94,6 +94,7 @@ class Offset:
 
 
 def _by_name(ids: Mapping[int, int]) -> dict[str, int]:
+    """Ids for JSON: the number of each partition as text, in order."""
     return {str(partition): ids[partition] for partition in sorted(ids)}
 
 
@@ -104,6 +105,7 @@ def _partition(data: object, name: object) -> int:
 
 
 def _by_number(data: object, ids: Mapping[object, object]) -> dict[int, int]:
+    """Ids from JSON, checked: the number of each partition as a number. ``data`` is the whole offset, for errors."""
     parsed: dict[int, int] = {}
     for name, message_id in ids.items():
         partition = _partition(data, name)

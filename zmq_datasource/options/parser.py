@@ -42,10 +42,11 @@ __all__ = ["OptionDoc", "OptionSet", "Role", "describe", "doc", "parse", "texts_
 
 
 def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
-    """Declare the meaning of an option, and where it applies.
+    """Declare the meaning of an option, where it applies, and the limits of its value.
 
     Args:
-        roles: Where it applies; without one, everywhere.
+        text: The meaning, for the reference.
+        roles: Where the option applies; without one, everywhere.
         constraints: Limits of its value, as in msgspec's ``Meta``: ``ge``, ``le``, ``pattern``.
     """
     return Meta(description=text, extra={"roles": frozenset(roles)}, **constraints)
@@ -59,7 +60,7 @@ class Role(enum.Enum):
     BATCH = "a batch read"
     SOCKET = "a process that opens a socket"
     UNACKNOWLEDGED = "a socket without acknowledgements"
-    LIVE = "a batch read of a socket, or a streaming one"
+    LIVE = "a streaming read, or a batch read of a socket"
     LOG = "a log, or a streaming read"
     WRITER = "a process that writes a log"
     ROWS = "rows of messages, not the gap table"
@@ -76,15 +77,19 @@ class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     zmq: ZmqOptions = msgspec.field(default_factory=ZmqOptions)
 
     title: ClassVar[str] = "option"
-    ignored: ClassVar[frozenset[str]] = frozenset()
-    # The names that other sources and sinks have for some of these options, in lower case.
+    ignored: ClassVar[frozenset[str]] = frozenset()  # names that ``parse`` skips, in lower case
+    # The names that other sources and sinks have for some of these options, in lower case, with our names for them.
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> None:
         """Raise OptionError for values that cannot be combined. Called by ``parse``."""
 
     def refuse(self, fields: Collection[str], reason: str) -> None:
-        """Raise OptionError if one of these fields is not at its default. The text continues the option's name."""
+        """Raise OptionError if one of these fields is not at its default.
+
+        Args:
+            reason: Follows the option's name in the error, as in "needs walLocation".
+        """
         for option in describe(type(self)):
             if option.field in fields and getattr(self, option.field) != option.default_value:
                 raise OptionError(f"option {option.name} {reason}; remove it")
@@ -95,7 +100,19 @@ class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class OptionDoc(NamedTuple):
-    """A declared option, for the reference and for error messages."""
+    """A declared option, for the reference and for error messages.
+
+    Attributes:
+        name: The name that users write, in camelCase.
+        field: The name of the field in the ``OptionSet``.
+        words: The kind of value in words, such as "a duration".
+        default: The default as text; empty if there is none.
+        default_value: The default itself.
+        roles: Where the option applies; empty for everywhere.
+        doc: The meaning.
+        kind: The type of a value that is set, so never None.
+        hint: The same, with the limits of the value, for msgspec.
+    """
 
     name: str
     field: str
@@ -219,8 +236,8 @@ def _read(option: OptionDoc, text: str) -> Any:
         if hasattr(option.kind, "read"):
             return option.kind.read(text if getattr(option.kind, "keeps_spaces", False) else text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
-    except (ValueError, msgspec.ValidationError) as e:  # before msgspec 0.21 it is no ValueError
-        # msgspec would name the Python type. Name it as the reference does.
+    except (ValueError, msgspec.ValidationError) as e:  # a ValidationError is a ValueError since 0.21
+        # msgspec would name a Python type. Describe the value in the words of the reference.
         reason = f"it must be {option.words}" if "got `str`" in str(e) else str(e)
         if isinstance(e, msgspec.ValidationError):
             reason += f" ({option.doc})"

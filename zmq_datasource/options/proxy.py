@@ -68,16 +68,16 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     topics: Annotated[
         Topics,
         doc(
-            "The topic prefixes to which the proxy subscribes, and which it therefore keeps, even if no plain "
-            "subscriber asks for them. They are separated by commas, or a JSON list. The proxy also subscribes "
-            "to what plain subscribers ask for."
+            "The topic prefixes to which the proxy always subscribes. So their messages are in the log even if no "
+            "plain subscriber asks for them. Prefixes are separated by commas, or a JSON list. The proxy also "
+            "subscribes to what plain subscribers ask for."
         ),
     ] = Topics(("",))
     plain: Annotated[
         bool,
         doc(
-            "If true, messages are published with the frames with which they came, without their id in the "
-            "log."
+            "If true, plain subscribers get the frames of a message as they came, without the message's id in "
+            "the log."
         ),
     ] = False
     rcvhwm: Annotated[
@@ -115,7 +115,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = Duration(10)
     linger: Annotated[
         Linger,
-        doc("How long the proxy waits at its end until what is queued for plain subscribers has left."),
+        doc("How long the proxy waits at its end until the messages queued for plain subscribers have left."),
     ] = Linger(1000)
     wal_location: Annotated[
         LogLocation,
@@ -133,8 +133,8 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         WhenFull,
         doc(
             "What happens when the log is full. `discard` deletes the oldest messages, even if a durable "
-            "subscriber or a Spark query still needs them, and tells it what it has lost. `wait` waits until "
-            "they have read on."
+            "subscriber or a Spark query still needs them, and tells this reader what it has lost. `wait` "
+            "receives nothing more until the readers have read on."
         ),
     ] = WhenFull("discard")
     wal_chunk_bytes: Annotated[
@@ -179,7 +179,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     def check(self) -> None:
         super().check()
         if not self.wal_location:
-            raise OptionError("walLocation is not set; name the directory where the proxy keeps what passes")
+            raise OptionError("walLocation is not set; name the directory where the proxy keeps the messages")
         if not (self.bind or self.connect or self.pull or self.router):
             raise OptionError(
                 "no side for publishers: name bind or connect (PUB), pull (PUSH) or router (Producers)"
@@ -192,7 +192,8 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(f"{', '.join(sorted(twice))} is named for two sides; each needs its own")
         if self.plain and self.replay and not self.durable:
             raise OptionError(
-                "plain publishes no ids, so a subscriber could not ask the replay endpoint for an id; remove one"
+                "with plain, messages are published without ids, so no subscriber knows which ids to ask for at the "
+                "replay endpoint; remove plain or replay"
             )
         if self.wal_max_bytes < _LEAST_LOG:
             raise OptionError(
@@ -212,7 +213,10 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is sealed. A log of few large chunks could not be kept within ``walMaxBytes``."""
+        """The size at which a chunk is sealed: at most a sixteenth of ``walMaxBytes``.
+
+        The log deletes whole chunks. With few large ones it could not stay close to its maximum size.
+        """
         return min(self.wal_chunk_bytes, max(self.wal_max_bytes // 16, 1))
 
     @property

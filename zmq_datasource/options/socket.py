@@ -13,17 +13,17 @@ __all__ = ["CURVE_KEY_CHARACTERS", "SERVER_FLAGS", "Access", "SocketOptions", "c
 
 # The options of libzmq that make a socket the server of CURVE or PLAIN.
 SERVER_FLAGS = ("curve_server", "plain_server")
-# The length of a key as text, in Z85. Its characters include "@" and "/".
+# The length of a key as text (Z85). A key may look like a path, because Z85 has "@" and "/".
 CURVE_KEY_CHARACTERS = 40
 
 
 class Access(NamedTuple):
-    """The clients that may connect, in addition to libzmq's own options.
+    """What a server checks of its clients, beside libzmq's own options.
 
     Attributes:
-        clients: The directory with the certificates of CURVE clients; empty for any client.
+        clients: The directory with the certificates of the CURVE clients that may connect; empty for all clients.
         passwords: The file with the names and passwords of PLAIN clients.
-        insecure_plain: Whether passwords may leave the machine in clear text.
+        insecure_plain: Whether passwords may cross the network in clear text.
     """
 
     clients: str = ""
@@ -86,15 +86,16 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
 
 
 def is_on(options: ZmqOptions, name: str) -> bool:
-    """Whether a flag of libzmq is set. ``check_security`` has checked its value."""
+    """Whether a flag of libzmq is set. Call only after ``check_security``, which checks that it is 0 or 1."""
     return options.get(name, "0") != "0"
 
 
 def check_security(options: ZmqOptions, access: Access) -> None:
-    """Refuse combinations that libzmq accepts, and with which no client could connect, or any client could.
+    """Refuse combinations that libzmq accepts, but that would let no client connect, or every client.
 
     Raises:
-        OptionError: A key is missing; or a server has no way to know its clients, or two.
+        OptionError: A flag is neither 0 nor 1, or a key is missing; or a server has no way to check its clients, or
+            has two ways.
     """
     for name in SERVER_FLAGS:
         if options.get(name, "0") not in ("0", "1"):

@@ -51,16 +51,16 @@ _STAGED_BYTES = 8 << 20
 
 
 class StagedDeadLetters:
-    """The dead letters of one task; use it in a ``with`` block.
+    """Writes the dead letters of one task to staged files; use it in a ``with`` block.
 
-    Without a dead letter no file is written. If the block ends with an error, the file is deleted.
+    If there is no dead letter, no file is written. If the block ends with an error, its files are deleted.
 
     Args:
-        location: As in ``deadLetterLocation``.
-        query, batch, partition: The task.
+        location: The option ``deadLetterLocation``.
+        query, batch, partition: The task, by the ids of its query, micro-batch and partition.
 
     Attributes:
-        names: The staged files.
+        names: The names of the staged files, for ``commit_dead_letters``.
     """
 
     def __init__(self, location: Location, query: str, batch: int, partition: int) -> None:
@@ -74,10 +74,10 @@ class StagedDeadLetters:
         return self
 
     def add(self, row: Row, reason: str) -> None:
-        """Keep a row with the reason for which it was not sent.
+        """Keep a row with the reason why it was not sent. It is in a file when the ``with`` block has ended.
 
         Raises:
-            DeadLetterError: The file system refuses.
+            DeadLetterError: The file system has refused an operation.
         """
         self._rows.append(
             {
@@ -119,7 +119,7 @@ class StagedDeadLetters:
                 _log.warning("%s", e)
 
     def _write(self) -> None:
-        """Write the rows to a staged file of their own."""
+        """Write the rows that are in memory to a new staged file."""
         with _storing(self._location, "staging dead letters"):
             system, directory = directory_of(self._location)
             staging = _staging(self._query, self._batch)
@@ -133,7 +133,9 @@ class StagedDeadLetters:
 
 
 def commit_dead_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
-    """Show the dead letters of a batch, and delete those from an earlier run of it. Called once all tasks are done.
+    """Make the dead letters of a batch visible to readers, in place of those from an earlier run of the batch.
+
+    Called when all tasks of the batch are done.
 
     Args:
         names: The staged files of the successful tasks.
@@ -159,7 +161,7 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
 
 
 def abort_dead_letters(location: Location, query: str, batch: int) -> None:
-    """Delete the staged files of a batch.
+    """Delete all staged files of a batch. They never become visible to readers.
 
     Raises:
         DeadLetterError: The file system refused.
@@ -179,6 +181,7 @@ def _staging(query: str, batch: int) -> str:
 
 @contextmanager
 def _storing(location: Location, act: str) -> Iterator[None]:
+    """Turn any error into a ``DeadLetterError`` that names the act and shows no secret."""
     try:
         yield
     # Each file system has its own errors, and their texts may contain a secret.

@@ -1,6 +1,6 @@
-"""A sink's socket: opened, peers waited for, and connections watched, so that a lost one is noticed.
+"""A sink's socket. It waits for peers before it sends, and watches its connections, so that a loss is noticed.
 
-Nothing is sent before a peer is there: one that has finished its handshake (PUSH), or has subscribed (PUB).
+A peer of a PUSH has come when its handshake has succeeded; a peer of a PUB, when it has also subscribed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class SendingSocket:
 
     Attributes:
         watch: The connections that are up, and the number of lost ones.
-        has_peer: Whether a peer has come. If not, nothing is to be sent.
-        handshake_seconds: How long to wait for handshakes that have begun, once all expected peers are there. A peer
-            that is refused later, while rows are sent, looks like a lost connection.
+        has_peer: Whether a peer had come when waiting ended. If not, the task sends nothing.
+        handshake_seconds: How long to wait for further handshakes that have begun, once all expected peers are there. A
+            peer that is refused only while rows are sent would look like a lost connection.
 
     Raises:
         OptionError, EndpointError: The socket cannot be opened with these options.
@@ -51,8 +51,8 @@ class SendingSocket:
         self._open = OpenSocket(SocketSpec.of_sink(options))
         self._socket, self.watch = self._open.socket, self._open.watch
         self._subscriptions = 0
-        self._absent: set[str] = set()  # endpoints that this task does without
-        self._handled_losses = 0
+        self._absent: set[str] = set()  # endpoints from which the socket has disconnected
+        self._handled_losses = 0  # of ``watch.possibly_lost``: those marked as handled
         self._handles: dict[int, Handle] = {}  # by inode
         self.has_peer = True
         try:
@@ -123,7 +123,7 @@ class SendingSocket:
                 self._subscriptions -= 1
 
     def _continue_without(self) -> None:
-        """Disconnect from the endpoints that have not answered. If there is no peer at all, send nothing."""
+        """Disconnect from the endpoints that have not answered (PUSH), and note whether there is any peer."""
         self.has_peer = self.watch.peers > 0
         if self._is_pub:
             self.has_peer = self.has_peer and self._subscriptions > 0
@@ -141,11 +141,11 @@ class SendingSocket:
 
     @property
     def all_connected(self) -> bool:
-        """Whether every endpoint that had answered is connected. Otherwise a queue may wait for a peer to come back."""
+        """Whether every endpoint that had answered is connected. If not, rows may be queued for a peer that is away."""
         return all(self.watch.up.get(str(e)) or str(e) in self._absent for e in self._options.connect)
 
     def wait_until_connected(self, seconds: float) -> bool:
-        """Wait until there is a peer and every endpoint that had answered is connected. Returns whether that is so."""
+        """Wait until there is a peer and ``all_connected`` is true. Returns False if that takes over ``seconds``."""
         deadline = time.monotonic() + seconds
         while not (self.watch.peers and self.all_connected):
             left = deadline - time.monotonic()
@@ -169,7 +169,7 @@ class SendingSocket:
         at = messages.give(self._socket, start, end)
         if at == end or not wait:
             return at
-        # No handles while this may take long: see ``hold_connections``.
+        # Waiting may take long. So hold no handles meanwhile: see ``hold_connections``.
         self.release_connections()
         self._socket.setsockopt(zmq.SNDTIMEO, round(wait * 1000))
         try:
@@ -178,7 +178,7 @@ class SendingSocket:
             self.hold_connections()
 
     def process_commands(self) -> None:
-        """Have libzmq notice which queues have room again and which connections have ended."""
+        """Make libzmq notice which queues have room again, and which connections have ended."""
         self._socket.getsockopt(zmq.EVENTS)
 
     @property
@@ -189,15 +189,15 @@ class SendingSocket:
     # Lost connections.
 
     def hold_connections(self) -> None:
-        """Take a second handle on each connection of a PUSH, which shows later how the connection has ended.
+        """Take a second handle on each connection of a PUSH. It shows later how the connection has ended.
 
-        As long as there is a handle, a peer does not notice that libzmq has closed the connection. So release it before
-        anything that may take long.
+        While a handle is open, a peer does not notice that libzmq has closed the connection. So call
+        ``release_connections`` before anything that may take long.
         """
         if self._is_pub:  # what a PUB has sent is never sent again
             return
         held = self.watch.handles()
-        # Otherwise the old handles show how the lost connections ended.
+        # After a loss that is not handled yet, keep the old handles: they show how the lost connection has ended.
         if self.watch.possibly_lost == self._handled_losses:
             self.release_connections()
         for handle in held:
@@ -217,7 +217,7 @@ class SendingSocket:
         return self.watch.possibly_lost - self._handled_losses
 
     def mark_handled(self, losses: int) -> None:
-        """Count this many losses no more, and close all handles."""
+        """Leave this many losses out of ``losses`` from now on, and close all handles."""
         self._handled_losses += losses
         self.release_connections()
 
@@ -230,13 +230,13 @@ class SendingSocket:
         return self._open.wait_until_flushed(patience, most, quiet)
 
     def close(self, linger: int) -> tuple[bool, bool]:
-        """Close, after waiting for what is queued. May be called again.
+        """Wait until the queued messages have left, and close the socket. May be called again.
 
         Args:
-            linger: Milliseconds; -1 waits without a limit.
+            linger: How many milliseconds to wait; -1 waits without a limit.
 
         Returns:
-            Whether everything has left, and whether a connection was lost meanwhile that may have had something in it.
+            Whether all messages have left, and whether messages may be lost with a connection that ended meanwhile.
         """
         try:
             flushed = self._open.closed or self._open.close(linger, list(self._handles.values()))

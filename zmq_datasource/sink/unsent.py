@@ -1,4 +1,4 @@
-"""The rows that were not sent: each is dropped or becomes a dead letter, and is counted with its reason."""
+"""Handle rows that were not sent: each is dropped or becomes a dead letter, and is counted with its reason."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Unsent:
     """Drops the rows that a task does not send, or keeps them as dead letters, and counts them.
 
     Args:
-        dead_letters: Takes the rows. If it is None, the rows are dropped (``noblock``).
-        counters: The task's account.
+        dead_letters: Keeps the rows; None to drop them (``noblock``).
+        counters: The counters of the task.
 
     Attributes:
-        continues: Whether a task continues without such a row. If not, the first one fails the task.
-        needs_rows: Whether sent rows are kept while a lost connection may take them along: to be sent again, or to
-            become dead letters. If not, their counts are enough.
+        continues: Whether a task continues when a row cannot be sent. If not, the first such row fails the task.
+        needs_rows: Whether the content of sent rows is kept as long as they may be lost with a connection: then the
+            task sends them again, or makes them dead letters. If not, it keeps only their number.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Unsent:
         batch.given_up.add(at)
         if reason not in self._logs:
             done = "dropped" if self._dead_letters is None else "kept as dead letters"
-            # Only a long task logs this. The rows of a short one are in the account of its batch.
+            # Logs no line for each row, only their number every 5 s. A task that ends sooner logs nothing: the account
+            # of the batch has the numbers.
             self._logs[reason] = LimitedLog(
                 __name__, f"rows {done} ({reason})", self._clock, lines=0, seconds=_LOG_SECONDS
             )
@@ -65,7 +66,7 @@ class Unsent:
         self._drop_or_keep(batch, at, reason)
 
     def write_off(self, batches: Iterable[RowBatch]) -> int:
-        """Take back that rows were sent, because a lost connection may have had them. Returns how many rows."""
+        """Count rows as lost with a connection, and no longer as sent. Drop or keep them. Returns how many rows."""
         lost = 0
         for batch in batches:
             lost += batch.sent

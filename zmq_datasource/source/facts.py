@@ -23,7 +23,7 @@ __all__ = [
     "states_of_other_partitions",
 ]
 
-# Publishers choose their names: show at most so many characters.
+# A publisher can choose a very long name. A log line shows at most this many of its characters.
 _MOST_SHOWN = 200
 
 
@@ -32,10 +32,10 @@ class SourceFacts(NamedTuple):
 
     Attributes:
         counters: The counters of this process.
-        receiver: The counters of the process that receives; None until the log has them.
+        receiver: The counters of the process that receives: this one or another; None until the log has them.
         received: The number of messages received in all. Monitoring takes the rate from its growth.
         receives: Whether this process receives.
-        totals: The sums of the tracker; None if messages are not numbered.
+        totals: The totals of the sequence tracker, such as lost messages; None if messages are not numbered.
         publishers: The number of known publishers; None if this process does not know it.
         gaps: The number of gaps in the table; None if this process does not know it.
     """
@@ -50,7 +50,7 @@ class SourceFacts(NamedTuple):
 
 
 def describe_key(by: Sequence[str], key: Key) -> str:
-    """Describe a counter of messages for a log line."""
+    """Describe a publisher's counter for a log line, as ``topic 'a'``. ``by`` says what ``key`` consists of."""
     return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in _names(by, key).items())
 
 
@@ -61,13 +61,15 @@ def saved_sequences(sections: Mapping[str, msgspec.Raw]) -> state.SavedTracker |
 
 
 def saved_tracker(saved: bytes) -> SequenceTracker | None:
-    """Make a tracker from the saved state of a log partition, to look things up; None if messages are not numbered."""
+    """Build a tracker from the saved state of a log partition, to inspect it; None if messages are not numbered."""
     sequences = saved_sequences(sections_of(saved))
     return None if sequences is None else state.tracker_of(sequences)
 
 
 def states_of_other_partitions(storage: LogStorage) -> list[bytes]:
-    """Read the saved states of all partitions of a log but this one. Other processes may write them at the same time.
+    """Read the saved state of each partition of the log except the partition of ``storage``.
+
+    Other processes may write these states at the same time.
 
     Raises:
         LogError: A state cannot be read.
@@ -79,12 +81,14 @@ def states_of_other_partitions(storage: LogStorage) -> list[bytes]:
 def read_gaps(saved: bytes, others: Iterable[bytes] = ()) -> list[dict[str, Any]]:
     """Read the gap table of a log partition: a dictionary for each gap, oldest first.
 
-    ``first`` and ``last`` are sequences, ``messages`` is their number, and ``noticed`` and ``healed`` are microseconds
-    since the epoch. ``publisher``, ``topic`` and ``endpoint`` are None if messages are not counted by them.
+    ``first`` and ``last`` are sequence numbers. ``messages`` is how many messages are missing. ``noticed`` and
+    ``healed`` are microseconds since the epoch. Of ``publisher``, ``topic`` and ``endpoint``, a gap has only the keys
+    by which messages are counted.
 
     Args:
         saved: The saved state of the partition.
-        others: Those of the other partitions. An open gap is listed for the partition that may still heal it.
+        others: The saved states of the other partitions. A counter may have moved to another partition since; then its
+            open gaps are listed there, and not here.
     """
     tracker = saved_tracker(saved)
     if tracker is None:
@@ -97,7 +101,7 @@ def read_gaps(saved: bytes, others: Iterable[bytes] = ()) -> list[dict[str, Any]
             "epoch": gap.epoch,
             "first": tracker.number(gap.first),
             "last": tracker.number(gap.last),
-            "messages": min(gap.size, 2**63 - 1),
+            "messages": min(gap.size, 2**63 - 1),  # what a column of 64 bits can hold
             "noticed": gap.noticed,
             "healed": gap.healed,
         }
@@ -106,7 +110,7 @@ def read_gaps(saved: bytes, others: Iterable[bytes] = ()) -> list[dict[str, Any]
 
 
 def read_counters(saved: bytes) -> tuple[SourceCounters, Totals | None]:
-    """Read the counters in a saved state, and the sums of its tracker (None if messages are not numbered)."""
+    """Read the counters in a saved state, and the totals of its tracker (None if messages are not numbered)."""
     sections, counters = sections_of(saved), SourceCounters()
     if sections:
         counters.restore(msgspec.json.decode(sections["counters"]))

@@ -1,4 +1,4 @@
-"""A query on a log that another process fills: what ``Ingest`` is to a query that receives."""
+"""Read a log that another process fills. ``FollowingSource`` has the methods of ``Ingest``, but receives nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FollowingSource"]
 
 
 class FollowingSource:
-    """Reads a log partition that another process fills. It opens no socket, and does not take the log's lock.
+    """Reads a log partition that another process fills (the writer). Opens no socket, and does not take the log's lock.
 
     Args:
         storage: The partition.
@@ -33,14 +33,15 @@ class FollowingSource:
         self._storage = storage
         self.log = LogFollower(storage, options.wal_retry_timeout)
         self._faults = LimitedLog(__name__, "states that could not be read")
+        # The newest saved state that was read: the end of the log at that time, the writer's counters and totals.
         self._saved: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
-        self._stops, self._next_stops = StopRecord(), 0.0
+        self._stops, self._next_stops = StopRecord(), 0.0  # and when to read the record of stops again
 
     def start(self) -> None:
         """Do nothing: another process receives."""
 
     def check(self) -> None:
-        """Raise an error if the writer has noticed losses, and ``onLoss`` is ``fail``.
+        """Raise an error if the writer has noticed losses while this query ran, and its ``onLoss`` is ``fail``.
 
         Raises:
             MessageLossError: Messages were lost.
@@ -54,10 +55,10 @@ class FollowingSource:
         return self.seal()
 
     def seal(self) -> int:
-        """Look for new chunks. Returns the durable end of the log, as far as this process knows it.
+        """Look for new chunks, and return the durable end of the log as this process knows it. Only the writer seals.
 
         Raises:
-            LogError: The log cannot be listed; for a fault that may pass, after ``walRetryTimeout``.
+            LogError: The log cannot be listed. A fault that may pass is raised only after ``walRetryTimeout``.
         """
         self.log.refresh()
         end = self.log.durable_end
@@ -66,21 +67,21 @@ class FollowingSource:
         return end
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until there are messages after ``end``, for at most ``seconds``."""
+        """Wait until the durable end is beyond ``end``, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while self.seal() <= end and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, REFRESH_SECONDS))
 
     def receive_for(self, _timeout: float, _idle_timeout: float | None) -> int:
-        """Return the durable end: the writer receives whether a query runs or not."""
+        """Return the durable end at once: only the writer receives."""
         return self.seal()
 
     def commit(self, end: int) -> None:
-        """Do nothing: the writer deletes chunks."""
+        """Do nothing: only the writer deletes chunks."""
 
     def facts(self) -> SourceFacts:
-        """The figures of the writer, as of the newest chunk of its log."""
-        end = self.seal()  # while a batch runs, nothing else looks for new chunks
+        """The figures of the writer when it sealed the newest chunk, and the counters of this query."""
+        end = self.seal()  # a long batch asks for no offset, so nothing else looks for new chunks
         self._read_saved(end)
         if time.monotonic() >= self._next_stops:
             self._next_stops = time.monotonic() + REFRESH_SECONDS + self._storage.leisure
@@ -94,7 +95,7 @@ class FollowingSource:
         return SourceFacts(self._counters, receiver, received=end, receives=False, totals=totals)
 
     def _read_saved(self, end: int) -> None:
-        """Read the writer's saved state, if the log has grown since the last time."""
+        """Read the writer's saved state if ``end`` has changed since the last reading, and act on its losses."""
         if self._saved[0] == end:
             return
         newest = self.log.newest
@@ -107,14 +108,14 @@ class FollowingSource:
             self._faults.warn("%s", e)
 
     def stop(self) -> None:
-        """Log the counts of the lines that were left out."""
+        """Log how many warnings the rate limit has left out."""
         self._faults.flush()
         if self._losses is not None:
             self._losses.flush()
 
 
 class _FollowedLosses:
-    """Acts, as the query's ``onLoss`` says, on losses that the writer of a partition notices while the query runs.
+    """Applies the query's ``onLoss`` to losses that the writer of a partition notices while the query runs.
 
     Args:
         storage: The partition.
@@ -124,7 +125,7 @@ class _FollowedLosses:
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
         self._incidents = Incidents(options, None, None)
-        self._first_serial: int | None = None  # older gaps were noticed before the query
+        self._first_serial: int | None = None  # gaps with a smaller one are older than the query
         self._reported: set[int] = set()
 
     @property
@@ -133,12 +134,12 @@ class _FollowedLosses:
         return self._incidents.failure
 
     def act_on(self, saved: bytes) -> None:
-        """Report the losses in the writer's saved state that are new.
+        """Report the new losses in the writer's saved state.
 
-        A gap for which the writer still asks the publisher is not reported yet.
+        A gap that a replay may still fill is not reported yet.
 
         Raises:
-            LogError: The writer's terms cannot be read.
+            LogError: The writer's note on whether it uses a replay cannot be read.
         """
         tracker = saved_tracker(saved)
         next_serial = 0 if tracker is None else tracker.gaps.next_serial
@@ -156,10 +157,10 @@ class _FollowedLosses:
             new = [gap for gap in new if gap.final or gap.serial not in asked]
         self._incidents.tracker = tracker
         self._incidents.report_lost(new)
-        # Only gaps that are still in the table, so that the set stays as small as the table.
+        # Forget gaps that have left the table, so that the set stays as small as the table.
         self._reported = {gap.serial for gap in tracker.gaps if gap.serial in self._reported}
         self._reported |= {gap.serial for gap in new}
 
     def flush(self) -> None:
-        """Log the counts of the lines that were left out."""
+        """Log how many warnings the rate limit has left out."""
         self._incidents.flush()

@@ -1,6 +1,7 @@
-"""Runs of experiments as a table for people, as CSV, and as a plot.
+"""Show the runs of experiments as a table on the screen, as CSV, and as a plot.
 
-Runs of the same experiment are shown together: the median, and the smallest and the largest value.
+The table and the plot show all runs of an experiment together: the median, and the smallest and the largest value. The
+CSV has a line for each run.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from zmq_datasource.workbench.experiment import Experiment, ExperimentResult
 __all__ = ["check_outputs", "plot", "row", "table", "write_csv"]
 
 _FORMATS = (".png", ".svg", ".pdf")
-_MOST_SHOWN = 200
+_MOST_SHOWN = 200  # characters of a path in an error
 
 
 def row(run: ExperimentResult) -> dict[str, Any]:
-    """A run as flat figures: seconds, bytes, messages."""
+    """A run as one flat row: the settings of its experiment, then its figures in seconds, bytes and messages."""
     figures = {**run.experiment._asdict(), **run._asdict(), "drop_rate": run.drop_rate}
     del figures["experiment"]
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def table(runs: Iterable[ExperimentResult], width: int | None = None) -> Table:
-    """A line for each experiment, with the spread of its runs.
+    """A line for each experiment: the median of its runs, and the range if they differ.
 
     Args:
-        width: Columns of the screen; None is wide enough.
+        width: The screen's width in characters; None sets no limit.
     """
     return stack([[_line(experiment, group) for experiment, group in _repeated(runs).items()]], width)
 
 
 def _repeated(runs: Iterable[ExperimentResult]) -> dict[Experiment, list[ExperimentResult]]:
-    """The runs of each experiment, in the order in which the experiments come first."""
+    """The runs of each experiment. Experiments are in the order of their first runs."""
     groups: dict[Experiment, list[ExperimentResult]] = {}
     for run in runs:
         groups.setdefault(run.experiment, []).append(run)
@@ -49,10 +50,10 @@ def _repeated(runs: Iterable[ExperimentResult]) -> dict[Experiment, list[Experim
 
 
 def _line(experiment: Experiment, runs: Sequence[ExperimentResult]) -> Row:
-    def spread(figure: Callable[[ExperimentResult], float], unit: str, words: Callable[[float], str]) -> Cell:
+    def spread(figure: Callable[[ExperimentResult], float], unit: str, show: Callable[[float], str]) -> Cell:
         values = [figure(run) for run in runs]
-        few, most = words(min(values)), words(max(values))
-        text = words(median(values)) + (f" ({few}..{most})" if few != most else "")
+        least, most = show(min(values)), show(max(values))
+        text = show(median(values)) + (f" ({least}..{most})" if least != most else "")
         return Cell(f"{text} {unit}".rstrip())
 
     marks = f"{experiment.sndhwm:,}"
@@ -75,7 +76,7 @@ def _line(experiment: Experiment, runs: Sequence[ExperimentResult]) -> Row:
 
 
 def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
-    """Write all runs, a line each.
+    """Write all runs as CSV, one line for each.
 
     Raises:
         WorkbenchError: The file cannot be written.
@@ -90,10 +91,11 @@ def write_csv(runs: Sequence[ExperimentResult], path: Path) -> None:
 
 
 def check_outputs(csv_file: Path | None, plot_file: Path | None) -> None:
-    """Check before the runs that ``write_csv`` and ``plot`` can write these files.
+    """Check, before the experiments run, that ``write_csv`` and ``plot`` can write these files.
 
     Raises:
-        OptionError: matplotlib is not installed, or a file cannot be written.
+        OptionError: A plot needs matplotlib, which is not installed; a file cannot be written; or the plot's file name
+            has another ending than the allowed ones.
     """
     if plot_file is not None and find_spec("matplotlib") is None:
         raise OptionError("drawing a plot needs matplotlib; pip install 'zmq_datasource[plot]'")
@@ -115,7 +117,7 @@ def check_outputs(csv_file: Path | None, plot_file: Path | None) -> None:
 
 
 def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
-    """Draw the share of messages that were not received, and their age, against the send high-water mark.
+    """Draw two figures over the send high-water mark: the share of messages not received, and the age of the others.
 
     Raises:
         WorkbenchError: The file cannot be written.
@@ -126,7 +128,7 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
     shares, ages = figure.subplots(2, 1, sharex=True)
     for name, group in _curves(runs).items():
         marks = [experiment.sndhwm for experiment in group]
-        color = None
+        color = None  # the curve's first line takes the next color, and its other lines take the same
         figures: Sequence[tuple[Any, str, Callable[[ExperimentResult], float]]] = (
             (shares, "-", lambda run: run.drop_rate * 100),
             (ages, "-", lambda run: run.p50 * 1000),
@@ -162,7 +164,11 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
 
 
 def _curves(runs: Iterable[ExperimentResult]) -> dict[str, dict[Experiment, list[ExperimentResult]]]:
-    """The experiments that differ only in their high-water marks, by what they have in common."""
+    """Group experiments into curves. The experiments of one curve differ only in their high-water marks.
+
+    Returns:
+        By the label of the curve: the runs of each experiment, in the order of the send high-water mark.
+    """
     curves: dict[str, dict[Experiment, list[ExperimentResult]]] = {}
     for experiment, repeated in sorted(_repeated(runs).items(), key=lambda item: item[0].sndhwm):
         same = experiment.rcvhwm == experiment.sndhwm

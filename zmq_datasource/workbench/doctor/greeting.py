@@ -1,13 +1,13 @@
-"""A peer's greeting in ZMTP 3 (RFC 23 and 37): which security it wants, and which socket it is.
+"""Read a peer's greeting in ZMTP 3 (RFC 23 and 37): its security mechanism, and its socket type.
 
-libzmq's events say that a peer hung up, not why. Its greeting says why. A glance reads it on a connection of its own,
-which is closed before the handshake ends: the peer never counts it among its peers and gives it no message; its monitor
-shows a handshake that failed.
+libzmq's events say that a peer has hung up, but not why. The peer's greeting shows why. ``glance`` reads it on a
+separate connection, and closes this connection before the handshake ends. So the peer sends no message over it. A
+monitor of the peer's socket shows a failed handshake.
 
 A greeting has 64 bytes: a signature of 10, the version (2), the name of the security mechanism (20),
-whether it is the mechanism's server (1), and zeros. libzmq sends all of its own as soon as it has the
-signature and the major version of ours, before it knows our mechanism. With the mechanism NULL the
-command READY follows, which names the socket's type, again without waiting for ours.
+whether the sender is the server of that mechanism (1), and zeros. A peer that uses libzmq sends its whole greeting as
+soon as it has our signature and our major version, before it knows our mechanism. If both mechanisms are NULL, the peer
+then sends the command READY, which names its socket type. It does not wait for our READY.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ __all__ = ["GREETING_BYTES", "OPENING", "REST", "glance", "is_complete", "read_g
 
 GREETING_BYTES = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
-# What we say: as much as makes the peer say everything, and the rest if its mechanism is NULL.
+# OPENING makes the peer send its whole greeting. REST completes our greeting; only a peer with NULL gets it.
 OPENING = _SIGNATURE + b"\x03"
 REST = b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 _COMMAND, _LONG = 0x04, 0x02
 _READY = b"\x05READY"
-# A property is its name's length in one byte, the name, its value's length in four, the value.
+# A property is the length of its name (1 byte), its name, the length of its value (4 bytes), and its value. The name of
+# a socket type is short, so the first three of the four bytes are zero.
 _SOCKET_TYPE = re.compile(rb"\x0bsocket-type\0\0\0(.)", re.IGNORECASE | re.DOTALL)
 _MOST_READY_BYTES = 8192
 _MOST_BYTES = 1 << 16
 
 
 def read_greeting(received: bytes) -> Glance:
-    """What the bytes that came first say."""
+    """Interpret the first bytes that a peer has sent."""
     if not received:
         return Glance(state="silent", reason="it accepts the connection and says nothing")
     head = received[:10]
-    # The length in the middle is for versions before 2, which no program speaks any more.
+    # The eight bytes between are a length in old versions. Nothing depends on it, so they are not checked.
     if head[:1] != b"\xff" or (len(head) == 10 and not head[9] & 1):
         return Glance(state="not_zeromq", reason="what answers there does not speak ZeroMQ's protocol")
     if len(received) < GREETING_BYTES:
@@ -61,7 +62,7 @@ def read_greeting(received: bytes) -> Glance:
 
 
 def is_complete(received: bytes) -> bool:
-    """Whether the greeting and the whole command after it are there."""
+    """Whether no more bytes are needed: the greeting is there, and the whole command after it or something else."""
     return _command(received) is not None
 
 
@@ -74,7 +75,7 @@ def _socket_type(command: bytes) -> str | None:
 
 
 def _command(received: bytes) -> bytes | None:
-    """What follows a greeting, if it is a command; None if more of it must come."""
+    """The command after a greeting. None while bytes are missing; empty if it is too long, or no command."""
     body = received[GREETING_BYTES:]
     if len(body) < 2:
         return None
@@ -85,11 +86,14 @@ def _command(received: bytes) -> bytes | None:
 
 
 def glance(endpoint: Endpoint, seconds: float) -> Glance:
-    """What answers at ``endpoint``, within about ``seconds``; never raises."""
+    """Connect to ``endpoint``, and return what its greeting says, or why there is none.
+
+    Takes up to about ``seconds``. Raises no error.
+    """
     deadline = time.monotonic() + seconds
     try:
         sock = _dial(endpoint, seconds)
-    except (stdlib_socket.gaierror, UnicodeError) as e:  # the latter for what is no name at all, as a..b
+    except (stdlib_socket.gaierror, UnicodeError) as e:  # UnicodeError: a text such as a..b
         host, _ = endpoint.host_port
         why = getattr(e, "strerror", None) or "it is no host name"
         return Glance(state="unresolved", reason=f"host {host!r} does not resolve here: {why}")
@@ -99,7 +103,7 @@ def glance(endpoint: Endpoint, seconds: float) -> Glance:
         state = "refused" if isinstance(e, ConnectionRefusedError | FileNotFoundError) else "no_answer"
         return Glance(state=state, reason=(e.strerror or str(e)).lower())  # type: ignore[arg-type]
     with sock:
-        return _listen(sock, deadline)
+        return _exchange_greetings(sock, deadline)
 
 
 def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
@@ -115,9 +119,9 @@ def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
     return sock
 
 
-def _listen(sock: stdlib_socket.socket, deadline: float) -> Glance:
+def _exchange_greetings(sock: stdlib_socket.socket, deadline: float) -> Glance:
     received = b""
-    with suppress(OSError):  # what it said until then tells enough
+    with suppress(OSError):  # the bytes before an error tell enough
         sock.sendall(OPENING)
         while len(received) < GREETING_BYTES and (more := _receive(sock, deadline)):
             received += more
@@ -134,7 +138,7 @@ def _listen(sock: stdlib_socket.socket, deadline: float) -> Glance:
 
 
 def _receive(sock: stdlib_socket.socket, deadline: float) -> bytes:
-    """The next bytes; none at the end, or when time is up."""
+    """The next bytes; empty at the end of the stream, or after the deadline."""
     left = deadline - time.monotonic()
     if left <= 0:
         return b""

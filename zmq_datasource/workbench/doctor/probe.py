@@ -1,7 +1,7 @@
-"""One endpoint, received from with the source's own receiver.
+"""Receive from one endpoint with the source's own receiver, and measure and track its messages.
 
-The receiver takes raw frames (framing ``plain``), so that the first messages can show which framing it is. From then on
-the source's intake reads and tracks them all.
+The receiver takes raw frames (framing ``plain``). If the user has not said which framing the messages have, the first
+messages are a sample from which it is guessed. Then the source's intake reads and tracks all messages with it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _TURN_MS = 20
 _SECOND_CHANCE_SECONDS = 0.3
 _SAMPLE_BYTES = 64 << 20
 _BUCKET_SECONDS = 0.1
-# Different sizes, and different topics, that are counted.
+# At most so many different sizes, and so many different topics, are counted.
 _MOST_COUNTED = 100_000
 _SHOWN_TOPICS, _TOPIC_CHARACTERS, _TOPIC_BYTES = 10, 60, 256
-# If nine of ten rounds were full, the doctor was slower than the feed.
+# If this share of the rounds was full, the doctor was slower than the feed.
 _SATURATED = 0.9
-# A frame's header on the wire: flags and length in one byte each up to 255 bytes, else in nine.
+# The bytes of a frame's header on the wire. The flags take one byte. The length takes one byte up to 255, else eight.
 _SHORT, _LONG = 2, 9
 
 
@@ -53,16 +53,17 @@ class Probe:
     """Receives from one endpoint; use it in a ``with`` block.
 
     Args:
-        options: Of the source, with this endpoint alone.
-        given: The same as text.
-        framing: With what the messages are to be read; None to guess it.
-        by_place: As of ``Numbered``.
+        options: The options of a source that reads this endpoint only.
+        given: The same options as text, as the user has set them.
+        framing: The framing and the options that belong to it, with which to read messages; None to guess them.
+        by_place: See ``Numbered``.
 
     Attributes:
-        messages: Taken so far.
-        framing: Which framing the messages have, and what to set beside it.
-        numbered: Reads and tracks them; None until the framing is known.
-        suggested: What to change in ``framing`` so that each topic has a counter; empty if nothing shows that.
+        messages: The number of messages taken so far.
+        framing: The options that read the messages: ``framing``, and those that belong to it. ``plain`` until guessed.
+        numbered: Reads and tracks the messages; None until the framing is known.
+        suggested: The options to change so that each topic has a counter of its own. Empty, unless messages show that
+            each topic has one.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Probe:
         """Open the socket.
 
         Raises:
-            OptionError, EndpointError: It cannot be opened as asked.
+            OptionError, EndpointError: The socket cannot be opened with these options.
         """
         self._began = time.monotonic()
         self._shaken_at: float | None = None
@@ -107,18 +108,21 @@ class Probe:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Hang up; what was not taken is dropped."""
+        """Close the socket, and drop the messages that were not taken."""
         self._receiver.__exit__(*error)
 
     # The connection.
 
     def register(self, poller: zmq.Poller) -> None:
-        """Let a poller wait for messages and for what happens to the connection."""
+        """Register with a poller, which then wakes for messages and for events of the connection."""
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self._watch.monitor, zmq.POLLIN)
 
     def keep_alive(self) -> None:
-        """Let libzmq work without receiving; call it at least every few hundred milliseconds."""
+        """Let libzmq work, and note whether a handshake has succeeded or failed. Receives nothing.
+
+        Call it every few hundred milliseconds or more often.
+        """
         self._receiver.keep_alive()
         if self._watch.connections and self._shaken_at is None:
             self._shaken_at = time.monotonic()
@@ -132,7 +136,7 @@ class Probe:
 
     @property
     def decided(self) -> bool:
-        """Whether a handshake has succeeded, or has failed and no other one has succeeded soon after it."""
+        """Whether a handshake has succeeded, or one has failed and none has succeeded soon after it."""
         failed = self._failed_at is not None and not self._bind
         return self.shaken or (
             failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
@@ -140,12 +144,12 @@ class Probe:
 
     @property
     def disconnects(self) -> int:
-        """Connections that were up and ended."""
+        """The number of connections that were up and have ended."""
         return self._watch.lost
 
     @property
     def handshake(self) -> Handshake:
-        """How the handshake went so far."""
+        """The result of the handshake so far."""
         watch = self._watch
         failure = None if watch.connections else watch.failure
         unshaken: Literal["failed", "hung_up", "none"] = (
@@ -161,9 +165,9 @@ class Probe:
         )
 
     def kernel_bytes(self) -> tuple[int | None, int | None]:
-        """Bytes waiting in the kernel, over all connections: in our buffers, and in the peers' send buffers.
+        """The bytes that wait in the kernel over all connections: in our receive buffers, in the peers' send buffers.
 
-        None where the system does not show it, as of a peer on another machine.
+        A figure is None if this system does not show it: a peer on another machine does not show its send buffer.
         """
         with ExitStack() as stack:
             streams = [stack.enter_context(stream) for stream, _ in self._watch.handles()]
@@ -171,7 +175,7 @@ class Probe:
 
     @property
     def buffers(self) -> Buffers:
-        """Our own end, read back, and what waits in the kernel now."""
+        """The limits of our socket as libzmq and the kernel report them, and the bytes that wait in the kernel now."""
         ours, theirs = self.kernel_bytes()
         rcvbuf = sndbuf = None
         for stream, _ in self._watch.handles():
@@ -181,15 +185,15 @@ class Probe:
         rcvhwm = int(self.socket.getsockopt(zmq.RCVHWM))
         return Buffers(rcvhwm=rcvhwm, rcvbuf=rcvbuf, sndbuf=sndbuf, queued=ours, peer_queued=theirs)
 
-    # Its messages.
+    # The messages.
 
     @property
     def waiting(self) -> bool:
-        """Whether messages are there."""
+        """Whether the socket has messages to take."""
         return self._receiver.waiting
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
-        """Take what is there, up to ``most`` messages; waits a moment if nothing is. Returns how many it was."""
+        """Take up to ``most`` messages, and return their number. If none is there, wait a moment for one."""
         before = self._receiver.pending_bytes
         taken = self._receiver.receive(most)
         self._rounds += 1
@@ -202,7 +206,7 @@ class Probe:
         return taken
 
     def flush(self) -> None:
-        """Count and track what was taken so far."""
+        """Count the messages taken so far, and track them once the framing is known."""
         rows = self._receiver.take()
         if not rows.num_rows:
             return
@@ -216,12 +220,13 @@ class Probe:
             self._follow(raw)
 
     def end(self) -> None:
-        """The end of watching: decide on the framing with what has come."""
+        """Call after the last message: decide on the framing, even from a smaller sample than usual."""
         self.flush()
         if self._sample is not None:
             self._decide(self._sample)
 
     def _decide(self, sample: Sequence[RawMessages]) -> None:
+        """Guess the framing from a sample, and track the sample with it."""
         self._sample = None
         if sample:
             joined = RawMessages.of_lists(pa.concat_arrays([raw.lists() for raw in sample]))
@@ -231,6 +236,7 @@ class Probe:
             self._follow(raw)
 
     def _follow(self, raw: RawMessages) -> None:
+        """Track messages, and suggest a counter for each topic if different messages have had one number."""
         assert self.numbered is not None
         unequal = self.numbered.unequal
         self.numbered.follow(raw, self._watch.connections)
@@ -239,6 +245,7 @@ class Probe:
             self.suggested = per_topic(raw, {**self._given, **self.framing}, by) or {}
 
     def _count(self, raw: RawMessages, timestamps: pa.Array) -> None:
+        """Count messages by size, number of frames, topic and tenth of a second, and add up their bytes."""
         frames = raw.lists()
         sizes = pc.binary_length(frames.values).cast(pa.int64())
         ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(sizes)])
@@ -254,17 +261,17 @@ class Probe:
 
     @property
     def lost(self) -> int:
-        """Messages that are missing so far, by their numbers."""
+        """How many messages are missing so far, as their sequence numbers show."""
         self.flush()
         return 0 if self.numbered is None else self.numbered.lost
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes of one message on the wire, on average."""
+        """The average number of bytes of a message on the wire, with the headers of its frames."""
         return self._wire_bytes / max(1, self._frames.total())
 
     def traffic(self) -> Traffic | None:
-        """What came until now; None if nothing did."""
+        """The figures of the messages received so far; None if there are none."""
         self.flush()
         if self._first_at is None or not self._sizes:
             return None
@@ -290,7 +297,7 @@ class Probe:
 
 
 def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-    """Receive from all of these, so that none waits for another, for ``seconds`` or until something holds."""
+    """Receive from all probes at once, for ``seconds`` or until ``until`` returns true."""
     poller = zmq.Poller()
     for probe in probes:
         probe.register(poller)
@@ -305,13 +312,14 @@ def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], boo
 
 
 def _add(counts: Counter[Any], column: pa.Array) -> None:
-    """Count the values of a column, as long as there are not too many different ones."""
+    """Count the values of a column. Once there are ``_MOST_COUNTED`` different values, leave out new ones."""
     for entry in column.value_counts().to_pylist():
         if entry["values"] in counts or len(counts) < _MOST_COUNTED:
             counts[entry["values"]] += entry["counts"]
 
 
 def _quantile(counts: Counter[int], ordered: Sequence[int], share: float) -> int:
+    """The quantile at ``share`` (0 to 1) of the counted values. ``ordered`` has each different value once, sorted."""
     left = share * counts.total()
     for value in ordered:
         left -= counts[value]
@@ -321,5 +329,6 @@ def _quantile(counts: Counter[int], ordered: Sequence[int], share: float) -> int
 
 
 def _sum(figures: list[int | None]) -> int | None:
+    """The sum; None if a figure is unknown, or there is none."""
     known = [figure for figure in figures if figure is not None]
     return sum(known) if known and len(known) == len(figures) else None
