@@ -562,7 +562,7 @@ def test_a_log_that_is_replaced_under_a_query_is_an_error(tmp_path: Path) -> Non
     log.rename(tmp_path / "old")
     with receiving(log, endpoint), Producer(endpoint) as producer:
         producer.send("b")
-    with pytest.raises(DataLossError, match="made anew"):
+    with pytest.raises(DataLossError, match="it was created again"):
         wait_for(lambda: it.latestOffset(begin, ALL)["log"] == "", "the error")
 
 

@@ -105,6 +105,7 @@ class _Printed:
         self._directory = directory
         self._stack = stack
         self._files: list[Path] = []
+        self._last: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
 
     def start(self, *arguments: str) -> None:
         path = self._directory / f"printed-{len(self._files)}"
@@ -113,6 +114,7 @@ class _Printed:
         process = subprocess.Popen(
             [sys.executable, "-u", *arguments], cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT
         )
+        self._last = arguments, process
         self._stack.callback(process.wait, 30)
         self._stack.callback(process.terminate)
 
@@ -122,9 +124,15 @@ class _Printed:
 
     def wait_for(self, line: str) -> None:
         try:
-            wait_for(lambda: self._has(line), f"the line {line!r}", _LINE_SECONDS)
+            wait_for(lambda: self._has(line) or self._repeat(), f"the line {line!r}", _LINE_SECONDS)
         except AssertionError as e:
             raise AssertionError(f"{e}\nPrinted was:\n{self.text()}") from None
+
+    def _repeat(self) -> bool:
+        """Run a command again that has ended, as a reader would who finds that it shows too little yet."""
+        if self._last is not None and self._last[1].poll() is not None:
+            self.start(*self._last[0])
+        return False
 
     def _has(self, line: str) -> bool:
         pattern = ".*".join(re.escape(part) for part in line.strip().split("..."))

@@ -219,12 +219,14 @@ def _order(record: Record) -> tuple[str, ...]:
     return tuple(str(name or "") for name in names)
 
 
-def _paused(cause: str | None, milliseconds: Mapping[str, float] | None) -> Cell:
+def _paused(cause: str | None, milliseconds: Mapping[str, float | None] | None) -> Cell:
     if cause:
         return Cell(f"now: {printed(cause)}", fault=True)
-    if milliseconds is None:
+    # A query that only reads the log knows no pauses of the process that receives.
+    known = [of_cause for of_cause in (milliseconds or {}).values() if of_cause is not None]
+    if not known:
         return Cell("–", fault=False)
-    total = sum(milliseconds.values()) / 1000
+    total = sum(known) / 1000
     return Cell(seconds(total), fault=False if not total else None)
 
 
