@@ -105,7 +105,7 @@ class _Printed:
         self._directory = directory
         self._stack = stack
         self._files: list[Path] = []
-        self._last: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
+        self._looking: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
 
     def start(self, *arguments: str) -> None:
         path = self._directory / f"printed-{len(self._files)}"
@@ -114,7 +114,8 @@ class _Printed:
         process = subprocess.Popen(
             [sys.executable, "-u", *arguments], cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT
         )
-        self._last = arguments, process
+        if "log" in arguments:
+            self._looking = arguments, process
         self._stack.callback(process.wait, 30)
         self._stack.callback(process.terminate)
 
@@ -129,9 +130,9 @@ class _Printed:
             raise AssertionError(f"{e}\nPrinted was:\n{self.text()}") from None
 
     def _repeat(self) -> bool:
-        """Run a command again that has ended, as a reader would who finds that it shows too little yet."""
-        if self._last is not None and self._last[1].poll() is not None:
-            self.start(*self._last[0])
+        """Run ``zmq-datasource log`` again: what was published a moment ago is not in the log's listing at first."""
+        if self._looking is not None and self._looking[1].poll() is not None:
+            self.start(*self._looking[0])
         return False
 
     def _has(self, line: str) -> bool:
