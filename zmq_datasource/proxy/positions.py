@@ -356,7 +356,7 @@ class Positions:
             lock.release()
 
     def _write(self, position: Position) -> None:
-        """Write the record of a name whose lock is held."""
+        """Write the record of a locked name."""
         next_id, notes = position.next, position.notes  # the server's thread may change them meanwhile
         if next_id >= notes.snapshot:
             notes = replace(notes, snapshot=0)

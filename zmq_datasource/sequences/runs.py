@@ -57,7 +57,7 @@ class Keys:
 
 
 class Run:
-    """Messages of one counter whose numbers go up by one.
+    """Messages of one counter with numbers that go up by one.
 
     Attributes:
         key: The counter.

@@ -1,4 +1,4 @@
-"""Decode messages whose fields are whole frames, or bytes at a fixed place of a frame."""
+"""Decode messages with fields that are whole frames, or bytes at a fixed place of a frame."""
 
 from __future__ import annotations
 
