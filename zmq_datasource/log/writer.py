@@ -44,6 +44,7 @@ class LogWriter(Contents):
         make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
         carried: Gives the state that the log keeps, at each cut and flush.
         readers: The other readers; by default those that have a record.
+        readers_decide: Whether only the records of readers say what is needed: see ``Retention``.
         clock: Returns seconds since the epoch, for comparison with modification times.
         written: Called by the sealing thread with the first id and the batches of rows that are durable now.
 
