@@ -31,6 +31,7 @@ from zmq_datasource.monitoring.patience import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.spark.metrics import complete, fill_in_sinks, fill_in_sources, has_run
+from zmq_datasource.spark.registration import active_history
 
 __all__ = ["QueryEvents", "ZmqMetricsListener"]
 
@@ -172,7 +173,7 @@ class ZmqMetricsListener(StreamingQueryListener):
     def _fill_in(self, progress: dict[str, Any]) -> None:
         fill_in_sources([progress])
         if self._location is None:
-            fill_in_sinks([progress], None)
+            fill_in_sinks([progress], None, active_history())
             return
         if self._hanging is not None and not self._hanging.is_set():
             raise MetricsError(f"reading {self._location}: the file system still has not answered")
@@ -181,7 +182,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         def read(_: threading.Event) -> dict[str, Any]:
             try:
                 found = copy.deepcopy(progress)
-                fill_in_sinks([found], self._location)
+                fill_in_sinks([found], self._location, active_history())
                 return found
             finally:
                 answered.set()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.functions import from_json
 
 from zmq_datasource.counters import Metric, added, unknown
-from zmq_datasource.monitoring.accounts import SINK, TOTAL, SinkTotals
+from zmq_datasource.monitoring.accounts import SINK, TOTAL, BatchHistory, SinkTotals
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
@@ -72,7 +72,7 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
     """
     events = [json.loads(progress.json) for progress in query.recentProgress]
     fill_in_sources(events)
-    fill_in_sinks(events, location)
+    fill_in_sinks(events, location, active_history())
     recent = [complete(event) for event in events]
     if not recent:
         return QueryMetrics(complete(_no_event(query)), recent)
@@ -149,15 +149,21 @@ def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
                 described["metrics"] = {name: value for name, value in offset.items() if name in _FIGURES}
 
 
-def fill_in_sinks(events: Sequence[dict[str, Any]], location: str | None) -> None:
+def fill_in_sinks(
+    events: Sequence[dict[str, Any]], location: str | None, history: BatchHistory | None
+) -> None:
     """Fill the sinks' figures into events of one query, in place; none where they are not known.
+
+    Args:
+        location: As in ``metrics``.
+        history: The accounts that the sinks have sent to this process; None if they send none.
 
     Raises:
         MetricsError: ``location`` cannot be read.
     """
     if not events:
         return
-    query, history = events[0]["id"], active_history()
+    query = events[0]["id"]
     wanted = [_batch(event) for event in events]
     stored = {} if location is None else MetricsStore(Location(location)).totals(query, wanted)
     counted = {} if history is None else history.totals(query, wanted)
