@@ -14,7 +14,8 @@ from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, read_saved_state, split_range
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.options.types import Place, Timestamp
+from zmq_datasource.options.offsets import Place
+from zmq_datasource.options.types import Timestamp
 from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
