@@ -138,8 +138,7 @@ def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **name
     """
     from contextlib import ExitStack  # noqa: PLC0415
 
-    from zmq_datasource.monitoring.prometheus import PrometheusOutlet  # noqa: PLC0415
-    from zmq_datasource.monitoring.proxy import shown  # noqa: PLC0415 - imports Arrow
+    from zmq_datasource.monitoring.prometheus import PrometheusOutlet, shown_of_proxy  # noqa: PLC0415
 
     given = all_options(ProxyOptions, named, others)
     name = next((given[side] for side in ("bind", "connect", "pull", "router") if side in given), "proxy")
@@ -147,7 +146,7 @@ def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **name
         observers: list[Callable[[dict[str, Any]], None]] = []
         if prometheus is not None:
             newest: dict[str, Any] = {}
-            outlet = PrometheusOutlet(lambda: shown(newest))
+            outlet = PrometheusOutlet(lambda: shown_of_proxy(newest))
             stack.callback(outlet.close)
             outlet.serve(prometheus)
             observers.append(newest.update)

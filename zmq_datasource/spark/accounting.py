@@ -15,7 +15,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring.accounts import Account, BatchHistory
-from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import WriteOptions
 

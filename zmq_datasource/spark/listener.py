@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.spark.progress import complete, fill_in_sinks, fill_in_sources, has_run
 from zmq_datasource.spark.query_events import QueryEvents
