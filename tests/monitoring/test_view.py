@@ -31,7 +31,7 @@ from zmq_datasource.monitoring.tables import count, shortened
 from zmq_datasource.monitoring.top import records_of_page
 from zmq_datasource.monitoring.view import LiveView, Record, StatusLines, proxy_record, source_record
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.query_events import QueryEvents
+from zmq_datasource.spark.listener import QueryEvents
 
 NOW = 1_795_000_000.0
 EVIL = b"\x1b]0;owned\x07\x1b[2J"

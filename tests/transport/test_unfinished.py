@@ -17,7 +17,7 @@ import zmq
 from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.types import Endpoint, Endpoints
+from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.proxy.fetch_wire import Router
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest

@@ -5,14 +5,21 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from zmq_datasource.options.parser import OptionDoc, describe
-from zmq_datasource.options.schema import SETS, json_schema
+from zmq_datasource.options import SETS
+from zmq_datasource.options.parser import OptionDoc, OptionSet, Role, describe
+from zmq_datasource.options.types import Choice
 
 __all__ = ["completion", "keygen", "options"]
+
+
+_TYPES: Final[dict[type, str]] = {bool: "boolean", int: "integer"}
+# Spark passes every value as text.
+_TEXT: Final = "string"
 
 
 def _names() -> list[str]:
@@ -44,7 +51,7 @@ def options(name: str | None, as_json: bool) -> None:
             )
         _explain(name)
     elif as_json:
-        schema = json_schema()
+        schema = _json_schema()
         click.echo(json.dumps(schema["$defs"][name] if name else schema, indent=2))
     else:
         _list([name] if name else list(SETS))
@@ -78,6 +85,46 @@ def _explain(name: str) -> None:
         default = f", {option.default} if it is not set" if option.default else ""
         click.echo(f"{option.name}: {option.words}{default} ({', '.join(kinds)})")
         click.echo(click.wrap_text(option.doc.replace("`", ""), initial_indent="  ", subsequent_indent="  "))
+
+
+def _json_schema() -> dict[str, Any]:
+    """The JSON Schema of all options, for editors and for programs that check a job's settings."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Options of zmq_datasource",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: {"$ref": f"#/$defs/{name}"} for name in SETS},
+        "$defs": {name: _of_set(options) for name, options in SETS.items()},
+    }
+
+
+def _of_set(options: type[OptionSet]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {option.name: _of_option(option) for option in describe(options)},
+        "patternProperties": {
+            r"^zmq\.": {"description": "A socket option of libzmq.", "type": ["string", "integer"]}
+        },
+    }
+
+
+def _of_option(option: OptionDoc) -> dict[str, Any]:
+    schema: dict[str, Any] = {"description": option.doc, "type": _TEXT}
+    if issubclass(option.kind, Choice):
+        schema["enum"] = list(option.kind.allowed)
+    elif option.kind in _TYPES:
+        schema["type"] = _TYPES[option.kind]
+        limits = option.hint.__metadata__[0]
+        found = {"minimum": limits.ge, "maximum": limits.le}
+        schema |= {name: limit for name, limit in found.items() if limit is not None}
+    if option.default:
+        schema["default"] = option.default_value if option.kind in _TYPES else option.default
+    for role, name in ((Role.STREAM, "streaming"), (Role.BATCH, "batch")):
+        if role in option.roles:
+            schema["$comment"] = f"Only for a {name} read."
+    return schema
 
 
 # A file's name has 255 bytes.

@@ -12,16 +12,14 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from zmq_datasource.options import ProxyOptions, ReadOptions
+from zmq_datasource.options import SETS, ProxyOptions, ReadOptions
 from zmq_datasource.options.parser import OptionSet, describe
-from zmq_datasource.options.schema import SETS
-from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
+from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS, Endpoints
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
     ByteSize,
     Choice,
     Duration,
-    Endpoints,
     Linger,
     LogLocation,
     Topics,

@@ -155,7 +155,7 @@ class PrometheusOutlet:
             ended = self._stopping.wait(interval)
             try:
                 self._client.push_to_gateway(
-                    gateway.plain, job=job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
+                    gateway.with_credentials, job=job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
                 )
             # urllib raises what it likes.
             except Exception as e:

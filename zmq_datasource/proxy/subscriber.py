@@ -13,9 +13,8 @@ from typing import NamedTuple, Self
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import ThisProcess
-from zmq_datasource.options.parser import texts_of
-from zmq_datasource.options.socket import Access, SocketOptions, check_security
-from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions, texts_of
+from zmq_datasource.options.socket import Access, Endpoints, SocketOptions, check_security
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
 from zmq_datasource.proxy.subscriber_session import Received, Start, SubscriberSession, Subscription
 from zmq_datasource.transport.kernel import find_dead_peers

@@ -17,7 +17,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.opened import OpenSocket

@@ -107,7 +107,7 @@ def dead_letters_beside(options: ReadOptions, storage: LogStorage) -> Location:
     key = storage.key(DEAD_LETTERS_NAME)
     if options.wal_store is None:
         return Location(storage.store.path_of(key))
-    address, mark, parameters = options.wal_store.plain.partition("?")
+    address, mark, parameters = options.wal_store.with_credentials.partition("?")
     return Location(f"{address.rstrip('/')}/{key}{mark}{parameters}")
 
 

@@ -11,7 +11,7 @@ import zmq
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Endpoint, Endpoints
+from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.sequences import Gap, SequenceTracker
 from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.transport.link import Link
