@@ -18,7 +18,7 @@ from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring.accounts import Account, BatchHistory
-from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
 from zmq_datasource.spark.metrics import fill_in_sinks

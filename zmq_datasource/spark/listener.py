@@ -27,7 +27,7 @@ from zmq_datasource.counters import Metric
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.monitoring.accounts import TOTAL
-from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.spark.metrics import complete, fill_in_sinks, fill_in_sources, has_run

@@ -20,7 +20,7 @@ from zmq_datasource.counters import SinkCounters, figures, iso
 from zmq_datasource.errors import MetricsError, SocketError
 from zmq_datasource.host import failpoints
 from zmq_datasource.monitoring.accounts import Account
-from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.unsent import abort_dead_letters, commit_dead_letters

@@ -1,19 +1,21 @@
-"""``zmq-datasource options``."""
+"""Commands to set programs up: ``options``, ``keygen`` and ``completion``."""
 
 from __future__ import annotations
 
 import difflib
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from zmq_datasource.options import SETS
 from zmq_datasource.options.parser import OptionDoc, OptionSet, Role, describe
 from zmq_datasource.options.types import Choice
 
-__all__ = ["options"]
+__all__ = ["completion", "keygen", "options"]
+
 
 _TYPES: Final[dict[type, str]] = {bool: "boolean", int: "integer"}
 # Spark passes every value as text.
@@ -123,3 +125,86 @@ def _of_option(option: OptionDoc) -> dict[str, Any]:
         if role in option.roles:
             schema["$comment"] = f"Only for a {name} read."
     return schema
+
+
+# A file's name has 255 bytes.
+_MOST_NAME_BYTES = 200
+_MOST_SHOWN = 200
+
+
+@click.command(short_help="Make a pair of CURVE keys.")
+@click.argument("name")
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Where to make the two files. A missing directory is made, for its owner alone.  [default: here]",
+)
+@click.option(
+    "--only",
+    metavar="NAME",
+    multiple=True,
+    help="A name of a producer or durable subscriber, or a pattern such as orders-*. If the key is in allowedClients, "
+    "its owner may use only these names, and no other client may use them.",
+)
+def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
+    """Make a pair of CURVE keys: NAME.key is public, NAME.key_secret is for its owner alone.
+
+    The files are certificates of ZeroMQ, which other programs read, too (zmq.auth, czmq, zcert).
+    """
+    import zmq.auth  # noqa: PLC0415 - only for this
+
+    wrong = next((text for text in only if not text or any(c.isspace() or c in "\"'" for c in text)), None)
+    if wrong is not None:
+        raise click.UsageError(
+            f"--only {wrong!r}: a name here has no spaces and no quotes; ? stands for any character"
+        )
+    if (
+        not 0 < len(name.encode(errors="replace")) <= _MOST_NAME_BYTES
+        or not name.isprintable()
+        or "/" in name
+    ):
+        raise click.UsageError(
+            f"NAME {name[:_MOST_NAME_BYTES]!r}: a name is 1 to {_MOST_NAME_BYTES} bytes of printable text without a "
+            "slash; write the place with --directory"
+        )
+    directory = directory.absolute()  # as an option names it
+    public, secret = directory / f"{name}.key", directory / f"{name}.key_secret"
+    try:
+        for path in (public, secret):
+            if path.exists():
+                raise click.UsageError(f"{path} exists; remove it, or choose another name")
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # No other user may read the file, even while it is written.
+        secret.touch(mode=0o600)
+        zmq.auth.create_certificates(directory, name)
+        secret.chmod(0o600)
+        if only:  # in the public certificate, because a server looks there; pyzmq writes it into the other
+            named = f'metadata\n    names = "{" ".join(only)}"\n'
+            public.write_text(public.read_text().replace("metadata\n", named, 1))
+    except OSError as e:
+        raise click.UsageError(
+            f"making keys in {str(directory)[:_MOST_SHOWN]!r}: {e.strerror}; name a directory that can be written with "
+            "--directory"
+        ) from e
+    click.echo(f"{public}: give it to the programs that are to know {name}")
+    click.echo(f"{secret}: keep it where {name} runs")
+    click.echo(f"-o zmq.curve_publickey=@{public} -o zmq.curve_secretkey=@{secret}")
+
+
+@click.command(short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script with which a shell completes commands and options.
+
+    \b
+    Examples:
+      eval "$(zmq-datasource completion bash)"
+      zmq-datasource completion fish > ~/.config/fish/completions/zmq-datasource.fish
+    """
+    program = context.find_root().info_name or "zmq-datasource"
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    click.echo(kind(context.find_root().command, {}, program, variable).source())
