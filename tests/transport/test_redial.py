@@ -70,7 +70,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
             linger=0,
             zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
         )
-        channel, inbox = Channel(spec, SourceCounters(), counts=False), Inbox()
+        channel, inbox = Channel(spec, SourceCounters(), counts_connections=False), Inbox()
         channel.open()
         with closing(channel):
             channel.socket.send(b"\x01")

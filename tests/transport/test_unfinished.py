@@ -90,7 +90,7 @@ def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[],
                 sndhwm=1000,
                 linger=0,
             )
-            channel = Channel(spec, SourceCounters(), counts=False)
+            channel = Channel(spec, SourceCounters(), counts_connections=False)
             channel.open()
             with closing(channel):
                 channel.socket.send(b"\x01")

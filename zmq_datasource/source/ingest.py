@@ -27,7 +27,7 @@ from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.facts import SourceFacts, states_of_other_partitions
 from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.location import compare_terms, dead_letters_beside, feed_of, log_storage
-from zmq_datasource.source.receiver import LogReceiver
+from zmq_datasource.source.receiver import LogReceiver, Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.stop_losses import StopLoss, StopLosses
 from zmq_datasource.transport.spec import SocketSpec
@@ -89,9 +89,9 @@ class Ingest:
             self._state: CarriedState = transactions
         else:
             beside_log = dead_letters_beside(options, self.storage)
-            receiver = LogReceiver(self._share, self.counters, chunk_bytes, beside_log)
-            receiver.log = self.log = self._new_log(receiver.intake, chunk_bytes)
-            self._filler = receiver
+            receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
+            self.log = self._new_log(receiver.intake, chunk_bytes)
+            self._filler = LogReceiver(receiver, self.log, options.socket_type)
             self._state = self._intake = receiver.intake
         self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
