@@ -214,7 +214,7 @@ class Ingest:
             )
 
     def _read_notes(self) -> None:
-        """Read the last writer's notes, and write this writer's. ``LogWriter.open`` calls it, once or more, with the lock."""
+        """Replace the notes of the last writer. ``LogWriter.open`` calls it with the lock, and may repeat it."""
         compare_terms(self.storage, self._options)
         if not isinstance(self._state, Intake):
             return
@@ -266,15 +266,13 @@ class Ingest:
         Returns:
             The end of these messages; None if the log has no reader, and nothing is deleted.
         """
-        # The log reads the records again before it deletes.
-        needed = self.readers.needed(fresh=False)
+        needed = self.readers.needed(fresh=False)  # the log reads the records again before it deletes
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
         """Delete messages below ``end`` that no other reader needs. The query of this process has committed them."""
         try:
-            # The log reads the records again before it deletes.
-            self._commit(end, self.readers.needed(fresh=False))
+            self._commit(end, self.readers.needed(fresh=False))  # as in commit_readers
         except (DiskFaultError, LogFormatError) as e:  # an unreadable record may need everything
             self._reader_faults.warn("%s", e)
 
