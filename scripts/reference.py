@@ -21,10 +21,10 @@ from zmq_datasource.acknowledged.sender_session import ATTEMPT_STATES
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import LogError, SocketError, ZmqDataSourceError
 from zmq_datasource.monitoring.accounts import TOTAL
-from zmq_datasource.monitoring.proxy import PROXY, SUBSCRIBER
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import OptionDoc, Role, describe
+from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 from zmq_datasource.proxy.subscriber_session import SUBSCRIPTION_STATES
 from zmq_datasource.transport.spec import REFUSED
 from zmq_datasource.workbench.doctor import findings

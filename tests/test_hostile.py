@@ -23,7 +23,7 @@ from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 
 # Which socket a side talks to, and what its messages are made of.
 SIDES = {

@@ -12,7 +12,7 @@ import pytest
 
 import zmq_datasource
 from zmq_datasource import errors
-from zmq_datasource.spark.interpreter import why_workers_lack_package
+from zmq_datasource.spark.registration import why_workers_lack_package
 
 MODULES = [
     name

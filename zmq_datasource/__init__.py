@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from zmq_datasource.proxy.subscriber import DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
     from zmq_datasource.spark.failure import reason
-    from zmq_datasource.spark.history import metrics_dataframe
     from zmq_datasource.spark.listener import ZmqMetricsListener
-    from zmq_datasource.spark.live import live_view
-    from zmq_datasource.spark.progress import QueryMetrics, metrics
+    from zmq_datasource.spark.metrics import QueryMetrics, live_view, metrics, metrics_dataframe
     from zmq_datasource.spark.receivers import Receivers, start_receivers
     from zmq_datasource.spark.registration import register
 
@@ -101,13 +99,13 @@ _HOMES = {
     "DurableSubscriber": "proxy.subscriber",
     "Producer": "acknowledged.producer",
     "Proxy": "proxy.handle",
-    "QueryMetrics": "spark.progress",
+    "QueryMetrics": "spark.metrics",
     "Receivers": "spark.receivers",
     "ZmqDataSource": "spark.datasource",
     "ZmqMetricsListener": "spark.listener",
-    "live_view": "spark.live",
-    "metrics": "spark.progress",
-    "metrics_dataframe": "spark.history",
+    "live_view": "spark.metrics",
+    "metrics": "spark.metrics",
+    "metrics_dataframe": "spark.metrics",
     "reason": "spark.failure",
     "register": "spark.registration",
     "start_receivers": "spark.receivers",

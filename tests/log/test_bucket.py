@@ -27,8 +27,7 @@ from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.options.offsets import Offset
-from zmq_datasource.options.types import Place
+from zmq_datasource.options.offsets import Offset, Place
 from zmq_datasource.workbench.log import seek_reader
 
 

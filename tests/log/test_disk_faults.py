@@ -51,8 +51,7 @@ from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiving import ReceivingThread
-from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
-from zmq_datasource.spark.rows import MessageRows
+from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
 
 Context = zmq.Context[Socket]

@@ -21,7 +21,7 @@ from zmq_datasource.counters import MAP, Metric, SinkCounters, figures
 from zmq_datasource.monitoring.accounts import TOTAL, SinkTotals
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.source import SOURCE
-from zmq_datasource.spark.query_events import QueryEvents
+from zmq_datasource.spark.listener import QueryEvents
 
 CONF = REPOSITORY / "conf"
 CONFIG = yaml.safe_load((CONF / "prometheus.yml").read_text())

@@ -28,8 +28,7 @@ from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring.accounts import SinkTotals
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import MetricsStore
-from zmq_datasource.spark.listener import ZmqMetricsListener
-from zmq_datasource.spark.query_events import QueryEvents
+from zmq_datasource.spark.listener import QueryEvents, ZmqMetricsListener
 
 
 @pytest.fixture(autouse=True)

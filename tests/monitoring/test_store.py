@@ -18,10 +18,10 @@ from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring.accounts import Account, BatchHistory
-from zmq_datasource.monitoring.patience import within
+from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark import progress
+from zmq_datasource.spark.metrics import fill_in_sinks
 
 NOW = 1_795_000_000.0
 GOLDEN = DATA / "metrics-2"
@@ -127,17 +127,14 @@ def test_sinks_of_a_query_have_series_of_their_own(tmp_path: Path) -> None:
     assert {name: after.total["rows"] for name, after in found.items()} == {SINK: 10, "PUB ipc:///tmp/b": 3}
 
 
-def test_sinks_of_which_only_one_has_files_are_shown_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sinks_of_which_only_one_has_files_are_shown_together(tmp_path: Path) -> None:
     """As two that ``foreachBatch`` writes to."""
     history, with_files, without = BatchHistory(), account(0), account(0, rows=7, sink="PUSH tcp://b:1")
     for each in (with_files, without):
         history.add(each)
     store(tmp_path).write_batch(with_files)
-    monkeypatch.setattr(progress, "active_history", lambda: history)
     event: dict[str, Any] = {"id": "query", "batchId": 0, "durationMs": {"addBatch": 1}, "sink": {}}
-    progress.fill_in_sinks([event], str(tmp_path))
+    fill_in_sinks([event], str(tmp_path), history)
     metrics = event["sink"]["metrics"]
     assert set(metrics["bySink"]) == {with_files.sink, without.sink}
     assert metrics["sent"] == metrics["total"]["sent"] == 17

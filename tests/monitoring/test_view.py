@@ -24,15 +24,14 @@ from tests.support.proxies import Client, ProxyThreads, endpoints
 from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters, figures, iso
 from zmq_datasource.errors import MetricsError
-from zmq_datasource.monitoring import proxy as proxy_figures
 from zmq_datasource.monitoring.accounts import Account
-from zmq_datasource.monitoring.prometheus import PrometheusOutlet
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet, shown_of_proxy
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.tables import count, shortened
 from zmq_datasource.monitoring.top import records_of_page
 from zmq_datasource.monitoring.view import LiveView, Record, StatusLines, proxy_record, source_record
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.query_events import QueryEvents
+from zmq_datasource.spark.listener import QueryEvents
 
 NOW = 1_795_000_000.0
 EVIL = b"\x1b]0;owned\x07\x1b[2J"
@@ -284,7 +283,7 @@ def test_top_shows_a_location_once_and_names_what_is_wrong(tmp_path: Path) -> No
 
 
 def test_top_shows_a_proxy_by_its_url(statuses: list[dict[str, Any]]) -> None:
-    served = PrometheusOutlet(lambda: proxy_figures.shown(statuses[1]))
+    served = PrometheusOutlet(lambda: shown_of_proxy(statuses[1]))
     served.serve(0, "127.0.0.1")
     try:
         url = f"http://127.0.0.1:{served.port}/metrics"

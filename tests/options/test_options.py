@@ -18,7 +18,8 @@ from zmq_datasource.options import (
     WriteOptions,
 )
 from zmq_datasource.options.parser import describe, parse
-from zmq_datasource.options.types import Delimiter, Endpoints, Location, Timestamp
+from zmq_datasource.options.socket import Endpoints
+from zmq_datasource.options.types import Delimiter, Location, Timestamp
 
 FEED = {"connect": "tcp://feed:5556"}
 
@@ -421,7 +422,7 @@ def test_incomplete_curve_keys_are_refused(options: dict[str, str], problem: str
 )
 def test_a_location_hides_what_may_be_a_secret(location: str, shown: str | None) -> None:
     assert str(Location(location)) == (shown or location)
-    assert Location(location).plain == location
+    assert Location(location).with_credentials == location
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support import stream_options
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options import share_of
-from zmq_datasource.options.shares import share_topics
+from zmq_datasource.options.receiving import share_topics
 
 
 def shares(count: int, **options: Any) -> list[tuple[str, str, str]]:

@@ -18,7 +18,7 @@ from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
 from zmq_datasource.log import ReaderRecord, ReaderRecords, open_chunk_files
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.figures import PublishedFigures
 from zmq_datasource.transport import core

@@ -11,7 +11,7 @@ import zmq
 
 from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.proxy.fetch_wire import Request, Router
 
 MOST_BYTES, MOST_FRAMES = 64 << 10, 1007

@@ -14,7 +14,7 @@ import pytest
 
 from tests.proxy.model_proxy import ModelProxy
 from zmq_datasource.proxy.fetch_protocol import Fetch, Lost, Opened, decode
-from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
+from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession, Subscription
 
 TOPICS = (b"a", b"ab", b"b")
 NAME = "me"
@@ -95,7 +95,7 @@ class Run:
         """A new client."""
         self.clients += 1
         self.session = SubscriberSession(
-            NAME, start or Start(), self.topics, 100, None, "tcp://proxy:1", self.clients
+            Subscription(NAME, start or Start(), self.topics, 100, None, "tcp://proxy:1", self.clients)
         )
         self.given: list[int] = []
         self.acked = -1

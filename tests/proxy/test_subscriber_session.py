@@ -23,7 +23,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     decode,
     encode,
 )
-from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession
+from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession, Subscription
 
 
 class Subscribed:
@@ -33,7 +33,8 @@ class Subscribed:
         self, timeout: float | None = 30.0, opened: bool = True, at: int = 0, start: Start | None = None
     ) -> None:
         self.now = 0.0
-        self.it = SubscriberSession("me", start or Start(), (b"a", b"b"), 500, timeout, "tcp://proxy:1")
+        subscription = Subscription("me", start or Start(), (b"a", b"b"), 500, timeout, "tcp://proxy:1")
+        self.it = SubscriberSession(subscription)
         self.it.listen(0)
         self.it.reconnected(0)
         if opened:
@@ -160,7 +161,7 @@ def test_it_says_where_a_new_name_begins(start: Start, asked: Open) -> None:
 
 
 def test_the_number_of_a_session_names_its_client() -> None:
-    it = SubscriberSession("me", Start(), (), 500, None, "tcp://proxy:1", client=5)
+    it = SubscriberSession(Subscription("me", Start(), (), 500, None, "tcp://proxy:1", client=5))
     it.reconnected(0)
     asked, _ = decode(it.outbox[0])
     assert isinstance(asked, Open)

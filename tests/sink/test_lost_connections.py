@@ -28,8 +28,8 @@ from tests.support import (
 from tests.support.hostile import greeting, ready
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import ConnectionLostError, SocketError
-from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.sender import Sender
+from zmq_datasource.sink.unsent import StagedDeadLetters
 from zmq_datasource.transport.opened import OpenSocket
 
 Context = zmq.Context[Socket]

@@ -9,9 +9,8 @@ import pytest
 from tests.support import binary, write_options
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.options.types import Location
-from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.in_flight import RowBatch
-from zmq_datasource.sink.unsent import Unsent
+from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 
 
 @pytest.mark.parametrize(

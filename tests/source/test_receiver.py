@@ -176,10 +176,9 @@ def test_a_message_too_large_for_a_row_is_counted_and_skipped(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
-    monkeypatch.setattr(receiver_module, "ROUND_BYTES", 1)
     push, endpoint = bound(context, zmq.PUSH)
     counters = SourceCounters()
-    with Receiver(stream_options(connect=endpoint, socketType="PULL"), counters) as receiver:
+    with Receiver(stream_options(connect=endpoint, socketType="PULL"), counters, batch_bytes=1) as receiver:
         push.send(b"x" * 1000)
         push.send(b"x" * 1001)
         push.send_multipart([b"x" * 500, b"x" * 501])

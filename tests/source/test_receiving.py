@@ -16,7 +16,7 @@ from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import EndpointError, LogWriteError, MessageLossError
 from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.source.receiver import LogReceiver
+from zmq_datasource.source.receiver import LogReceiver, Receiver
 from zmq_datasource.source.receiving import ReceivingThread
 
 Context = zmq.Context[Socket]
@@ -186,21 +186,21 @@ def test_a_stop_does_not_wait_for_the_end_of_a_feed(monkeypatch: pytest.MonkeyPa
 
 @contextmanager
 def received(
-    context: Context, append: Callable[[pa.RecordBatch], None], kind: type[LogReceiver] = LogReceiver
+    context: Context, append: Callable[[pa.RecordBatch], None], kind: type[Receiver] = Receiver
 ) -> Iterator[LogReceiver]:
     """A receiver that has received three messages, and the ``append`` of its log."""
     push, endpoint = bound(context, zmq.PUSH)
     options = stream_options(connect=endpoint, socketType="PULL")
-    with kind(options, SourceCounters(), 1 << 20) as it:
-        it.log = cast("Any", SimpleNamespace(append=append, cut=Future))
+    log = cast("Any", SimpleNamespace(append=append, cut=Future))
+    with LogReceiver(kind(options, SourceCounters(), 1 << 20), log, "PULL") as it:
         for _ in range(3):
             push.send(b"x")
-        wait_for(lambda: it.receive() < 0 or it.pending == 3, "three messages")
+        wait_for(lambda: it.receive() < 0 or it.receiver.pending == 3, "three messages")
         yield it
 
 
 def test_messages_that_cannot_become_rows_are_counted_as_lost(context: Context) -> None:
-    class Unreadable(LogReceiver):
+    class Unreadable(Receiver):
         def take(self) -> pa.RecordBatch:
             super().take()
             raise RuntimeError("an error of ours")
@@ -224,7 +224,7 @@ def test_messages_that_the_log_refuses_are_counted_as_lost(context: Context) -> 
 
 
 def test_messages_before_a_failure_are_appended_first(context: Context) -> None:
-    class Failing(LogReceiver):
+    class Failing(Receiver):
         failure: Any = None
 
     rows: list[int] = []

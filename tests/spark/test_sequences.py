@@ -30,7 +30,7 @@ from tests.support.streams import (
 from zmq_datasource import LogFormatError, MessageLossError
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.spark.gaps import ZmqGapReader
+from zmq_datasource.spark.batch_reader import ZmqGapReader
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]

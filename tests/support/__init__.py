@@ -209,7 +209,7 @@ def channel_of(ingest: Ingest) -> Channel:
     """The first socket that a log is filled from."""
     filler = ingest.filler
     assert isinstance(filler, LogReceiver)
-    return filler.channels[0]
+    return filler.receiver.channels[0]
 
 
 def stream_options(**options: Any) -> StreamReadOptions:

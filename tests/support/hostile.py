@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from tests.fuzz.seeds import CORPUS
 from tests.fuzz.targets import frames_of
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 
 __all__ = ["Attacker", "greeting", "message", "ready", "shake_hands"]
 

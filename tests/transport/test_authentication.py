@@ -27,9 +27,8 @@ from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
 from zmq_datasource.errors import EndpointError, NoPeerError, OptionError, SubscriptionError, TransactionError
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.parser import parse
-from zmq_datasource.options.socket import Access
-from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions, parse
+from zmq_datasource.options.socket import Access, Endpoints
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.sending_socket import SendingSocket

@@ -10,7 +10,8 @@ import zmq
 
 from tests.support import Socket, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
-from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.session import Session
 from zmq_datasource.transport.spec import SocketSpec

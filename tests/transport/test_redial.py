@@ -14,7 +14,7 @@ import zmq
 
 from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
@@ -70,7 +70,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
             linger=0,
             zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
         )
-        channel, inbox = Channel(spec, SourceCounters(), counts=False), Inbox()
+        channel, inbox = Channel(spec, SourceCounters(), counts_connections=False), Inbox()
         channel.open()
         with closing(channel):
             channel.socket.send(b"\x01")

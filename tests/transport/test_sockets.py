@@ -28,7 +28,7 @@ from tests.support import (
 from tests.support.hostile import message, shake_hands
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport import peers
 from zmq_datasource.transport.kernel import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket, attach

@@ -17,7 +17,7 @@ import zmq
 from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.types import Endpoint, Endpoints
+from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.proxy.fetch_wire import Router
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
@@ -90,7 +90,7 @@ def receiving(kind: str, endpoint: str, tmp_path: Path) -> Iterator[Callable[[],
                 sndhwm=1000,
                 linger=0,
             )
-            channel = Channel(spec, SourceCounters(), counts=False)
+            channel = Channel(spec, SourceCounters(), counts_connections=False)
             channel.open()
             with closing(channel):
                 channel.socket.send(b"\x01")

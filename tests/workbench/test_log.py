@@ -240,11 +240,11 @@ def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:
         log.open()
         log.append(batch_of([b"0", b"1"]))
         log.cut().result(30)
-        there = shown(location.plain)["partitions"][0]
+        there = shown(location.with_credentials)["partitions"][0]
         assert there["end"] == 2
         assert there["writer"] is not None
-        assert "no damage found" in run("verify", location.plain).output
-        assert len(run("cat", location.plain).output.splitlines()) == 2
+        assert "no damage found" in run("verify", location.with_credentials).output
+        assert len(run("cat", location.with_credentials).output.splitlines()) == 2
         log.close()
         for words in ((), ("--json",)):
-            assert "any:any" not in run(location.plain, *words).output
+            assert "any:any" not in run(location.with_credentials, *words).output

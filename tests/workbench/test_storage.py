@@ -99,11 +99,11 @@ def test_one_that_does_not_answer_is_left_as_it_was_and_says_why(
 
 
 def test_the_command_says_what_was_found(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = CliRunner().invoke(main, ["doctor", "--wal-store", location.plain])
+    told = CliRunner().invoke(main, ["doctor", "--wal-store", location.with_credentials])
     assert told.exit_code == 0, told.output
     assert [line.split()[0] for line in told.output.splitlines()] == ["kept"] * len(NAMES)
     monkeypatch.setattr(BucketStore, "list", lambda self: [])
-    told = CliRunner().invoke(main, ["doctor", "--wal-store", location.plain, "--json"])
+    told = CliRunner().invoke(main, ["doctor", "--wal-store", location.with_credentials, "--json"])
     assert told.exit_code == 1
     document = json.loads(told.output)
     assert document["location"] == str(location)

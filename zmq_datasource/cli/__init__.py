@@ -1,4 +1,4 @@
-"""The command line, ``zmq-datasource``: one module for each command. A call imports only what its command needs."""
+"""The command line, ``zmq-datasource``. A call imports only what its command needs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from typing import Any
 
 import click
 
-from zmq_datasource.cli.completion import completion
-from zmq_datasource.cli.demo import demo
-from zmq_datasource.cli.doctor import doctor
-from zmq_datasource.cli.hwm import hwm
-from zmq_datasource.cli.keygen import keygen
 from zmq_datasource.cli.log import log
-from zmq_datasource.cli.options import options
-from zmq_datasource.cli.proxy import proxy
-from zmq_datasource.cli.receive import receive
-from zmq_datasource.cli.top import top
+from zmq_datasource.cli.running import demo, proxy, receive, top
+from zmq_datasource.cli.setup import completion, keygen, options
 from zmq_datasource.cli.types import place_of
+from zmq_datasource.cli.workbench import doctor, hwm
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 
 __all__ = ["main"]

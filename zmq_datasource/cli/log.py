@@ -12,7 +12,8 @@ import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
 from zmq_datasource.host.printable import printable
-from zmq_datasource.options.types import Place, Timestamp
+from zmq_datasource.options.offsets import Place
+from zmq_datasource.options.types import Timestamp
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage

@@ -12,16 +12,14 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from zmq_datasource.options import ProxyOptions, ReadOptions
+from zmq_datasource.options import SETS, ProxyOptions, ReadOptions
 from zmq_datasource.options.parser import OptionSet, describe
-from zmq_datasource.options.schema import SETS
-from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS
+from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS, Endpoints
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
     ByteSize,
     Choice,
     Duration,
-    Endpoints,
     Linger,
     LogLocation,
     Topics,
@@ -117,11 +115,11 @@ def _duration(most: float, allowed: str) -> Read:
 
 
 def _directory(text: str) -> str:
-    """A path from the working directory as an absolute one; another text as it is, for the option to refuse."""
+    """Make a path absolute. Return a URL and an empty text as they are: the option then refuses them."""
     return text if not text or ":" in text.split("/", 1)[0] else os.path.abspath(text)
 
 
-# A time to wait for; and a time that is only compared.
+# A DURATION is waited for. An AGE is only compared, so it may be longer.
 DURATION = _duration(MOST_MILLISECONDS / 1000, "24 days at most")
 AGE = _duration(100 * 366 * 86_400.0, "100 years at most")
 SIZE = size(0, 2**63 - 1)
@@ -130,7 +128,7 @@ DIRECTORY = Read("directory", _directory)
 
 
 def setting(name: str, kind: _ParamType, default: Any, help: str) -> Callable[[_F], _F]:  # noqa: A002 - click's word
-    """Give a command an option of its own, with a value."""
+    """Give a command an option that the data source does not have."""
     return click.option(name, type=kind, default=default, show_default=True, help=help)
 
 
@@ -148,9 +146,9 @@ def option_of(
     """Give a command ``--option`` for each of these fields, with the declared type, choices, default and meaning.
 
     Args:
-        choices: Those of the declared choices that make sense here.
-        default: The default of this command, where it differs from the declared one.
-        help: The meaning here, where it is more than the declared one.
+        choices: The declared choices that this command accepts; by default all.
+        default: The default of this command, if it is not the declared one.
+        help: The help text of this command, if it is not the declared one.
     """
     declared = {option.field: option for option in describe(options)}
 
@@ -214,7 +212,7 @@ def other_options(example: str, options: type[OptionSet]) -> Callable[[_F], _F]:
 def named_options(texts: Iterable[str]) -> dict[str, str]:
     """Read ``NAME=VALUE``. With ``NAME=@FILE`` the value is in a file, so that no list of processes shows a secret.
 
-    The file of one of libzmq's options (``zmq.``) is read later, when the socket is opened.
+    The file of an option of libzmq (``zmq.``) is read later, when the socket is opened.
 
     Raises:
         click.UsageError: A text has another form, or a file cannot be read.
@@ -239,7 +237,7 @@ def named_options(texts: Iterable[str]) -> dict[str, str]:
 
 
 def given_options(options: type[OptionSet], values: Mapping[str, object]) -> dict[str, str]:
-    """The values of ``option_of`` that are set, as text by the options' names."""
+    """The values of ``option_of`` that are not None, as text by the names of the options."""
     names = {option.field: option.name for option in describe(options)}
     return {names[field]: str(value) for field, value in values.items() if value is not None}
 
@@ -247,7 +245,7 @@ def given_options(options: type[OptionSet], values: Mapping[str, object]) -> dic
 def all_options(
     options: type[OptionSet], named: Mapping[str, object], others: tuple[str, ...], *more: str
 ) -> dict[str, str]:
-    """The values of ``option_of`` and of ``other_options``, as text by the options' names.
+    """The values of ``option_of`` and of ``other_options``, as text by the names of the options.
 
     Args:
         more: Names that ``-o`` does not take, because the command has options of its own for them.
@@ -285,15 +283,15 @@ _PLACES = {
 
 
 def place_of(name: str, command: str) -> str | None:
-    """Say where an option is set that a command does not know under this name; None if there is no such option.
+    """Where a user sets an option that ``command`` does not have; None if no option has this name.
 
     Args:
         name: As in ``--max-messages`` or ``maxMessages``.
     """
-    plain = name.replace("-", "").lower()
+    wanted = name.replace("-", "").lower()
     for kind, options in SETS.items():
         for option in describe(options):
-            if option.name.lower() != plain:
+            if option.name.lower() != wanted:
                 continue
             if _OWN_SETS.get(command) is options:
                 return f"{name}: write -o {option.name}=..."

@@ -26,10 +26,10 @@ def directory_of(location: Location) -> tuple[Any, str]:
     # Imported here because it takes 0.1 s, which a program without a location need not spend.
     from pyarrow import fs  # noqa: PLC0415
 
-    if "://" in location.plain:
-        system, directory = fs.FileSystem.from_uri(location.plain)
+    if "://" in location.with_credentials:
+        system, directory = fs.FileSystem.from_uri(location.with_credentials)
         return system, directory
-    return fs.LocalFileSystem(), location.plain
+    return fs.LocalFileSystem(), location.with_credentials
 
 
 def make_directory(system: Any, root: str, below: str = "") -> None:
@@ -75,14 +75,16 @@ def check_location(option: str, location: Location | None, *, reach: bool = True
     """
     if location is None:
         return
-    scheme, separator, _ = location.plain.partition("://")
+    scheme, separator, _ = location.with_credentials.partition("://")
     try:
-        if not location.plain or (not separator and location.plain.startswith("file:")):
+        if not location.with_credentials or (not separator and location.with_credentials.startswith("file:")):
             raise ValueError("a URI of the local file system begins with file://")
-        if not separator and not location.plain.startswith("/"):
+        if not separator and not location.with_credentials.startswith("/"):
             # pyarrow would create a directory of this name in the process's working directory.
-            if location.plain.startswith("dbfs:"):
-                raise ValueError(f"on Databricks write the path /dbfs{location.plain.removeprefix('dbfs:')}")
+            if location.with_credentials.startswith("dbfs:"):
+                raise ValueError(
+                    f"on Databricks write the path /dbfs{location.with_credentials.removeprefix('dbfs:')}"
+                )
             raise ValueError("it must be an absolute path, or a URI: each process has a directory of its own")
         if separator and scheme not in _SCHEMES:
             raise ValueError(f"there is no file system of the scheme {scheme}")
@@ -98,4 +100,4 @@ def check_location(option: str, location: Location | None, *, reach: bool = True
 
 def without_secrets(error: Exception, location: Location) -> str:
     """The text of a file system's error without the secrets of its location, for a log."""
-    return str(error).replace(location.plain, str(location))
+    return str(error).replace(location.with_credentials, str(location))

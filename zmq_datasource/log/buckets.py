@@ -57,7 +57,7 @@ class Bucket(NamedTuple):
             OptionError: It is not the URI of a bucket, or has an unknown parameter.
         """
         try:
-            parts = _split(location.plain)
+            parts = _split(location.with_credentials)
             parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
             secrets = [parameters.get(name, "") for name in ("sig", "client_secret")]
             if parts.password:

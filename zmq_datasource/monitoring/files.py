@@ -1,4 +1,7 @@
-"""Small JSON files on any file system that pyarrow knows: they appear whole, and old ones are removed."""
+"""Small JSON files on any file system that pyarrow knows. They appear whole, and old ones are removed.
+
+This package does not control the file system, and a call to it may hang. ``within`` stops waiting for such a call.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import functools
 import posixpath
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
+from zmq_datasource.errors import MetricsError
 from zmq_datasource.host import failpoints
 
-__all__ = ["find", "load", "load_all", "remove", "remove_expired", "write"]
+__all__ = ["find", "load", "load_all", "remove", "remove_expired", "within", "write"]
+
+T = TypeVar("T")
 
 # How many files are read at the same time: an object store takes long for each.
 _READING_THREADS = 16
@@ -90,6 +96,38 @@ def remove(system: Any, path: str) -> None:
     """Remove a file; do nothing if it is not there, or if the file system refuses."""
     with suppress(OSError):
         system.delete_file(path)
+
+
+def within(seconds: float, what: str, act: Callable[[threading.Event], T]) -> T:
+    """Run ``act`` in a thread, and return its result; do not wait for it longer than ``seconds``.
+
+    Args:
+        what: What ``act`` does, for errors.
+        act: Gets an event. When the event is set, the result is not wanted any more, and ``act`` should change nothing.
+
+    Raises:
+        MetricsError: ``act`` has not ended in time, or has failed.
+    """
+    given_up = threading.Event()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(act(given_up))
+        except BaseException as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run, name="zmq-metrics", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        given_up.set()
+        raise MetricsError(f"{what}: the file system has not answered for {seconds:g} s")
+    if failures:
+        error = failures[0]
+        raise error if isinstance(error, MetricsError) else MetricsError(f"{what}: {error!r}") from error
+    return results[0]
 
 
 def _infos(system: Any, directory: str, *, recursive: bool = False) -> list[Any]:

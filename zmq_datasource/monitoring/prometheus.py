@@ -21,11 +21,12 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import without_secrets
 from zmq_datasource.options.types import Location
+from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-__all__ = ["PrometheusOutlet", "Shown"]
+__all__ = ["PrometheusOutlet", "Shown", "shown_of_proxy"]
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class PrometheusOutlet:
             ended = self._stopping.wait(interval)
             try:
                 self._client.push_to_gateway(
-                    gateway.plain, job=job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
+                    gateway.with_credentials, job=job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
                 )
             # urllib raises what it likes.
             except Exception as e:
@@ -197,6 +198,13 @@ class PrometheusOutlet:
                 for more, value in _samples(metric, figures[metric.name]):
                     family.add_metric([*values, *more], value * metric.scale)
             yield family
+
+
+def shown_of_proxy(status: Mapping[str, Any]) -> Iterator[Shown]:
+    """What Prometheus gets of a proxy's status; nothing of an empty one."""
+    if status:
+        yield Shown(PROXY, (), [((), status)])
+        yield Shown(SUBSCRIBER, ("name",), [((account["name"],), account) for account in status["durable"]])
 
 
 def _samples(metric: Metric, value: Any) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -15,12 +15,12 @@ from rich.console import Console
 from zmq_datasource.counters import MAP, Metric, iso
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.monitoring.accounts import TOTAL
-from zmq_datasource.monitoring.proxy import PROXY, SUBSCRIBER
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.tables import print_fitted
 from zmq_datasource.monitoring.view import LiveView, Record, fault_record, proxy_record, watch
 from zmq_datasource.options.types import Location
+from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 
 __all__ = ["records_of_page", "show"]
 

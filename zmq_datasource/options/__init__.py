@@ -4,15 +4,19 @@
 libzmq can check are checked in ``transport.spec``.
 """
 
+from typing import Final
+
 from zmq_datasource.options.framing import FramingOptions, Numbering
+from zmq_datasource.options.parser import OptionSet
 from zmq_datasource.options.proxy import ProxyOptions
 from zmq_datasource.options.read import ReadOptions
 from zmq_datasource.options.read_kinds import BatchReadOptions, ReceiveOptions, StreamReadOptions
-from zmq_datasource.options.shares import share_of
+from zmq_datasource.options.receiving import share_of
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions
 
 __all__ = [
+    "SETS",
     "BatchReadOptions",
     "FramingOptions",
     "Numbering",
@@ -24,3 +28,6 @@ __all__ = [
     "WriteOptions",
     "share_of",
 ]
+
+# All options, as the reference and the command line list them.
+SETS: Final[dict[str, type[OptionSet]]] = {"source": ReadOptions, "sink": WriteOptions, "proxy": ProxyOptions}

@@ -12,14 +12,13 @@ from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
     Choice,
     CountedBy,
     Delimiter,
     Duration,
     Endian,
-    Endpoints,
     JsonPath,
     Location,
     OnLoss,

@@ -1,4 +1,4 @@
-"""The offset of a query: for each log partition, the id of the next message to read.
+"""Places in a log. The main one is the offset of a query: for each log partition, the id of the next message to read.
 
 Ranges are half-open: a batch from ``next=5`` to ``next=8`` has the ids 5, 6 and 7. Spark compares offsets as JSON text,
 so ``to_json`` has one text for one offset.
@@ -17,11 +17,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.options.types import Timestamp
 
-__all__ = ["READER_PATTERN", "Offset"]
+__all__ = ["READER_PATTERN", "Offset", "Place"]
 
 # The name of a reader becomes the name of a file.
 READER_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
@@ -113,3 +114,27 @@ def _by_number(data: object, ids: Mapping[object, object]) -> dict[int, int]:
             raise OptionError(f"reading offset {data!r}: {message_id!r} is no message id")
         parsed[partition] = message_id
     return parsed
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a log: ``earliest``, ``latest``, an offset in JSON, or a time."""
+
+    words: ClassVar[str] = "an offset"
+
+    word: str | None
+    offset: Offset | None
+    time: Timestamp | None = None
+
+    def __str__(self) -> str:
+        if self.time is not None:
+            return str(self.time)
+        return self.word or json.dumps(self.offset.to_json() if self.offset else None)
+
+    @classmethod
+    def read(cls, text: str) -> Place:
+        if text.lower() in ("earliest", "latest"):
+            return cls(text.lower(), None)
+        if not text.lstrip().startswith("{"):
+            raise ValueError("it must be earliest, latest, or an offset in JSON")
+        return cls(None, Offset.from_json(text))

@@ -10,6 +10,7 @@ import difflib
 import enum
 import functools
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -17,28 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options.types import (
-    ByteSize,
-    Choice,
-    CountedBy,
-    Delimiter,
-    Duration,
-    Endpoints,
-    JsonPath,
-    Linger,
-    LocalPath,
-    Location,
-    LogLocation,
-    LogServing,
-    Place,
-    ReplayFrom,
-    StoreLocation,
-    Timestamp,
-    Topics,
-    ZmqOptions,
-)
 
-__all__ = ["OptionDoc", "OptionSet", "Role", "describe", "doc", "parse", "texts_of"]
+__all__ = ["OptionDoc", "OptionSet", "Role", "ZmqOptions", "describe", "doc", "parse", "texts_of"]
 
 
 def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
@@ -68,6 +49,16 @@ class Role(enum.Enum):
     SEQUENCE = "framing=custom with a sequence"
     BINARY = "framing=custom with a sequence in bytes"
     NUMBERED = "numbered messages"
+
+
+_SECRET = re.compile("secret|password", re.IGNORECASE)
+
+
+class ZmqOptions(dict[str, str]):
+    """The ``zmq.*`` options by libzmq's name in lower case. ``repr()`` hides secrets."""
+
+    def __repr__(self) -> str:
+        return repr({k: "***" if _SECRET.search(k) else v for k, v in self.items()})
 
 
 class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -147,7 +138,7 @@ def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
         yield OptionDoc(
             name=field.encode_name,
             field=field.name,
-            words=_words(kinds[0]),
+            words=_PLAIN_WORDS.get(kinds[0]) or kinds[0].words,
             default=shown.lower() if isinstance(default, bool) else shown,
             default_value=default,
             roles=(meta.extra or {}).get("roles", frozenset()),
@@ -157,31 +148,8 @@ def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
         )
 
 
-_TYPE_WORDS = {
-    str: "text",
-    int: "a whole number",
-    bool: "true or false",
-    CountedBy: "names",
-    Delimiter: "bytes",
-    Duration: "a duration",
-    JsonPath: "a path",
-    Linger: "milliseconds",
-    LocalPath: "an absolute path",
-    Location: "a path or URI",
-    StoreLocation: "a URI",
-    LogLocation: "an absolute path",
-    LogServing: "auto, never or an endpoint",
-    ByteSize: "a size",
-    Endpoints: "endpoints",
-    Timestamp: "a time",
-    Topics: "topics",
-    Place: "an offset",
-    ReplayFrom: "a sequence",
-}
-
-
-def _words(kind: type) -> str:
-    return kind.words() if issubclass(kind, Choice) else _TYPE_WORDS[kind]
+# The kinds of value in words. The types of ``options`` have ``words`` themselves.
+_PLAIN_WORDS = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 def parse(cls: type[_O], options: Mapping[str, str]) -> _O:

@@ -6,14 +6,13 @@ from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import doc
-from zmq_datasource.options.socket import SocketOptions
+from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
     ByteSize,
+    Choice,
     Duration,
-    Endpoints,
     Linger,
     LogLocation,
-    SlowSubscriber,
     Topics,
     WhenFull,
 )
@@ -22,6 +21,12 @@ __all__ = ["ProxyOptions"]
 
 
 _LEAST_LOG = 1 << 20
+
+
+class SlowSubscriber(Choice):
+    """What a proxy does when the queue of a plain subscriber is full."""
+
+    allowed = ("drop", "wait", "disconnect")
 
 
 class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):

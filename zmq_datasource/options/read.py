@@ -6,76 +6,61 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options.framing import FramingOptions
-from zmq_datasource.options.offsets import READER_PATTERN
+from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.socket import SocketOptions
-from zmq_datasource.options.types import (
-    ByteSize,
-    Duration,
-    Linger,
-    Location,
-    LogLocation,
-    LogServing,
-    Place,
-    ReadView,
-    ReceiversBy,
-    SourceSocket,
-    StoreLocation,
-    Timestamp,
-    TimestampStrategy,
-    Topics,
-    ValueFormat,
-    ValueMode,
-    WhenFull,
-)
+from zmq_datasource.options.receiving import ReceivingOptions
+from zmq_datasource.options.socket import Endpoint, SocketOptions
+from zmq_datasource.options.types import ByteSize, Choice, Duration, Timestamp, ValueFormat
 
-__all__ = ["ReadOptions"]
+__all__ = ["LogServing", "ReadOptions"]
 
 
-class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
+class ValueMode(Choice):
+    """What happens to a value that does not fit the schema, in Spark's words."""
+
+    allowed = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+
+
+class ReadView(Choice):
+    """What a batch read of a log shows."""
+
+    allowed = ("messages", "gaps")
+
+
+class TimestampStrategy(Choice):
+    """What happens if no message is as late as ``startingTimestamp``, in Kafka's words."""
+
+    allowed = ("error", "latest")
+
+
+class LogServing(str):
+    """``auto``, ``never``, or the tcp endpoint at which the driver serves its log."""
+
+    words: ClassVar[str] = "auto, never or an endpoint"
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, text: str) -> LogServing:
+        if text.lower() in ("auto", "never"):
+            return cls(text.lower())
+        if not text.startswith("tcp://"):
+            raise ValueError("it must be auto, never, or an endpoint to listen on: tcp://host:port")
+        return cls(Endpoint.read(text))
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where to listen; None for ``auto`` and ``never``."""
+        return str(self) if self.startswith("tcp://") else None
+
+
+class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     """The options of ``spark.readStream`` and ``spark.read`` together.
 
     When a DataFrame is made, Spark does not tell which of the two it is for. So its options are checked against all.
     ``StreamReadOptions`` and ``BatchReadOptions`` later refuse the options of the other.
     """
 
-    socket_type: Annotated[
-        SourceSocket,
-        doc(
-            "The socket type. `SUB` subscribes to a PUB or XPUB. `PULL` takes a share of a PUSH's messages. "
-            "`ROUTER` takes the transactions of `DEALER` sinks and of `Producer` (docs/protocol.md).",
-            Role.SOCKET,
-        ),
-    ] = SourceSocket("SUB")
-    topics: Annotated[
-        Topics,
-        doc(
-            "The topic prefixes to subscribe to (SUB), separated by commas, or as a JSON list if a prefix "
-            "contains a comma.",
-            Role.SOCKET,
-            Role.UNACKNOWLEDGED,
-        ),
-    ] = Topics(("",))
-    rcvhwm: Annotated[
-        int,
-        doc(
-            "The receive high-water mark: how many messages libzmq queues for each connection. When the queue "
-            "is full, libzmq stops reading, and what happens next depends on the sender and its high-water "
-            "mark. libzmq's 0 (no limit) is refused.",
-            Role.SOCKET,
-            ge=1,
-            le=2**31 - 1,
-        ),
-    ] = 1000
-    linger: Annotated[
-        Linger,
-        doc(
-            "libzmq's linger period when the socket is closed, in milliseconds or with a unit. A receiver has "
-            "nothing to send.",
-            Role.SOCKET,
-        ),
-    ] = Linger(0)
     include_frames: Annotated[
         bool,
         doc(
@@ -101,24 +86,6 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.ROWS,
         ),
     ] = ValueMode("PERMISSIVE")
-    wal_location: Annotated[
-        LogLocation | None,
-        doc(
-            "The directory of the message log, as an absolute path. If it is not set, a streaming read uses a "
-            "private directory in the local temporary directory, whose name depends on the feed. Executors of "
-            "a streaming read that do not see the directory read the log from the driver (`serveLog`). A "
-            "batch read needs a directory that all executors share: it reads the log and opens no socket."
-        ),
-    ] = None
-    wal_store: Annotated[
-        StoreLocation | None,
-        doc(
-            "The bucket of the message log, in place of `walLocation`, as a URI (`s3://bucket/orders`). The scheme is "
-            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when it is there, and another machine "
-            "can continue the log. While the bucket is away, memory fills up to its bound, and receiving waits. "
-            "Needs `pip install zmq_datasource[bucket]`. See docs/scaling.md.",
-        ),
-    ] = None
     min_partitions: Annotated[
         int | None,
         doc(
@@ -256,114 +223,6 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.QUERY,
         ),
     ] = Duration(900)
-    wal_max_bytes: Annotated[
-        ByteSize,
-        doc(
-            "The maximum size of the log. When the log is full, receiving stops until Spark has committed "
-            "enough, and the high-water marks hold the sender back. With several `receivers` this is the size "
-            "of each log partition.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = ByteSize(4 << 30)
-    wal_retention: Annotated[
-        Duration,
-        doc(
-            "How long messages stay in the log after they were received, even if no query needs them any more. They "
-            "are history, which gives way when the log would pass `walMaxBytes`. What a query without a name "
-            "(`reader`) has not read is kept for the same time after it has ended. See docs/delivery.md.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = Duration(600)
-    when_full: Annotated[
-        WhenFull,
-        doc(
-            "What happens when the log has reached `walMaxBytes` and is full of messages that are still needed. With "
-            "`wait` receiving waits until the readers have read on, and the high-water marks hold the senders back. "
-            "With `discard` the oldest messages are deleted, and a query that needed them learns of it "
-            "(`failOnDataLoss`).",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = WhenFull("wait")
-    wal_chunk_bytes: Annotated[
-        ByteSize,
-        doc(
-            "A chunk of the log is sealed when it has this size. It is never larger than `walMaxBytes`.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = ByteSize(32 << 20)
-    wal_flush_interval: Annotated[
-        Duration,
-        doc(
-            "Received messages are sealed after this time even if Spark has not asked for them. If the machine "
-            "or the source runner crashes, what was not yet sealed is lost, and what was in the queues of libzmq "
-            "and of the kernel. While the disk is slow or refuses to write, this can be more than was received in "
-            "this time.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = Duration(1)
-    wal_sync: Annotated[
-        bool,
-        doc(
-            "If true, each chunk is forced to the disk (fsync). If false, a crash of the operating system can "
-            "lose messages that Spark already has. After such a loss no process can write to this log, because it "
-            "would give the ids of the lost messages to new ones: use a new `walLocation` and new checkpoints. Has no "
-            "effect with `walStore`.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = True
-
-    wal_retry_timeout: Annotated[
-        Duration,
-        doc(
-            "How long writing the log is repeated while the disk is full or has an I/O error, the process has too "
-            "many open files, or the bucket (`walStore`) is away. Receiving pauses meanwhile. After this time "
-            "receiving ends, and what was received and not sealed is lost.",
-            Role.STREAM,
-        ),
-    ] = Duration(300)
-
-    connect_timeout: Annotated[
-        Duration,
-        doc(
-            "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
-            "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
-            "end, and a line in the log says which endpoints have not answered.",
-            Role.STREAM,
-            Role.WRITER,
-            Role.UNACKNOWLEDGED,
-        ),
-    ] = Duration(0)
-
-    transaction_timeout: Annotated[
-        Duration,
-        doc(
-            "How long a transaction may wait for its commit before it is discarded (`ROUTER`).",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = Duration(3600)
-
-    metrics_location: Annotated[
-        Location | None,
-        doc(
-            "Where the metrics are kept, as one small JSON file every `metricsInterval`. It is a path or URI "
-            "of a file system that pyarrow knows. See docs/metrics.md.",
-            Role.STREAM,
-        ),
-    ] = None
-    metrics_interval: Annotated[
-        Duration, doc("How often the metrics are written to `metricsLocation`.", Role.STREAM)
-    ] = Duration(2)
-    metrics_retention: Annotated[
-        Duration, doc("How long the files stay at `metricsLocation`.", Role.STREAM)
-    ] = Duration(86_400)
-
     reader: Annotated[
         str | None,
         doc(
@@ -384,7 +243,6 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.QUERY,
         ),
     ] = Duration(7 * 86_400)
-
     serve_log: Annotated[
         LogServing,
         doc(
@@ -396,29 +254,6 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.QUERY,
         ),
     ] = LogServing("auto")
-
-    receivers: Annotated[
-        int,
-        doc(
-            "The number of sockets that receive the feed. Each fills a log partition of its own. The "
-            "receivers of a PULL share the messages. The receivers of a SUB share the endpoints or the topics "
-            "(`receiversBy`).",
-            Role.STREAM,
-            Role.WRITER,
-            Role.UNACKNOWLEDGED,
-            ge=1,
-            le=1024,
-        ),
-    ] = 1
-    receivers_by: Annotated[
-        ReceiversBy,
-        doc(
-            "What the receivers of a SUB share: the `endpoints` or the `topics`.",
-            Role.STREAM,
-            Role.WRITER,
-            Role.UNACKNOWLEDGED,
-        ),
-    ] = ReceiversBy("endpoints")
 
     title: ClassVar[str] = "read option"
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -439,50 +274,10 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
-        if self.linger < 0:
-            raise OptionError(
-                f"linger={self.linger}: a source that stops could wait for a peer without a limit; a receiver has "
-                "nothing to send, leave it at 0"
-            )
-        if self.socket_type == "PULL" and self.topics != ("",):
-            raise OptionError(
-                f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
-            )
-        if self.socket_type == "ROUTER" and self.connect:
-            raise OptionError(
-                f"connect={self.connect} with socketType=ROUTER: senders connect to it; name where it listens with bind"
-            )
-        if self.socket_type != "ROUTER":
-            self.refuse(
-                ("transaction_timeout",), "is for socketType=ROUTER; other sockets have no transactions"
-            )
-        if self.transaction_timeout <= 0:
-            raise OptionError(
-                "transactionTimeout=0s discards every transaction before its commit; set 1s or more"
-            )
-        if self.socket_type == "ROUTER":
-            self.refuse(
-                self.of_role(Role.UNACKNOWLEDGED),
-                "is not for socketType=ROUTER, whose messages are acknowledged rows",
-            )
-        if self.metrics_interval < _LEAST_METRICS_INTERVAL:
-            raise OptionError(
-                f"metricsInterval={self.metrics_interval} would be busier with metrics than with messages; set "
-                f"{_LEAST_METRICS_INTERVAL:g}s or more"
-            )
-        if self.metrics_location is None:
-            self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
         if self.value_format == "bytes":
             self.refuse(("mode",), "needs valueFormat=arrow: every value fits bytes")
         else:
             self.refuse(("include_frames",), "is for valueFormat=bytes; the rows are those of the values")
-        self._check_filter()
-        if self.wal_store is not None and not self.wal_store.plain:
-            raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")
-        if self.wal_store is not None and self.wal_location is not None:
-            raise OptionError(
-                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r}: a log is in one place; keep one"
-            )
         for place in ("starting", "ending"):
             if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):
                 raise OptionError(f"{place}Offsets and {place}Timestamp have the same meaning; keep one")
@@ -494,11 +289,6 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
                 f"minMessagesPerTrigger={least} is more than maxMessagesPerTrigger={most}; "
                 "lower the one or raise the other"
             )
-
-    @property
-    def has_log(self) -> bool:
-        """Whether a log is named."""
-        return self.wal_location is not None or self.wal_store is not None
 
     @property
     def start(self) -> Place | None:
@@ -519,18 +309,3 @@ class ReadOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
         self.refuse(self.of_role(Role.SOCKET, other), reason)
         if self.zmq:
             raise OptionError(f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}")
-
-    def _check_filter(self) -> None:
-        """Refuse a topic filter if publishers count over all topics: each message of another topic would look lost."""
-        numbering = self.numbering
-        if numbering is None or "topic" in numbering.by or "" in self.topics or self.framing == "vllm":
-            return
-        raise OptionError(
-            f"topics={self.topics} with framing={self.framing}: the publisher counts by {' and '.join(numbering.by)} "
-            "over all its topics, so each message of another topic would look lost. If topics have their own numbers, "
-            f"set sequenceBy={','.join(numbering.by)},topic. Otherwise read all topics and filter in Spark, or set "
-            "sequenceBy=none to track nothing"
-        )
-
-
-_LEAST_METRICS_INTERVAL = 0.1  # seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role
 from zmq_datasource.options.read import ReadOptions
-from zmq_datasource.options.shares import share_of
+from zmq_datasource.options.receiving import share_of
 
 __all__ = ["OF_A_QUERY", "BatchReadOptions", "ReceiveOptions", "StreamReadOptions"]
 

@@ -1,20 +1,133 @@
-"""The options of every socket, and the checks of its security."""
+"""The options of every socket: its endpoints, libzmq's own options, and the checks of its security."""
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.options.parser import OptionSet, doc
-from zmq_datasource.options.types import Endpoints, LocalPath, ZmqOptions
+from zmq_datasource.options.parser import OptionSet, ZmqOptions, doc
+from zmq_datasource.options.types import LocalPath
 
-__all__ = ["CURVE_KEY_CHARACTERS", "SERVER_FLAGS", "Access", "SocketOptions", "check_security", "is_on"]
+__all__ = [
+    "CURVE_KEY_CHARACTERS",
+    "SERVER_FLAGS",
+    "Access",
+    "Endpoint",
+    "Endpoints",
+    "SocketOptions",
+    "check_security",
+    "is_on",
+]
 
 # The options of libzmq that make a socket the server of CURVE or PLAIN.
 SERVER_FLAGS = ("curve_server", "plain_server")
 # The length of a key as text (Z85). A key may look like a path, because Z85 has "@" and "/".
 CURVE_KEY_CHARACTERS = 40
+
+
+class Endpoint(NamedTuple):
+    """One address: ``tcp://host:port`` or ``ipc://path``."""
+
+    transport: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.transport}://{self.address}"
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """Host (without IPv6 brackets) and port of a tcp endpoint."""
+        # libzmq allows "source:port;host:port". The peer is after the semicolon.
+        host, _, port = self.address.rpartition(";")[2].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the text shows that no other machine can reach it."""
+        if self.transport == "ipc":
+            return True
+        host, _ = self.host_port
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def unix_address(self) -> str:
+        """The address of an ipc endpoint as the system writes it. libzmq's ``@name`` is in Linux's abstract
+        namespace."""
+        return "\0" + self.address[1:] if self.address.startswith("@") else self.address
+
+    @classmethod
+    def read(cls, text: str) -> Endpoint:
+        transport, separator, address = text.partition("://")
+        if not separator:
+            raise ValueError(f"{text!r} has no transport; write tcp://{text} or ipc://{text}")
+        if transport not in ("tcp", "ipc"):
+            raise ValueError(f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://")
+        if transport == "ipc":
+            # sockaddr_un holds 108 bytes with the closing zero. libzmq would refuse a longer path later.
+            if not 0 < len(address.encode()) < 108:
+                raise ValueError(f"the path of {text!r} must have 1 to 107 bytes")
+            return cls(transport, address)
+        host, separator, port = address.rpartition(":")
+        if not separator or not host:
+            raise ValueError(f"{text!r} must be tcp://host:port")
+        if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+            # libzmq takes the port modulo 65536, and dials port 0 without an error.
+            raise ValueError(f"port {port!r} of {text!r} must be a number from 1 to 65535")
+        return cls(transport, address)
+
+
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+_MOST_ENDPOINTS = 1000
+
+
+def _each(text: str) -> list[str]:
+    """The texts that a text with ranges stands for: ``a-[0-1]`` is ``a-0`` and ``a-1``. The last range counts
+    fastest."""
+    parts, at, count = [], 0, 1
+    for found in _RANGE.finditer(text):
+        first, last = found[1], found[2]
+        if int(first) > int(last):
+            raise ValueError(f"the range {found[0]} of {text!r} must go up")
+        count *= int(last) - int(first) + 1
+        if count > _MOST_ENDPOINTS:
+            raise ValueError(
+                f"{text!r} stands for more than {_MOST_ENDPOINTS} endpoints, the most of one socket"
+            )
+        width = len(first) if first.startswith("0") else 0  # [00-15] keeps its zeros
+        parts += [[text[at : found.start()]], [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)]]
+        at = found.end()
+    return ["".join(chosen) for chosen in itertools.product(*parts, [text[at:]])]
+
+
+class Endpoints(tuple[Endpoint, ...]):
+    """Endpoints separated by commas. Each may contain ranges of numbers: ``tcp://vllm-[0-7]:5557``."""
+
+    words: ClassVar[str] = "endpoints"
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+    @classmethod
+    def read(cls, text: str) -> Endpoints:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
+        endpoints = cls(Endpoint.read(one) for part in parts for one in _each(part))
+        if len(endpoints) > _MOST_ENDPOINTS:
+            raise ValueError(
+                f"it names {len(endpoints)} endpoints; {_MOST_ENDPOINTS} are the most of one socket"
+            )
+        doubles = {str(e) for e in endpoints if endpoints.count(e) > 1}
+        if doubles:
+            raise ValueError(f"{', '.join(sorted(doubles))} is named more than once")
+        return endpoints
 
 
 class Access(NamedTuple):

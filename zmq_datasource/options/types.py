@@ -1,4 +1,4 @@
-"""The types of options: durations, sizes, endpoints, topics, positions and others.
+"""The types of options: durations, sizes, locations, topics, times and others.
 
 Each type has ``read(text)``, which raises ValueError with the reason and the way out. ``str()`` shows a value as the
 reference does.
@@ -6,17 +6,14 @@ reference does.
 
 from __future__ import annotations
 
-import ipaddress
-import itertools
 import json
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
 import humanfriendly
-
-from zmq_datasource.options.offsets import Offset
 
 __all__ = [
     "MOST_MILLISECONDS",
@@ -26,32 +23,20 @@ __all__ = [
     "Delimiter",
     "Duration",
     "Endian",
-    "Endpoint",
-    "Endpoints",
     "JsonPath",
     "Linger",
     "LocalPath",
     "Location",
     "LogLocation",
-    "LogServing",
     "OnLoss",
     "OnMalformed",
-    "Place",
-    "ReadView",
-    "ReceiversBy",
     "ReplayFrom",
     "Restart",
-    "SinkFraming",
-    "SinkSocket",
-    "SlowSubscriber",
-    "SourceSocket",
+    "StoreLocation",
     "Timestamp",
-    "TimestampStrategy",
     "Topics",
     "ValueFormat",
-    "ValueMode",
     "WhenFull",
-    "ZmqOptions",
 ]
 
 
@@ -59,36 +44,18 @@ class Choice(str):
     """One of a few words, read in any case."""
 
     allowed: ClassVar[tuple[str, ...]]
+    words: ClassVar[str]
 
-    @classmethod
-    def words(cls) -> str:
+    def __init_subclass__(cls) -> None:
         *others, last = cls.allowed
-        return f"{', '.join(others)} or {last}"
+        cls.words = f"{', '.join(others)} or {last}"
 
     @classmethod
     def read(cls, text: str) -> Self:
         for word in cls.allowed:
             if word.lower() == text.lower():
                 return cls(word)
-        raise ValueError(f"it must be {cls.words()}")
-
-
-class SourceSocket(Choice):
-    """The type of a source's socket."""
-
-    allowed = ("SUB", "PULL", "ROUTER")
-
-
-class SinkSocket(Choice):
-    """The type of a sink's socket."""
-
-    allowed = ("PUSH", "PUB", "DEALER")
-
-
-class SinkFraming(Choice):
-    """How a message's frames carry its fields, at the sink."""
-
-    allowed = ("plain", "sequenced")
+        raise ValueError(f"it must be {cls.words}")
 
 
 class Endian(Choice):
@@ -121,24 +88,6 @@ class ValueFormat(Choice):
     allowed = ("bytes", "arrow")
 
 
-class ValueMode(Choice):
-    """What happens to a value that does not fit the schema, in Spark's words."""
-
-    allowed = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-
-
-class ReadView(Choice):
-    """What a batch read of a log shows."""
-
-    allowed = ("messages", "gaps")
-
-
-class SlowSubscriber(Choice):
-    """What a proxy does when the queue of a plain subscriber is full."""
-
-    allowed = ("drop", "wait", "disconnect")
-
-
 class WhenFull(Choice):
     """What happens when a log is full of messages that are still needed."""
 
@@ -147,6 +96,8 @@ class WhenFull(Choice):
 
 class CountedBy(tuple[str, ...]):
     """What has a counter of its own. If it is empty, nothing is tracked."""
+
+    words: ClassVar[str] = "names"
 
     allowed = ("publisher", "topic", "endpoint")
 
@@ -166,6 +117,8 @@ class CountedBy(tuple[str, ...]):
 class JsonPath(tuple[str, ...]):
     """Names from the top of a JSON text to one of its values."""
 
+    words: ClassVar[str] = "a path"
+
     def __str__(self) -> str:
         return ".".join(self)
 
@@ -179,6 +132,8 @@ class JsonPath(tuple[str, ...]):
 
 class Delimiter(bytes):
     r"""Bytes that separate, read from text. ``\0``, ``\t``, ``\n``, ``\r``, ``\\`` and ``\x1f`` are single bytes."""
+
+    words: ClassVar[str] = "bytes"
 
     keeps_spaces: ClassVar[bool] = True
 
@@ -211,7 +166,9 @@ def _byte_of(escape: re.Match[bytes]) -> bytes:
 
 
 class Location(str):
-    """A path or URI. ``str()`` hides its credentials; ``plain`` has them."""
+    """A path or URI. ``str()`` hides its credentials; only ``with_credentials`` has them."""
+
+    words: ClassVar[str] = "a path or URI"
 
     # The parameters of a URI that are shown. Those of Azure may be secrets.
     _shown: ClassVar[set[str]] = {
@@ -223,13 +180,13 @@ class Location(str):
     }
 
     @property
-    def plain(self) -> str:
+    def with_credentials(self) -> str:
         return str.__str__(self)
 
     def __str__(self) -> str:
-        if "://" not in self.plain:
-            return self.plain
-        address, mark, parameters = re.sub("://.*@", "://***@", self.plain).partition("?")
+        if "://" not in self.with_credentials:
+            return self.with_credentials
+        address, mark, parameters = re.sub("://.*@", "://***@", self.with_credentials).partition("?")
         named = (each.partition("=") for each in parameters.split("&"))
         shown = (
             f"{name}={value if name in self._shown else '***'}" if sign else name
@@ -251,9 +208,13 @@ class Location(str):
 class StoreLocation(Location):
     """A URI of object storage."""
 
+    words: ClassVar[str] = "a URI"
+
 
 class LocalPath(str):
     """An absolute path to a file or directory on each machine that uses it."""
+
+    words: ClassVar[str] = "an absolute path"
 
     @classmethod
     def read(cls, text: str) -> LocalPath:
@@ -267,6 +228,8 @@ class LocalPath(str):
 
 class LogLocation(str):
     """An absolute path, or a ``file:`` URI of one, which means the same in each process."""
+
+    words: ClassVar[str] = "an absolute path"
 
     @classmethod
     def read(cls, text: str) -> LogLocation:
@@ -293,8 +256,11 @@ class LogLocation(str):
         return cls(text)
 
 
-class ReplayFrom(NamedTuple):
+@dataclass(frozen=True)
+class ReplayFrom:
     """Where a replay begins: ``earliest`` (None), or a sequence."""
+
+    words: ClassVar[str] = "a sequence"
 
     sequence: int | None
 
@@ -312,6 +278,8 @@ class ReplayFrom(NamedTuple):
 
 class Duration(float):
     """Seconds, read from a number with a unit: ``500ms``, ``10s``, ``15 minutes``."""
+
+    words: ClassVar[str] = "a duration"
 
     def __str__(self) -> str:
         return humanfriendly.format_timespan(float(self)) if self else "0s"
@@ -333,6 +301,8 @@ MOST_MILLISECONDS = 2**31 - 1 - 1000
 class Linger(int):
     """libzmq's linger in milliseconds, as a plain number (-1: without a limit) or with a unit."""
 
+    words: ClassVar[str] = "milliseconds"
+
     def __str__(self) -> str:
         return f"{int(self)} ms"
 
@@ -349,6 +319,8 @@ class Linger(int):
 class ByteSize(int):
     """Bytes, read from ``1048576``, ``64m`` or ``4 GiB``. Units are powers of 1024, as in Spark."""
 
+    words: ClassVar[str] = "a size"
+
     def __str__(self) -> str:
         return str(humanfriendly.format_size(int(self), binary=True))
 
@@ -363,108 +335,10 @@ class ByteSize(int):
         return size
 
 
-class Endpoint(NamedTuple):
-    """One address: ``tcp://host:port`` or ``ipc://path``."""
-
-    transport: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"{self.transport}://{self.address}"
-
-    @property
-    def host_port(self) -> tuple[str, int]:
-        """Host (without IPv6 brackets) and port of a tcp endpoint."""
-        # libzmq allows "source:port;host:port". The peer is after the semicolon.
-        host, _, port = self.address.rpartition(";")[2].rpartition(":")
-        return host.strip("[]"), int(port)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the text shows that no other machine can reach it."""
-        if self.transport == "ipc":
-            return True
-        host, _ = self.host_port
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
-
-    @property
-    def unix_address(self) -> str:
-        """The address of an ipc endpoint as the system writes it. libzmq's ``@name`` is in Linux's abstract
-        namespace."""
-        return "\0" + self.address[1:] if self.address.startswith("@") else self.address
-
-    @classmethod
-    def read(cls, text: str) -> Endpoint:
-        transport, separator, address = text.partition("://")
-        if not separator:
-            raise ValueError(f"{text!r} has no transport; write tcp://{text} or ipc://{text}")
-        if transport not in ("tcp", "ipc"):
-            raise ValueError(f"transport {transport!r} of {text!r} is not supported; use tcp:// or ipc://")
-        if transport == "ipc":
-            # sockaddr_un holds 108 bytes with the closing zero. libzmq would refuse a longer path later.
-            if not 0 < len(address.encode()) < 108:
-                raise ValueError(f"the path of {text!r} must have 1 to 107 bytes")
-            return cls(transport, address)
-        host, separator, port = address.rpartition(":")
-        if not separator or not host:
-            raise ValueError(f"{text!r} must be tcp://host:port")
-        if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-            # libzmq takes the port modulo 65536, and dials port 0 without an error.
-            raise ValueError(f"port {port!r} of {text!r} must be a number from 1 to 65535")
-        return cls(transport, address)
-
-
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-_MOST_ENDPOINTS = 1000
-
-
-def _each(text: str) -> list[str]:
-    """The texts that a text with ranges stands for: ``a-[0-1]`` is ``a-0`` and ``a-1``. The last range counts
-    fastest."""
-    parts, at, count = [], 0, 1
-    for found in _RANGE.finditer(text):
-        first, last = found[1], found[2]
-        if int(first) > int(last):
-            raise ValueError(f"the range {found[0]} of {text!r} must go up")
-        count *= int(last) - int(first) + 1
-        if count > _MOST_ENDPOINTS:
-            raise ValueError(
-                f"{text!r} stands for more than {_MOST_ENDPOINTS} endpoints, the most of one socket"
-            )
-        width = len(first) if first.startswith("0") else 0  # [00-15] keeps its zeros
-        parts += [[text[at : found.start()]], [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)]]
-        at = found.end()
-    return ["".join(chosen) for chosen in itertools.product(*parts, [text[at:]])]
-
-
-class Endpoints(tuple[Endpoint, ...]):
-    """Endpoints separated by commas. Each may contain ranges of numbers: ``tcp://vllm-[0-7]:5557``."""
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self))
-
-    @classmethod
-    def read(cls, text: str) -> Endpoints:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        if not parts:
-            raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
-        endpoints = cls(Endpoint.read(one) for part in parts for one in _each(part))
-        if len(endpoints) > _MOST_ENDPOINTS:
-            raise ValueError(
-                f"it names {len(endpoints)} endpoints; {_MOST_ENDPOINTS} are the most of one socket"
-            )
-        doubles = {str(e) for e in endpoints if endpoints.count(e) > 1}
-        if doubles:
-            raise ValueError(f"{', '.join(sorted(doubles))} is named more than once")
-        return endpoints
-
-
 class Topics(tuple[str, ...]):
     """Topic prefixes, separated by commas, or as a JSON list if a prefix contains a comma."""
+
+    words: ClassVar[str] = "topics"
 
     def __str__(self) -> str:
         return ",".join(self)
@@ -484,12 +358,15 @@ class Topics(tuple[str, ...]):
         return cls(dict.fromkeys(listed))
 
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 # The year 10000, for which Python has no dates.
 _END_OF_TIME = 253_402_300_800_000_000
 
 
 class Timestamp(int):
     """A time in microseconds since the epoch, read from milliseconds, as in Kafka, or from ISO 8601."""
+
+    words: ClassVar[str] = "a time"
 
     def __str__(self) -> str:
         return (_EPOCH + timedelta(microseconds=int(self))).isoformat()
@@ -511,65 +388,3 @@ class Timestamp(int):
         if not 0 <= time < _END_OF_TIME:
             raise ValueError("it is not between 1970 and the year 9999; is it in milliseconds?")
         return time
-
-
-class ReceiversBy(Choice):
-    """What the receivers of a SUB share."""
-
-    allowed = ("endpoints", "topics")
-
-
-class LogServing(str):
-    """``auto``, ``never``, or the tcp endpoint at which the driver serves its log."""
-
-    __slots__ = ()
-
-    @classmethod
-    def read(cls, text: str) -> LogServing:
-        if text.lower() in ("auto", "never"):
-            return cls(text.lower())
-        if not text.startswith("tcp://"):
-            raise ValueError("it must be auto, never, or an endpoint to listen on: tcp://host:port")
-        return cls(Endpoint.read(text))
-
-    @property
-    def endpoint(self) -> str | None:
-        """Where to listen; None for ``auto`` and ``never``."""
-        return str(self) if self.startswith("tcp://") else None
-
-
-class TimestampStrategy(Choice):
-    """What happens if no message is as late as ``startingTimestamp``, in Kafka's words."""
-
-    allowed = ("error", "latest")
-
-
-class Place(NamedTuple):
-    """A place in a log: ``earliest``, ``latest``, an offset in JSON, or a time."""
-
-    word: str | None
-    offset: Offset | None
-    time: Timestamp | None = None
-
-    def __str__(self) -> str:
-        if self.time is not None:
-            return str(self.time)
-        return self.word or json.dumps(self.offset.to_json() if self.offset else None)
-
-    @classmethod
-    def read(cls, text: str) -> Place:
-        if text.lower() in ("earliest", "latest"):
-            return cls(text.lower(), None)
-        if not text.lstrip().startswith("{"):
-            raise ValueError("it must be earliest, latest, or an offset in JSON")
-        return cls(None, Offset.from_json(text))
-
-
-_SECRET = re.compile("secret|password", re.IGNORECASE)
-
-
-class ZmqOptions(dict[str, str]):
-    """The ``zmq.*`` options by libzmq's name in lower case. ``repr()`` hides secrets."""
-
-    def __repr__(self) -> str:
-        return repr({k: "***" if _SECRET.search(k) else v for k, v in self.items()})

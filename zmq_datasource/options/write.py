@@ -11,11 +11,10 @@ from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
     ByteSize,
+    Choice,
     Duration,
     Linger,
     Location,
-    SinkFraming,
-    SinkSocket,
     ValueFormat,
 )
 
@@ -23,6 +22,18 @@ __all__ = ["WriteOptions"]
 
 
 _MOST_BYTES_PER_MESSAGE = 512 << 20
+
+
+class SinkSocket(Choice):
+    """The type of a sink's socket."""
+
+    allowed = ("PUSH", "PUB", "DEALER")
+
+
+class SinkFraming(Choice):
+    """How a message's frames carry its fields, at the sink."""
+
+    allowed = ("plain", "sequenced")
 
 
 class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):

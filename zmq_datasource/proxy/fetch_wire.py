@@ -21,7 +21,7 @@ from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import TOPIC_WANTED, end_of_replay, read_request, reply
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.proxy.fetch_protocol import (
     MOST_FRAMES,
     Batch,

@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zmq_datasource.counters import counted, figures, state
+from zmq_datasource.counters import counted, declared, figures, state
 
-__all__ = ["NO_CLIENTS", "NO_SUBSCRIBERS", "LiveFigures", "PublishedFigures", "SubscriberFigures"]
+__all__ = [
+    "NO_CLIENTS",
+    "NO_SUBSCRIBERS",
+    "PROXY",
+    "SUBSCRIBER",
+    "LiveFigures",
+    "PublishedFigures",
+    "SubscriberFigures",
+]
 
 
 @dataclass
@@ -95,6 +103,9 @@ class SubscriberFigures:
     )
     away_seconds: float = state("awaySeconds", "s", "How long its client has been away.")
 
+
+PROXY = declared("zmq_proxy", LiveFigures, PublishedFigures)
+SUBSCRIBER = declared("zmq_proxy_durable", SubscriberFigures)
 
 # The parts of the status of a proxy without ``publish``, and of one without ``durable`` and ``replay``.
 NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}

@@ -87,7 +87,7 @@ class Front:
 
     def _open(self, spec: SocketSpec, stack: ExitStack) -> zmq.Socket[bytes]:
         # Nothing but subscriptions is sent here, so closing waits for nothing.
-        channel = Channel(msgspec.structs.replace(spec, linger=0), self._counters, counts=False)
+        channel = Channel(msgspec.structs.replace(spec, linger=0), self._counters, counts_connections=False)
         channel.open()
         stack.callback(channel.close)
         self._channels[f"{spec.kind} {spec.endpoints}"] = channel

@@ -13,11 +13,10 @@ from typing import NamedTuple, Self
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import ThisProcess
-from zmq_datasource.options.parser import texts_of
-from zmq_datasource.options.socket import Access, SocketOptions, check_security
-from zmq_datasource.options.types import Endpoints, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions, texts_of
+from zmq_datasource.options.socket import Access, Endpoints, SocketOptions, check_security
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
-from zmq_datasource.proxy.subscriber_session import Received, Start, SubscriberSession
+from zmq_datasource.proxy.subscriber_session import Received, Start, SubscriberSession, Subscription
 from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
@@ -107,14 +106,9 @@ class DurableSubscriber:
         spec = _spec(endpoint, texts_of(SocketOptions, options))
         self._endpoint = spec.connect
         prefixes = tuple(t.encode() if isinstance(t, str) else t for t in topics)
+        client = secrets.randbelow(MOST_CLIENT) + 1
         self._session = SubscriberSession(
-            name,
-            _start(start),
-            prefixes,
-            max_bytes,
-            timeout,
-            str(self._endpoint),
-            client=secrets.randbelow(MOST_CLIENT) + 1,
+            Subscription(name, _start(start), prefixes, max_bytes, timeout, str(self._endpoint), client)
         )
         self._link = Link(spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the DurableSubscriber {name}")
@@ -224,13 +218,11 @@ class DurableSubscriber:
         self._process.check()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
-        if (
-            now >= self._next_turn
-        ):  # also while messages are in memory: to send the position, and ask for more
+        # Also while messages are in memory: the session sends the position, and asks for more.
+        if now >= self._next_turn:
             self._next_turn = now + _TURN_SECONDS
-            session.listen(
-                now
-            )  # the caller may have been busy for longer than the timeout, which is no silence
+            # The proxy is not to blame for the time that the caller was busy.
+            session.listen(now)
             self._run(0.0)
         message = session.inbox.take()
         if message is None:

@@ -40,7 +40,7 @@ from zmq_datasource.proxy.fetch_protocol import (
 )
 from zmq_datasource.transport.session import RequestSession
 
-__all__ = ["SUBSCRIPTION_STATES", "Inbox", "Received", "Start", "SubscriberSession"]
+__all__ = ["SUBSCRIPTION_STATES", "Inbox", "Received", "Start", "SubscriberSession", "Subscription"]
 
 # The next state of a subscription, by its state and what happens (in capital letters: what the proxy says). An event
 # that is not here changes nothing.
@@ -72,6 +72,26 @@ class Start(NamedTuple):
 
     start: str | int = "earliest"
     since: int | None = None
+
+
+class Subscription(NamedTuple):
+    """What a client asks of a proxy.
+
+    Attributes:
+        name, start, topics: As in OPEN.
+        max_bytes: Bytes of the rows of one answer, about.
+        timeout: Seconds that a proxy which has answered before may be silent while the caller waits; None for ever.
+        proxy: The proxy's endpoint, for errors and log lines.
+        client: A random number up to ``MOST_CLIENT``, which is in the session of each OPEN; 0 for none.
+    """
+
+    name: str
+    start: Start
+    topics: tuple[bytes, ...]
+    max_bytes: int
+    timeout: float | None
+    proxy: str
+    client: int = 0
 
 
 # A message: its id and its frames.
@@ -129,13 +149,6 @@ class Inbox:
 class SubscriberSession(RequestSession):
     """A conversation with one proxy; it begins with ``reconnected``.
 
-    Args:
-        name, start, topics: As in OPEN.
-        max_bytes: Bytes of the rows of one answer, about.
-        timeout: Seconds that a proxy which has answered before may be silent while the caller waits; None for ever.
-        proxy: The proxy's endpoint, for errors and log lines.
-        client: A random number up to ``MOST_CLIENT``, which is in the session of each OPEN; 0 for none.
-
     Attributes:
         state: The state of the subscription (``SUBSCRIPTION_STATES``).
         new: Whether the proxy did not know the name.
@@ -147,36 +160,25 @@ class SubscriberSession(RequestSession):
 
     states = SUBSCRIPTION_STATES
 
-    def __init__(
-        self,
-        name: str,
-        start: Start,
-        topics: tuple[bytes, ...],
-        max_bytes: int,
-        timeout: float | None,
-        proxy: str,
-        client: int = 0,
-    ) -> None:
+    def __init__(self, subscription: Subscription) -> None:
         super().__init__(SILENCE_SECONDS, 2 * SILENCE_SECONDS)
+        self._subscription = subscription
+        start = subscription.start
+        self._opening = Open(
+            name=subscription.name,
+            session=session_number(subscription.client, 1),
+            start=start.start,
+            since=start.since,
+        )
+        self._request: Open | Fetch | Forget = self._opening  # the last one; still open while ``waiting``
+        self._confirming = False
+        self._was_open = self.new = False
+        self.state = "closed"
+        self.inbox = Inbox()
+        self.confirmed = self.lost = 0
+        self.refusal: SubscriptionError | None = None
         self._openings = LimitedLog(__name__, "times that a subscription was opened")
         self._losses = LimitedLog(__name__, "times that messages were deleted")
-        self._name, self._topics = name, topics
-        self._opening = Open(
-            name=name, session=session_number(client, 1), start=start.start, since=start.since
-        )
-        self._max_bytes = max_bytes
-        self._timeout = timeout
-        self._proxy = proxy
-        self._confirming = False
-        self.state = "closed"
-        self._was_open = self.new = False
-        self.lost = 0
-        self.inbox = Inbox()
-        self.confirmed = self._sent_done = 0
-        self.refusal: SubscriptionError | None = None
-        self._lost_to = 0
-        self._request: Open | Fetch | Forget | None = None
-        self._sent_done_at = self._listening = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -192,7 +194,7 @@ class SubscriberSession(RequestSession):
 
     def listen(self, now: float) -> None:
         """Count the proxy's silence from now on. Called when the caller begins to wait."""
-        self._listening = now
+        self._last_word = now
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -208,7 +210,7 @@ class SubscriberSession(RequestSession):
     def forget(self, now: float) -> None:
         """End the subscription."""
         self._step("forget")
-        self._ask(Forget(name=self._name, session=self._opening.session), now)
+        self._ask(Forget(name=self._opening.name, session=self._opening.session), now)
 
     def seek(self, start: Start, now: float) -> None:
         """Continue at another place. Messages that have come and were not taken are dropped."""
@@ -232,11 +234,11 @@ class SubscriberSession(RequestSession):
         has_room = inbox.answers < _MOST_ANSWERS
         self._ask(
             Fetch(
-                name=self._name,
+                name=self._opening.name,
                 session=self._opening.session,
                 first=inbox.next,
                 done=min(inbox.done, inbox.next),
-                max_bytes=self._max_bytes if has_room else 0,
+                max_bytes=self._subscription.max_bytes if has_room else 0,
                 wait=MOST_WAIT_MS if has_room and not self._confirming else 0,
                 confirm=self._confirming,
             ),
@@ -246,25 +248,24 @@ class SubscriberSession(RequestSession):
     def _ask(self, request: Open | Fetch | Forget, now: float) -> None:
         self._request = request
         self._mark_asked(now)
-        self.outbox.append(encode(request, self._topics if isinstance(request, Open) else ()))
-        if isinstance(request, Fetch):
-            assert request.done is not None
-            self._sent_done, self._sent_done_at = request.done, now
+        topics = self._subscription.topics if isinstance(request, Open) else ()
+        self.outbox.append(encode(request, topics))
 
     def _repeat(self, now: float) -> None:
-        if isinstance(self._request, Fetch):
-            self._fetch(now)  # with what is done by now
-        elif self._request is not None:
-            self._ask(self._request, now)
-        elif self.state == "closed":
+        if self.state == "closed":
             self._open(now)
+        elif self.waiting and isinstance(self._request, Fetch):
+            self._fetch(now)  # with what is done by now
+        elif self.waiting:
+            self._ask(self._request, now)
 
     def _go_on(self, now: float) -> None:
         """Send the next FETCH, if no request is open and there is a reason for it."""
         if self.waiting or not self.is_open:
             return
-        has_moved = self.inbox.done > self._sent_done and now - self._sent_done_at >= _DONE_SECONDS
-        must_confirm = self._confirming and self.confirmed < self.inbox.done
+        done, sent = self.inbox.done, self._request
+        has_moved = isinstance(sent, Fetch) and done > (sent.done or 0) and now - self._asked >= _DONE_SECONDS
+        must_confirm = self._confirming and self.confirmed < done
         if self.inbox.answers < _MOST_ANSWERS or has_moved or must_confirm:
             self._fetch(now)
 
@@ -281,10 +282,10 @@ class SubscriberSession(RequestSession):
         Raises:
             NoPeerError: The proxy has been silent for the timeout.
         """
-        silent = now - max(self._last_word, self._listening)
-        if self.waiting and self._was_open and self._timeout is not None and silent > self._timeout:
+        silent, it = now - self._last_word, self._subscription
+        if self.waiting and self._was_open and it.timeout is not None and silent > it.timeout:
             raise NoPeerError(
-                f"receiving as {self._name!r} from {self._proxy}: the proxy has been silent for "
+                f"receiving as {it.name!r} from {it.proxy}: the proxy has been silent for "
                 f"{silent:.0f} s; subscribe again to continue after the last acknowledged message"
             )
         super().wake(now)
@@ -309,24 +310,20 @@ class SubscriberSession(RequestSession):
                 self._answered(message, buffers)
             case Forgotten():
                 self._step("FORGOTTEN")
-                self._close_request()
+                self._mark_answered()
         self._go_on(now)
 
-    def _close_request(self) -> None:
-        self._request = None
-        self._mark_answered()
-
     def _opened(self, message: Opened) -> None:
-        if not isinstance(self._request, Open):
+        if not (self.waiting and isinstance(self._request, Open)):
             return
-        self._close_request()
-        self._openings.info("subscribed as %r at %s, from id %d on", self._name, self._proxy, message.next)
+        self._mark_answered()
+        it = self._subscription
+        self._openings.info("subscribed as %r at %s, from id %d on", it.name, it.proxy, message.next)
         self._step("OPENED")
         self._was_open = True
         self.new = self.new or message.new
         self.inbox = Inbox(message.next)
-        self.confirmed = self._sent_done = message.next
-        self._lost_to = 0
+        self.confirmed = message.next
 
     def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:
         if not self.is_open:
@@ -334,15 +331,13 @@ class SubscriberSession(RequestSession):
         self.confirmed = max(self.confirmed, message.done or 0)
         if message.first != self.inbox.next:
             return  # a second answer, to a request that was repeated
-        if isinstance(self._request, Fetch):
-            self._close_request()
+        self._mark_answered()
         messages: list[Received] = []
         if isinstance(message, Lost):
-            self.lost += message.next - max(message.first, self._lost_to)
-            self._lost_to = message.next
+            self.lost += message.next - message.first
             self._losses.warn(
                 "%r: the proxy deleted the ids %d to %d before they came here",
-                self._name,
+                self._opening.name,
                 message.first,
                 message.next - 1,
             )
@@ -354,8 +349,9 @@ class SubscriberSession(RequestSession):
         if message.session not in (None, self._opening.session):
             return
         if message.code == "gone" and self.state == "forgetting":
-            self._step("FORGOTTEN")  # by an earlier request, whose answer was lost
-            self._close_request()
+            self._step("FORGOTTEN")  # by an earlier request; its answer was lost
+            self._mark_answered()
             return
         self._step("REFUSED")
-        self.refusal = SubscriptionError(f"subscribing as {self._name!r} at {self._proxy}: {message.reason}")
+        it = self._subscription
+        self.refusal = SubscriptionError(f"subscribing as {it.name!r} at {it.proxy}: {message.reason}")

@@ -2,5 +2,5 @@
 
 A task of Spark has one ``sender``. It opens a ``sending_socket`` and sends rows through it (``delivery``).
 ``in_flight`` keeps the rows that a lost connection may take along. ``unsent`` counts the rows that were not sent, and
-``dead_letters`` stores them.
+stores them as dead letters.
 """

@@ -24,11 +24,10 @@ import pyarrow as pa
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.delivery import Delivery
 from zmq_datasource.sink.in_flight import KEEP, Attempts, InFlight, RowBatch
 from zmq_datasource.sink.sending_socket import SendingSocket
-from zmq_datasource.sink.unsent import Unsent
+from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 
 __all__ = ["Sender"]
 

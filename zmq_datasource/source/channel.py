@@ -17,20 +17,21 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Endpoints
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
-__all__ = ["SILENT_MS", "WAIT_MS", "Channel", "make_channels"]
+__all__ = ["WAIT_MS", "Channel", "make_channels"]
 
 _log = logging.getLogger(__name__)
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
-# While a feed is silent, housekeeping is the only other duty, so the wait is longer.
-WAIT_MS, SILENT_MS = 10, 100
+# After some silence, housekeeping is the only other duty, so the wait is longer: what was received is sealed by then.
+WAIT_MS, _SILENT_WAIT_MS = 10, 100
+_SILENT_SECONDS = 2.0
 
 
 class Channel:
@@ -41,7 +42,7 @@ class Channel:
         counters: The counters to increase.
         prefixes: The topics of a SUB.
         replayer: Asks the publisher for missing messages.
-        counts: Whether to count connections. That is needed only if messages are counted by endpoint.
+        counts_connections: Whether to count connections. That is needed only if messages are counted by endpoint.
 
     Attributes:
         unfinished: Watches the socket for messages that do not end; from ``open`` on.
@@ -53,16 +54,17 @@ class Channel:
         counters: SourceCounters,
         prefixes: Sequence[bytes] = (),
         replayer: Replayer | None = None,
-        counts: bool = True,
+        counts_connections: bool = True,
     ) -> None:
         self.name = spec.endpoints
         self._spec = spec
         self._counters = counters
         self._prefixes = prefixes
         self.replayer = replayer
-        self._counts = counts
+        self._counts_connections = counts_connections
         self._known_connections = 0
         self._wait_ms = WAIT_MS
+        self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def open(self) -> None:
         """Open the socket, and the replayer's.
@@ -75,7 +77,7 @@ class Channel:
         self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
-            self.replayer.session.restart_silence(time.monotonic())
+            self.replayer.session.silence.restart(time.monotonic())
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.RCVTIMEO, self._wait_ms)
@@ -89,7 +91,7 @@ class Channel:
 
     def connection(self) -> int:
         """The number of connections that the socket has had so far; 0 if they are not counted."""
-        if not self._counts:
+        if not self._counts_connections:
             return 0
         self.opened.watch.update()
         return self.opened.watch.connections
@@ -102,7 +104,7 @@ class Channel:
     @property
     def waits_for_history(self) -> bool:
         """Whether a replay must bring history before the live flow is received."""
-        return self.replayer is not None and self.replayer.session.first
+        return self.replayer is not None and self.replayer.session.awaits_history
 
     def keep_alive(self) -> None:
         """Keep the connections working while nothing is received; call it every few hundred milliseconds.
@@ -119,20 +121,25 @@ class Channel:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
                 self._known_connections = watch.connections
-                self.replayer.session.restart_silence(time.monotonic())
-
-    def set_wait(self, milliseconds: int) -> None:
-        """Set how long ``receive`` waits for its first message."""
-        if milliseconds != self._wait_ms:
-            self._wait_ms = milliseconds
-            self.socket.setsockopt(zmq.RCVTIMEO, milliseconds)
+                self.replayer.session.silence.restart(time.monotonic())
 
     def receive(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
-        """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded."""
+        """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded.
+
+        Args:
+            wait: Whether to wait for the first message: 10 ms, or 100 ms after two seconds without a message.
+        """
+        now = time.monotonic()
+        if wait and (wait_ms := _SILENT_WAIT_MS if now >= self._silent_from else WAIT_MS) != self._wait_ms:
+            self._wait_ms = wait_ms
+            self.socket.setsockopt(zmq.RCVTIMEO, wait_ms)
         taken = self.unfinished.take(inbox, most, room, wait)
         self.opened.watch.redialer.messages_read += taken.messages
-        if taken.messages and self.replayer is not None:
-            self.replayer.session.restart_silence(time.monotonic())
+        if taken.messages:
+            now = time.monotonic()
+            self._silent_from = now + _SILENT_SECONDS
+            if self.replayer is not None:
+                self.replayer.session.silence.restart(now)
         if taken.excess:
             self._counters.oversize += 1
             _log.error(
@@ -153,7 +160,7 @@ def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channe
     if options.socket_type == "SUB":
         prefixes = list(subscriptions(options.framing, options.topics))
     if numbering is None or "endpoint" not in numbering.by:
-        return [Channel(spec, counters, prefixes, counts=False)]
+        return [Channel(spec, counters, prefixes, counts_connections=False)]
     none = Endpoints()
     replays = options.replay_endpoint or [None] * len(options.connect)
     connecting = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -26,6 +28,8 @@ _COUNTED_WRONG = (
 class Incidents:
     """Acts on findings, as ``onMalformed``, ``deadLetterLocation`` and ``onLoss`` say.
 
+    With dead letters, use it in a ``with`` block.
+
     Attributes:
         tracker: The tracker that has the gaps given to ``report_lost``.
         failure: Why receiving must end, once the messages received before are in the log.
@@ -48,6 +52,18 @@ class Incidents:
         )
         self._messages = self._counted = 0
         self.failure: SocketError | None = None
+
+    def __enter__(self) -> Self:
+        if self._dead_letters is not None:
+            self._dead_letters.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write the dead letters that wait: see ``DeadLetters``."""
+        if self._dead_letters is not None:
+            self._dead_letters.__exit__(kind, error, trace)
 
     def act_on(self, findings: Findings, messages: int) -> None:
         """Act on the findings in ``messages`` messages."""

@@ -25,7 +25,7 @@ from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
-from zmq_datasource.source.channel import SILENT_MS, WAIT_MS, Channel, make_channels
+from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
 from zmq_datasource.source.dead_letters import MAX_BESIDE_LOG_BYTES, DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
@@ -43,8 +43,6 @@ ROUND_BYTES = 4 << 20
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-# After so long without a message, rounds wait longer. Received messages are sealed by then, or 0.1 s later.
-_SILENT_SECONDS = 2.0
 # How long messages are received after a stop, by socket type. Messages that a PULL has taken come to no other receiver;
 # a SUB only wants those from before the stop.
 _DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
@@ -79,16 +77,14 @@ class Receiver:
         self._clock = clock
         self.intake = Intake(options, counters)
         self.channels = make_channels(options, counters)
-        self._dead_letters = _dead_letters(options, counters, beside_log)
-        self._incidents = Incidents(options, self.intake.tracker, self._dead_letters)
+        letters = _dead_letters(options, counters, beside_log)
+        self._incidents = Incidents(options, self.intake.tracker, letters)
         self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
         self._turn = 0  # the channel that a round begins with
         self._next_housekeeping = 0.0
-        self._no_peer: NoPeerError | None = None
-        self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def __enter__(self) -> Self:
         """Open the sockets.
@@ -97,8 +93,7 @@ class Receiver:
             OptionError, EndpointError: A socket cannot be opened as asked.
         """
         with ExitStack() as stack:
-            if self._dead_letters is not None:
-                stack.enter_context(self._dead_letters)
+            stack.enter_context(self._incidents)
             for channel in self.channels:
                 channel.open()
                 stack.callback(channel.close)
@@ -122,7 +117,7 @@ class Receiver:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
-                    channel.replayer.fetch_first(self._tracker, start)
+                    channel.replayer.fetch_history(self._tracker, start)
 
     def _watch_sockets(self) -> None:
         """Poll all sockets at once, if there are several; without a live flow that waits for history."""
@@ -162,7 +157,7 @@ class Receiver:
     @property
     def failure(self) -> SocketError | None:
         """Why receiving must end, once the messages taken so far are in the log."""
-        return self._incidents.failure or self._no_peer
+        return self._incidents.failure
 
     def receive(self, most: int = ROUND_MESSAGES) -> int:
         """Receive for one round: wait a moment for a message, then take what the sockets have, in turn.
@@ -181,8 +176,6 @@ class Receiver:
         ready: Container[object] | None = None
         if self._poller is not None:
             ready = dict(self._poller.poll(WAIT_MS))
-        else:  # receiving from a single socket waits for the first message
-            self.channels[0].set_wait(SILENT_MS if now >= self._silent_from else WAIT_MS)
         received = 0
         for _ in self.channels:
             channel = self.channels[self._turn]
@@ -194,9 +187,8 @@ class Receiver:
                 room -= replayer.session.pending_bytes - before
             if room > 0 and (ready is None or (channel.socket in ready and not channel.waits_for_history)):
                 before = self._inbox.size
-                messages = channel.receive(self._inbox, most, room, ready is None).messages
+                messages = channel.receive(self._inbox, most, room, wait=ready is None).messages
                 if messages:
-                    self._silent_from = time.monotonic() + _SILENT_SECONDS
                     self._arrivals.append(self._arrival(channel, messages))
                 received += messages
                 room -= self._inbox.size - before
@@ -228,7 +220,8 @@ class Receiver:
         connection = tracker.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
-        first, onwards, sock = replayer.session.first, replayer.session.onwards, replayer.socket
+        was = replayer.session.awaits_history, replayer.socket
+        onwards = replayer.session.onwards
         replies, restarted = replayer.take(tracker)
         if replies:
             arrival = self._arrival(channel, len(replies))
@@ -238,7 +231,7 @@ class Receiver:
         given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
         tracker.gaps.mark_final(given_up)
         self._incidents.report_lost(given_up)
-        if (replayer.session.first, replayer.socket) != (first, sock):
+        if (replayer.session.awaits_history, replayer.socket) != was:
             self._watch_sockets()
         return batches
 
@@ -277,7 +270,7 @@ class Receiver:
         missing = [endpoint for watch in watches for endpoint in watch.never_up]
         if missing:
             refusals = "".join(f"; {at}: {why}" for watch in watches for at, why in watch.refused.items())
-            self._no_peer = NoPeerError(
+            self._incidents.failure = self.failure or NoPeerError(
                 f"waiting {self._options.connect_timeout} for the publishers of {self._options.socket_type}: no answer "
                 f"from {', '.join(missing)}{refusals}. Start the publisher, correct the endpoint, raise "
                 "connectTimeout, or leave it out to wait without end"
@@ -296,31 +289,31 @@ class Receiver:
             channel.opened.watch.report_absent(leaving=True)
 
 
-class LogReceiver(Receiver):
-    """A receiver that appends its batches to a log: the ``log.Filler`` of SUB and PULL sockets.
+class LogReceiver:
+    """Appends the batches of a receiver to a log: the ``log.Filler`` of SUB and PULL sockets.
 
     Args:
-        options, counters, batch_bytes, beside_log: See ``Receiver``.
+        receiver: The receiver.
+        log: The log. Open it before the ``with`` block. It reads the state of ``receiver.intake`` whenever it cuts.
+        socket_type: ``SUB`` or ``PULL``.
 
     Attributes:
-        log: The log. Set and open it before the ``with`` block. It reads the state of ``intake`` whenever it cuts.
+        receiver: The receiver.
     """
 
-    log: LogWriter
-
-    def __init__(
-        self,
-        options: ReadOptions,
-        counters: SourceCounters,
-        batch_bytes: int,
-        beside_log: Location | None = None,
-    ) -> None:
-        super().__init__(options, counters, batch_bytes, beside_log=beside_log)
-        self._is_pull = options.socket_type == "PULL"
-        self.drain_seconds = _DRAIN_SECONDS[options.socket_type]
+    def __init__(self, receiver: Receiver, log: LogWriter, socket_type: str) -> None:
+        self.receiver = receiver
+        self._log = log
+        self._is_pull = socket_type == "PULL"
+        self.drain_seconds = _DRAIN_SECONDS[socket_type]
         self._appending = False
         self._refused = 0
         self._left = False
+
+    def __enter__(self) -> Self:
+        """Open the sockets: see ``Receiver``."""
+        self.receiver.__enter__()
+        return self
 
     def __exit__(
         self,
@@ -328,46 +321,54 @@ class LogReceiver(Receiver):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._left = self._is_pull and self.waiting
-        super().__exit__(kind, error, trace)
+        self._left = self._is_pull and self.receiver.waiting
+        self.receiver.__exit__(kind, error, trace)
 
-    def receive(self, most: int = ROUND_MESSAGES) -> int:
-        """Receive for one round, and append a batch that is ready."""
-        received = super().receive(most)
-        if self.batch_ready:
+    def receive(self) -> int:
+        """Receive for one round, and append a batch that is ready. Returns the number of messages received."""
+        received = self.receiver.receive()
+        if self.receiver.batch_ready:
             self._append()
         return received
 
     def cut(self) -> Future[int]:
         """Append the pending messages, and cut the log's chunk."""
         self._append_pending()
-        return self.log.cut()
+        return self._log.cut()
 
     def finish(self, patience: float) -> None:
         """Append the pending messages. ``patience`` has no effect: no sender waits for an answer."""
         self._append_pending()
 
     def _append_pending(self) -> None:
-        if self.pending or self.batch_ready:
+        if self.receiver.pending or self.receiver.batch_ready:
             self._append()
 
     def _append(self) -> None:
         self._appending = True
-        received = self.pending
+        received = self.receiver.pending
         try:
-            messages = self.take()
+            messages = self.receiver.take()
             received = messages.num_rows  # without messages that become no row
-            self.log.append(messages)
+            self._log.append(messages)
         except Exception:
             self._refused += received
             raise
         self._appending = False
-        if self.failure is not None:
-            raise self.failure
+        if self.receiver.failure is not None:
+            raise self.receiver.failure
+
+    def postpone(self) -> None:
+        """See ``Receiver.postpone``."""
+        self.receiver.postpone()
+
+    def awaits_replies(self) -> bool:
+        """See ``Receiver.awaits_replies``."""
+        return self.receiver.awaits_replies()
 
     def facts(self) -> FillerFacts:
         """The figures of the receiver as of now."""
-        pending, tracker = self.pending, self.intake.tracker
+        pending, tracker = self.receiver.pending, self.receiver.intake.tracker
         if tracker is None:
             return FillerFacts(pending, self._appending, self._refused, self._left)
         known = len(tracker.expected), len(tracker.gaps)

@@ -28,7 +28,8 @@ import zmq
 from zmq_datasource.errors import LogError, LogFetchError
 from zmq_datasource.host.printable import printable
 from zmq_datasource.log import Deletions, LogStorage, OpensChunks, retry_reading
-from zmq_datasource.options.types import Endpoint, Endpoints, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions
+from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.source.chunk_protocol import (
     BEGIN,
     FRAME_BYTES,

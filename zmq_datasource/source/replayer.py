@@ -11,7 +11,7 @@ import zmq
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Endpoint, Endpoints
+from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.sequences import Gap, SequenceTracker
 from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.transport.link import Link
@@ -70,9 +70,9 @@ class Replayer(Link):
             session.receive(frames, now)
         return most
 
-    def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
-        """See ``ReplaySession.fetch_first``."""
-        self.session.fetch_first(tracker, start, time.monotonic())
+    def fetch_history(self, tracker: SequenceTracker, start: int) -> None:
+        """See ``ReplaySession.fetch_history``."""
+        self.session.fetch_history(tracker, start, time.monotonic())
         self.send_outbox()
 
     def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:

@@ -1,4 +1,4 @@
-"""``spark.read``: a bounded read of a live socket, or of a log."""
+"""``spark.read``: a bounded read of a live socket, of a log, or of a log's gap table."""
 
 from __future__ import annotations
 
@@ -11,20 +11,46 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, split_range
+from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, read_saved_state, split_range
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.options.types import Place, Timestamp
+from zmq_datasource.options.offsets import Place
+from zmq_datasource.options.types import Timestamp
+from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.offset_ids import not_there, nothing_since
-from zmq_datasource.spark.partition_reader import PATIENCE_SECONDS, LogInputPartition, read_log_partition
-from zmq_datasource.spark.rows import MessageRows, Rows
+from zmq_datasource.spark.partition_reader import (
+    PATIENCE_SECONDS,
+    LogInputPartition,
+    MessageRows,
+    Rows,
+    read_log_partition,
+)
 from zmq_datasource.spark.worker import set_up_worker
 
-__all__ = ["ZmqLiveReader", "ZmqLogReader"]
+__all__ = ["GAPS_DDL", "ZmqGapReader", "ZmqLiveReader", "ZmqLogReader"]
 
 _log = logging.getLogger(__name__)
+
+_GAPS_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("publisher", pa.string()),
+        ("topic", pa.string()),
+        ("endpoint", pa.string()),
+        ("epoch", pa.int32()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("messages", pa.int64()),
+        ("noticed", pa.timestamp("us", tz="UTC")),
+        ("healed", pa.timestamp("us", tz="UTC")),
+    ]
+)
+GAPS_DDL = (
+    "partition INT, publisher STRING, topic STRING, endpoint STRING, epoch INT, first BIGINT, last BIGINT, "
+    "messages BIGINT, noticed TIMESTAMP, healed TIMESTAMP"
+)
 
 
 class ZmqLiveReader(DataSourceReader):
@@ -173,3 +199,23 @@ class ZmqLogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogInputPartition), partition
         return read_log_partition(partition)
+
+
+class ZmqGapReader(DataSourceReader):
+    """Reads the gap table of a log (``view=gaps``). The log may be written at the same time."""
+
+    def __init__(self, options: BatchReadOptions) -> None:
+        self._storage = log_storage(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        self._storage.log_id()  # raises an error if there is no log that can be read
+        return [InputPartition(partition) for partition in self._storage.partitions()] or [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One row for each gap, oldest first; ``healed`` is null while its messages are missing."""
+        set_up_worker()
+        self._storage.log_id()  # a directory that is out of reach would look like a log without gaps
+        storage = self._storage.of(partition.value)
+        gaps = read_gaps(read_saved_state(storage), states_of_other_partitions(storage))
+        rows = [{"partition": partition.value, **gap} for gap in gaps]
+        yield pa.RecordBatch.from_pylist(rows, _GAPS_SCHEMA)

@@ -8,7 +8,7 @@ reader or writer is imported only where it is made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -26,7 +26,7 @@ from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOpti
 from zmq_datasource.options.parser import parse
 
 if TYPE_CHECKING:
-    from zmq_datasource.spark.accounting import SinkAccumulator
+    from pyspark.accumulators import Accumulator
 
 __all__ = ["ZmqDataSource", "check_options"]
 
@@ -40,7 +40,7 @@ class ZmqDataSource(DataSource):
         accumulator: Brings the accounts of sinks to the driver; None if Spark has found the class by itself.
     """
 
-    accumulator: ClassVar[SinkAccumulator | None] = None
+    accumulator: ClassVar[Accumulator[Any] | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -53,7 +53,7 @@ class ZmqDataSource(DataSource):
         _refuse_what_no_read_takes(self.options)
         check_options(options)
         if options.view == "gaps":
-            from zmq_datasource.spark.gaps import GAPS_DDL
+            from zmq_datasource.spark.batch_reader import GAPS_DDL
 
             return GAPS_DDL
         if options.value_format == "arrow":
@@ -63,7 +63,7 @@ class ZmqDataSource(DataSource):
         return spark_ddl(options.include_frames)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from zmq_datasource.spark.rows import rows_for
+        from zmq_datasource.spark.partition_reader import rows_for
         from zmq_datasource.spark.stream_reader import RefusedStreamReader, ZmqStreamReader
 
         try:
@@ -75,16 +75,14 @@ class ZmqDataSource(DataSource):
         return ZmqStreamReader(options, rows)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from zmq_datasource.spark.batch_reader import ZmqGapReader, ZmqLiveReader, ZmqLogReader
+        from zmq_datasource.spark.partition_reader import rows_for
+
         _refuse_nothing(self.options)
         options = parse(BatchReadOptions, self.options)
         check_options(options)
         if options.view == "gaps":
-            from zmq_datasource.spark.gaps import ZmqGapReader
-
             return ZmqGapReader(options)
-        from zmq_datasource.spark.batch_reader import ZmqLiveReader, ZmqLogReader
-        from zmq_datasource.spark.rows import rows_for
-
         rows = rows_for(schema, options)
         return ZmqLogReader(options, rows) if options.has_log else ZmqLiveReader(options, rows)
 

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from zmq_datasource.monitoring.accounts import BatchHistory
-from zmq_datasource.spark.accounting import SinkAccumulator, new_accumulator
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from zmq_datasource.monitoring.accounts import Account, BatchHistory
 from zmq_datasource.spark.datasource import ZmqDataSource
-from zmq_datasource.spark.interpreter import why_workers_lack_package
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["active_history", "register"]
+__all__ = ["active_history", "register", "why_workers_lack_package"]
 
 _log = logging.getLogger(__name__)
 
-_accumulators: WeakKeyDictionary[SparkContext, SinkAccumulator] = WeakKeyDictionary()
+_PROBE = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('zmq_datasource') else 3)"
+_LACKING = 3
+# It takes some hundredths of a second; a machine that is so slow is not asked.
+_PATIENCE_SECONDS = 1.0
+
+# For each Spark context, what brings the accounts of its sinks to this process. Its ``value`` is a ``BatchHistory``.
+_accumulators: WeakKeyDictionary[SparkContext, Accumulator[Any]] = WeakKeyDictionary()
+
+
+class _HistoryParam(AccumulatorParam[Any]):
+    """The history in the driver; in the processes that add to it, a list of accounts on their way there."""
+
+    def zero(self, value: Any) -> list[Account]:
+        return []
+
+    def addInPlace(self, value1: Any, value2: list[Account]) -> Any:
+        if isinstance(value1, BatchHistory):
+            for entry in value2:
+                value1.add(entry)
+            return value1
+        return value1 + value2
 
 
 def register(spark: SparkSession) -> None:
@@ -40,7 +64,7 @@ def register(spark: SparkSession) -> None:
     if lacking is not None:
         _log.warning("%s", lacking)
     if context not in _accumulators:
-        _accumulators[context] = new_accumulator(context)
+        _accumulators[context] = context.accumulator(BatchHistory(), _HistoryParam())
     shared = _accumulators[context]
 
     # A class that is defined in a function is pickled by value, and its accumulator with it.
@@ -63,3 +87,40 @@ def _active_context() -> SparkContext | None:
     except ImportError:  # Spark Connect's thin client, pyspark-client, has none
         return None
     return SparkContext._active_spark_context
+
+
+def why_workers_lack_package(command: str) -> str | None:
+    """Why the interpreter of Spark's workers cannot import this package; None if it can, or if that is not known.
+
+    Args:
+        command: Its name or path: ``PYSPARK_PYTHON``, else ``python3``.
+    """
+    path = shutil.which(command)
+    way_out = f"activate the environment in {sys.prefix} before Spark starts, or set PYSPARK_PYTHON={sys.executable}"
+    if path is None:
+        return f"Spark's Python workers would be started with {command!r}, which is not here; {way_out}"
+    if _environment(path) == _environment(sys.executable):
+        return None
+    try:
+        done = subprocess.run(
+            [path, "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != _LACKING:
+        return None
+    return (
+        f"Spark's Python workers are started with {path} (PYSPARK_PYTHON, or python3 on the PATH), which does not have "
+        f"zmq_datasource: Spark will not find format('zmq') (DATA_SOURCE_NOT_FOUND, ModuleNotFoundError). To mend it, "
+        f"{way_out}"
+    )
+
+
+def _environment(executable: str) -> tuple[str, str]:
+    """The interpreter, and the directory that says which environment it runs in: of a venv it is a link."""
+    return os.path.realpath(executable), os.path.dirname(os.path.abspath(executable))

@@ -13,7 +13,7 @@ from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log import LOCK_WAIT_SECONDS, LogStorage
-from zmq_datasource.options.types import LogServing
+from zmq_datasource.options.read import LogServing
 
 if TYPE_CHECKING:
     from zmq_datasource.source.chunk_protocol import Access

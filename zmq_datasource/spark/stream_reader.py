@@ -29,8 +29,7 @@ from zmq_datasource.log import Deletions, LogStorage, deleted, end_within_bytes,
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.offset_ids import OffsetIds
-from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
-from zmq_datasource.spark.rows import MessageRows, Rows
+from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, Rows, read_log_partition
 from zmq_datasource.spark.serving import Serving
 from zmq_datasource.spark.skipped import Skipped
 from zmq_datasource.spark.worker import set_up_worker

@@ -1,34 +1,47 @@
-"""Commits or aborts a sink's batch, on the driver, after its tasks."""
+"""Commits or aborts a sink's batch, on the driver, after its tasks, and reports the account of the batch.
+
+Reporting never stops the data, and never holds a batch up for long. If a file cannot be written, the account is logged,
+and counts the failure.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.counters import SinkCounters, figures, iso
-from zmq_datasource.errors import SocketError
+from zmq_datasource.errors import MetricsError, SocketError
 from zmq_datasource.host import failpoints
 from zmq_datasource.monitoring.accounts import Account
+from zmq_datasource.monitoring.files import within
+from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.dead_letters import abort_dead_letters, commit_dead_letters
-from zmq_datasource.spark.accounting import SinkAccumulator, record
+from zmq_datasource.sink.unsent import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.job import TaskReport
 from zmq_datasource.spark.worker import set_up_worker
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
 
 __all__ = ["abort_batch", "commit_batch"]
 
 _log = logging.getLogger(__name__)
 
+# How long a batch waits for its file. The process that commits may end right after, so the file is not written later.
+_PATIENCE_SECONDS = 2.0
+
 
 def commit_batch(
     options: WriteOptions,
     messages: Sequence[WriterCommitMessage | None],
-    accumulator: SinkAccumulator | None = None,
+    accumulator: Accumulator[Any] | None = None,
 ) -> SinkCounters:
     """Commit a batch whose tasks have succeeded: its dead letters, its transaction and its account.
 
@@ -68,13 +81,32 @@ def commit_batch(
             timestamp=iso(time.time()),
             in_query=job.of_query,
         )
-        record(options, account, accumulator)
+        _report(options, account, accumulator)
     failpoints.reach("spark.commit.after_commit")
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
     else:
         _log.info("sink write %s%s", total, again)
     return total
+
+
+def _report(options: WriteOptions, account: Account, accumulator: Accumulator[Any] | None) -> None:
+    """Write an account to ``metricsLocation``, and send it to the process of the user's driver."""
+    if options.metrics_location is not None:
+        store = MetricsStore(options.metrics_location, options.metrics_retention)
+        what = f"writing the account of batch {account.batch}"
+        try:
+            within(_PATIENCE_SECONDS, what, lambda given_up: store.write_batch(account, given_up))
+        except MetricsError as e:
+            account.figures["metricsFailures"] = 1
+            _log.error(
+                "%s; the account of %s, batch %d: %s", e, account.query, account.batch, account.figures
+            )
+        else:
+            # The batch does not wait for this. If the process ends before it is done, a later batch does it.
+            threading.Thread(target=store.tidy_batches, args=(account, time.time()), daemon=True).start()
+    if accumulator is not None and account.in_query:
+        accumulator.add([account])
 
 
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.spark.accounting import SinkAccumulator
 from zmq_datasource.spark.columns import SinkColumns
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
 
 __all__ = ["ZmqBatchWriter", "ZmqStreamWriter"]
 
@@ -31,7 +34,7 @@ class _Writer:
         self,
         options: WriteOptions,
         columns: SinkColumns,
-        accumulator: SinkAccumulator | None,
+        accumulator: Accumulator[Any] | None,
         name: str | None = None,
     ) -> None:
         self._options = options
@@ -69,7 +72,7 @@ class ZmqBatchWriter(_Writer, DataSourceArrowWriter):
     """The writer of one batch write."""
 
     def __init__(
-        self, options: WriteOptions, columns: SinkColumns, accumulator: SinkAccumulator | None
+        self, options: WriteOptions, columns: SinkColumns, accumulator: Accumulator[Any] | None
     ) -> None:
         super().__init__(options, columns, accumulator, f"write-{options.transaction_id or uuid.uuid4().hex}")
 

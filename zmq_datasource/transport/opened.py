@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 import zmq
 
 from zmq_datasource.errors import EndpointError
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.authentication import authenticate
 from zmq_datasource.transport.connections import Handle
 from zmq_datasource.transport.kernel import (

@@ -18,7 +18,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.options.types import Endpoint, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.connections import Connections, Handle
 from zmq_datasource.transport.handshakes import Handshakes
 from zmq_datasource.transport.redial import Redialer

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import zmq
 
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 
 __all__ = ["Redialer"]
 

@@ -11,8 +11,9 @@ import zmq
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
-from zmq_datasource.options.socket import SERVER_FLAGS, Access, check_security, is_on
-from zmq_datasource.options.types import Endpoints, Linger, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions
+from zmq_datasource.options.socket import SERVER_FLAGS, Access, Endpoints, check_security, is_on
+from zmq_datasource.options.types import Linger
 from zmq_datasource.transport.keys import value_of
 from zmq_datasource.transport.peers import socket_type
 

@@ -25,7 +25,7 @@ from zmq_datasource.log import (
     read_slices,
     slices,
 )
-from zmq_datasource.options.types import Place
+from zmq_datasource.options.offsets import Place
 
 __all__ = [
     "Message",

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.parser import parse
-from zmq_datasource.options.types import Endpoint, Endpoints, Topics, ZmqOptions
+from zmq_datasource.options.parser import ZmqOptions, parse
+from zmq_datasource.options.socket import Endpoint, Endpoints
+from zmq_datasource.options.types import Topics
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance

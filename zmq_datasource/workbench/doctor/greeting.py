@@ -20,7 +20,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from zmq_datasource.host.printable import printable
-from zmq_datasource.options.types import Endpoint
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.workbench.doctor.facts import Glance
 
 __all__ = ["GREETING_BYTES", "OPENING", "REST", "glance", "is_complete", "read_greeting"]

@@ -1,22 +1,42 @@
-"""A query's progress, with what Spark leaves out of a Python source and sink filled in."""
+"""The metrics of queries in a user's session.
+
+``metrics`` takes a query's progress, and fills in the figures of the Python source and sink, which Spark leaves out.
+``live_view`` shows them as a table. ``metrics_dataframe`` reads what ``metricsLocation`` holds of all queries.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmq_datasource.counters import added, unknown
-from zmq_datasource.monitoring.accounts import SINK, TOTAL, SinkTotals
+import pyarrow as pa
+from pyspark.sql.functions import from_json
+
+from zmq_datasource.counters import Metric, added, unknown
+from zmq_datasource.monitoring.accounts import SINK, TOTAL, BatchHistory, SinkTotals
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
 from zmq_datasource.spark.registration import active_history
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["QueryMetrics", "complete", "fill_in_sinks", "fill_in_sources", "has_run", "metrics"]
+__all__ = [
+    "HISTORY_DDL",
+    "QueryMetrics",
+    "complete",
+    "fill_in_sinks",
+    "fill_in_sources",
+    "has_run",
+    "live_view",
+    "metrics",
+    "metrics_dataframe",
+    "records",
+]
 
 
 class QueryMetrics(NamedTuple):
@@ -52,7 +72,7 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
     """
     events = [json.loads(progress.json) for progress in query.recentProgress]
     fill_in_sources(events)
-    fill_in_sinks(events, location)
+    fill_in_sinks(events, location, active_history())
     recent = [complete(event) for event in events]
     if not recent:
         return QueryMetrics(complete(_no_event(query)), recent)
@@ -129,15 +149,21 @@ def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
                 described["metrics"] = {name: value for name, value in offset.items() if name in _FIGURES}
 
 
-def fill_in_sinks(events: Sequence[dict[str, Any]], location: str | None) -> None:
+def fill_in_sinks(
+    events: Sequence[dict[str, Any]], location: str | None, history: BatchHistory | None
+) -> None:
     """Fill the sinks' figures into events of one query, in place; none where they are not known.
+
+    Args:
+        location: As in ``metrics``.
+        history: The accounts that the sinks have sent to this process; None if they send none.
 
     Raises:
         MetricsError: ``location`` cannot be read.
     """
     if not events:
         return
-    query, history = events[0]["id"], active_history()
+    query = events[0]["id"]
     wanted = [_batch(event) for event in events]
     stored = {} if location is None else MetricsStore(Location(location)).totals(query, wanted)
     counted = {} if history is None else history.totals(query, wanted)
@@ -182,3 +208,86 @@ def _shown(sinks: Mapping[str, SinkTotals]) -> dict[str, Any]:
 
 def _totals_of(totals: SinkTotals) -> dict[str, Any]:
     return {**totals.batch, "total": dict(totals.total)}
+
+
+def live_view(
+    query: StreamingQuery, seconds: float | None = None, interval: float = 1.0, location: str | None = None
+) -> None:
+    """Show rates, drops, backlog and high-water marks of a query until it ends.
+
+    Args:
+        seconds: How long to show them; None until the query ends or Ctrl-C (in a notebook: interrupt).
+        interval: Seconds between two updates.
+        location: As in ``metrics``.
+
+    Raises:
+        MetricsError: ``location`` cannot be read.
+    """
+    # Every worker of Spark imports this package, and shows no tables.
+    from zmq_datasource.monitoring.view import watch  # noqa: PLC0415
+
+    def read() -> Iterator[dict[str, Any]]:
+        return records(metrics(query, location).last)
+
+    watch(read, interval, seconds, goes_on=lambda: query.isActive)
+
+
+def records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The records of an event's ZeroMQ sources and sinks, as in the files at ``metricsLocation``."""
+    common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
+    for source in event["sources"]:
+        shown = source["metrics"]
+        if shown.get("source") is not None:
+            yield common | {"kind": "source", "source": shown["source"], "sourceMetrics": shown}
+    for name, totals in event["sink"]["metrics"]["bySink"].items():
+        named = {"kind": "sink", "sink": name, "batch": event["batchId"]}
+        yield common | named | {"sinkMetrics": totals, "sinkTotal": totals["total"]}
+
+
+# Of a day's reports about a hundred shares; a share is what a task holds at a time.
+_SHARE_FILES = 500
+
+
+def _struct(metrics: Iterable[Metric]) -> str:
+    return f"STRUCT<{', '.join(f'{metric.name}: {metric.type}' for metric in metrics)}>"
+
+
+HISTORY_DDL = (
+    "timestamp TIMESTAMP, kind STRING, "
+    f"source STRING, log STRING, walLocation STRING, next BIGINT, sourceMetrics {_struct(SOURCE)}, "
+    "query STRING, name STRING, execution STRING, batch BIGINT, sink STRING, "
+    f"sinkMetrics {_struct(SINK)}"
+)
+
+
+def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
+    """The history of sources and sinks that write to ``location`` (their option ``metricsLocation``).
+
+    A row is either a source's report (``kind`` is ``source``: ``source``, ``log``, ``walLocation``, ``next``,
+    ``sourceMetrics``) or a sink's account of a committed batch (``sink``: ``query``, ``name``, ``execution``,
+    ``batch``, ``sink``, ``sinkMetrics``); accounts add up to totals. docs/metrics.md has the fields and their units.
+
+    The files there are now are read whenever rows are asked for, by executors; those removed meanwhile are left out.
+
+    Raises:
+        MetricsError: There are no metrics. If a file is of another format, the query on the DataFrame fails and names
+            it.
+    """
+    store = MetricsStore(Location(location if "://" in location else os.path.abspath(location)))
+    files = store.paths()
+    # Files this small cost Spark's own reader, which takes few of them for a task, most of its time.
+    shares = [files[at : at + _SHARE_FILES] for at in range(0, len(files), _SHARE_FILES)]
+    records = spark.createDataFrame(pa.table({"files": shares})).mapInArrow(_reading(store), "record STRING")
+    return records.select(from_json("record", HISTORY_DDL).alias("record")).select("record.*")
+
+
+def _reading(store: MetricsStore) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What reads shares of the files, on an executor."""
+
+    def read(shares: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in shares:
+            for files in batch.column("files"):
+                records = pa.array(store.read(files.as_py()), pa.string())
+                yield pa.RecordBatch.from_arrays([records], ["record"])
+
+    return read

@@ -1,0 +1,382 @@
+"""The source's options about receiving a feed and writing its log, and the share of each of several receivers.
+
+No message may come to two receivers:
+
+* A PUSH distributes its messages among the PULL sockets. So each receiver connects to every endpoint. But each bound
+  endpoint belongs to one receiver.
+* A SUB gets all messages to which it subscribes. So each receiver has its own endpoints, or with ``receiversBy=topics``
+  its own topics. A message whose topic begins with two subscribed topics matches both, so such topics stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from zmq_datasource.errors import OptionError
+from zmq_datasource.options.framing import FramingOptions
+from zmq_datasource.options.parser import Role, doc
+from zmq_datasource.options.socket import Endpoints
+from zmq_datasource.options.types import (
+    ByteSize,
+    Choice,
+    Duration,
+    Linger,
+    Location,
+    LogLocation,
+    StoreLocation,
+    Topics,
+    WhenFull,
+)
+
+__all__ = ["ReceivingOptions", "share_of", "share_topics"]
+
+_LEAST_METRICS_INTERVAL = 0.1  # seconds
+
+
+class SourceSocket(Choice):
+    """The type of a source's socket."""
+
+    allowed = ("SUB", "PULL", "ROUTER")
+
+
+class ReceiversBy(Choice):
+    """What the receivers of a SUB share."""
+
+    allowed = ("endpoints", "topics")
+
+
+class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
+    """The options of a process that receives a feed, or fills its log."""
+
+    socket_type: Annotated[
+        SourceSocket,
+        doc(
+            "The socket type. `SUB` subscribes to a PUB or XPUB. `PULL` takes a share of a PUSH's messages. "
+            "`ROUTER` takes the transactions of `DEALER` sinks and of `Producer` (docs/protocol.md).",
+            Role.SOCKET,
+        ),
+    ] = SourceSocket("SUB")
+    topics: Annotated[
+        Topics,
+        doc(
+            "The topic prefixes to subscribe to (SUB), separated by commas, or as a JSON list if a prefix "
+            "contains a comma.",
+            Role.SOCKET,
+            Role.UNACKNOWLEDGED,
+        ),
+    ] = Topics(("",))
+    rcvhwm: Annotated[
+        int,
+        doc(
+            "The receive high-water mark: how many messages libzmq queues for each connection. When the queue "
+            "is full, libzmq stops reading, and what happens next depends on the sender and its high-water "
+            "mark. libzmq's 0 (no limit) is refused.",
+            Role.SOCKET,
+            ge=1,
+            le=2**31 - 1,
+        ),
+    ] = 1000
+    linger: Annotated[
+        Linger,
+        doc(
+            "libzmq's linger period when the socket is closed, in milliseconds or with a unit. A receiver has "
+            "nothing to send.",
+            Role.SOCKET,
+        ),
+    ] = Linger(0)
+    receivers: Annotated[
+        int,
+        doc(
+            "The number of sockets that receive the feed. Each fills a log partition of its own. The "
+            "receivers of a PULL share the messages. The receivers of a SUB share the endpoints or the topics "
+            "(`receiversBy`).",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+            ge=1,
+            le=1024,
+        ),
+    ] = 1
+    receivers_by: Annotated[
+        ReceiversBy,
+        doc(
+            "What the receivers of a SUB share: the `endpoints` or the `topics`.",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+        ),
+    ] = ReceiversBy("endpoints")
+    connect_timeout: Annotated[
+        Duration,
+        doc(
+            "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
+            "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
+            "end, and a line in the log says which endpoints have not answered.",
+            Role.STREAM,
+            Role.WRITER,
+            Role.UNACKNOWLEDGED,
+        ),
+    ] = Duration(0)
+    transaction_timeout: Annotated[
+        Duration,
+        doc(
+            "How long a transaction may wait for its commit before it is discarded (`ROUTER`).",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = Duration(3600)
+    wal_location: Annotated[
+        LogLocation | None,
+        doc(
+            "The directory of the message log, as an absolute path. If it is not set, a streaming read uses a "
+            "private directory in the local temporary directory, whose name depends on the feed. Executors of "
+            "a streaming read that do not see the directory read the log from the driver (`serveLog`). A "
+            "batch read needs a directory that all executors share: it reads the log and opens no socket."
+        ),
+    ] = None
+    wal_store: Annotated[
+        StoreLocation | None,
+        doc(
+            "The bucket of the message log, in place of `walLocation`, as a URI (`s3://bucket/orders`). The scheme is "
+            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when it is there, and another machine "
+            "can continue the log. While the bucket is away, memory fills up to its bound, and receiving waits. "
+            "Needs `pip install zmq_datasource[bucket]`. See docs/scaling.md.",
+        ),
+    ] = None
+    wal_max_bytes: Annotated[
+        ByteSize,
+        doc(
+            "The maximum size of the log. When the log is full, receiving stops until Spark has committed "
+            "enough, and the high-water marks hold the sender back. With several `receivers` this is the size "
+            "of each log partition.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = ByteSize(4 << 30)
+    wal_retention: Annotated[
+        Duration,
+        doc(
+            "How long messages stay in the log after they were received, even if no query needs them any more. They "
+            "are history, which gives way when the log would pass `walMaxBytes`. What a query without a name "
+            "(`reader`) has not read is kept for the same time after it has ended. See docs/delivery.md.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = Duration(600)
+    when_full: Annotated[
+        WhenFull,
+        doc(
+            "What happens when the log has reached `walMaxBytes` and is full of messages that are still needed. With "
+            "`wait` receiving waits until the readers have read on, and the high-water marks hold the senders back. "
+            "With `discard` the oldest messages are deleted, and a query that needed them learns of it "
+            "(`failOnDataLoss`).",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = WhenFull("wait")
+    wal_chunk_bytes: Annotated[
+        ByteSize,
+        doc(
+            "A chunk of the log is sealed when it has this size. It is never larger than `walMaxBytes`.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = ByteSize(32 << 20)
+    wal_flush_interval: Annotated[
+        Duration,
+        doc(
+            "Received messages are sealed after this time even if Spark has not asked for them. If the machine "
+            "or the source runner crashes, what was not yet sealed is lost, and what was in the queues of libzmq "
+            "and of the kernel. While the disk is slow or refuses to write, this can be more than was received in "
+            "this time.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = Duration(1)
+    wal_sync: Annotated[
+        bool,
+        doc(
+            "If true, each chunk is forced to the disk (fsync). If false, a crash of the operating system can "
+            "lose messages that Spark already has. After such a loss no process can write to this log, because it "
+            "would give the ids of the lost messages to new ones: use a new `walLocation` and new checkpoints. Has no "
+            "effect with `walStore`.",
+            Role.STREAM,
+            Role.WRITER,
+        ),
+    ] = True
+    wal_retry_timeout: Annotated[
+        Duration,
+        doc(
+            "How long writing the log is repeated while the disk is full or has an I/O error, the process has too "
+            "many open files, or the bucket (`walStore`) is away. Receiving pauses meanwhile. After this time "
+            "receiving ends, and what was received and not sealed is lost.",
+            Role.STREAM,
+        ),
+    ] = Duration(300)
+    metrics_location: Annotated[
+        Location | None,
+        doc(
+            "Where the metrics are kept, as one small JSON file every `metricsInterval`. It is a path or URI "
+            "of a file system that pyarrow knows. See docs/metrics.md.",
+            Role.STREAM,
+        ),
+    ] = None
+    metrics_interval: Annotated[
+        Duration, doc("How often the metrics are written to `metricsLocation`.", Role.STREAM)
+    ] = Duration(2)
+    metrics_retention: Annotated[
+        Duration, doc("How long the files stay at `metricsLocation`.", Role.STREAM)
+    ] = Duration(86_400)
+
+    def check(self) -> None:
+        super().check()
+        if self.linger < 0:
+            raise OptionError(
+                f"linger={self.linger}: a source that stops could wait for a peer without a limit; a receiver has "
+                "nothing to send, leave it at 0"
+            )
+        if self.socket_type == "PULL" and self.topics != ("",):
+            raise OptionError(
+                f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
+            )
+        if self.socket_type == "ROUTER" and self.connect:
+            raise OptionError(
+                f"connect={self.connect} with socketType=ROUTER: senders connect to it; name where it listens with bind"
+            )
+        if self.socket_type != "ROUTER":
+            self.refuse(
+                ("transaction_timeout",), "is for socketType=ROUTER; other sockets have no transactions"
+            )
+        if self.transaction_timeout <= 0:
+            raise OptionError(
+                "transactionTimeout=0s discards every transaction before its commit; set 1s or more"
+            )
+        if self.socket_type == "ROUTER":
+            self.refuse(
+                self.of_role(Role.UNACKNOWLEDGED),
+                "is not for socketType=ROUTER, whose messages are acknowledged rows",
+            )
+        if self.metrics_interval < _LEAST_METRICS_INTERVAL:
+            raise OptionError(
+                f"metricsInterval={self.metrics_interval} would be busier with metrics than with messages; set "
+                f"{_LEAST_METRICS_INTERVAL:g}s or more"
+            )
+        if self.metrics_location is None:
+            self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
+        self._check_filter()
+        if self.wal_store is not None and not self.wal_store.with_credentials:
+            raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")
+        if self.wal_store is not None and self.wal_location is not None:
+            raise OptionError(
+                f"walLocation={self.wal_location!r} and walStore={self.wal_store!r}: a log is in one place; keep one"
+            )
+
+    @property
+    def has_log(self) -> bool:
+        """Whether a log is named."""
+        return self.wal_location is not None or self.wal_store is not None
+
+    def _check_filter(self) -> None:
+        """Refuse a topic filter if publishers count over all topics: each message of another topic would look lost."""
+        numbering = self.numbering
+        if numbering is None or "topic" in numbering.by or "" in self.topics or self.framing == "vllm":
+            return
+        raise OptionError(
+            f"topics={self.topics} with framing={self.framing}: the publisher counts by {' and '.join(numbering.by)} "
+            "over all its topics, so each message of another topic would look lost. If topics have their own numbers, "
+            f"set sequenceBy={','.join(numbering.by)},topic. Otherwise read all topics and filter in Spark, or set "
+            "sequenceBy=none to track nothing"
+        )
+
+
+_Receiving = TypeVar("_Receiving", bound=ReceivingOptions)
+
+
+def share_of(options: _Receiving, receiver: int) -> _Receiving:
+    """The options of one receiver.
+
+    Args:
+        receiver: Its number, from 0 to ``options.receivers`` - 1.
+
+    Raises:
+        OptionError: There are not enough endpoints or topics for all receivers.
+    """
+    if options.receivers == 1:
+        return options
+    if options.receivers_by == "topics":
+        return _with_topics(options, receiver)
+    if options.socket_type == "PULL":
+        return _of_pull(options, receiver)
+    return _with_endpoints(options, receiver)
+
+
+def _of_pull(options: _Receiving, receiver: int) -> _Receiving:
+    count, bind = options.receivers, options.bind
+    if options.numbering is not None:
+        raise OptionError(
+            f"receivers={count} with socketType=PULL and framing={options.framing}: each receiver gets some of a "
+            "publisher's numbers, and the others would look lost; set sequenceBy=none, or one receiver"
+        )
+    if not options.connect and len(bind) < count:
+        raise OptionError(
+            f"receivers={count} with bind={bind}: each receiver binds endpoints of its own, and there are {len(bind)}; "
+            "name more, as in tcp://*:[5557-5560], or set fewer receivers"
+        )
+    return msgspec.structs.replace(options, bind=Endpoints(bind[receiver::count]))
+
+
+def _with_endpoints(options: _Receiving, receiver: int) -> _Receiving:
+    count, connect = options.receivers, options.connect
+    endpoints = len(connect) + len(options.bind)
+    if endpoints < count:
+        raise OptionError(
+            f"receivers={count}: SUB sockets share the endpoints, and there are {endpoints}; set fewer receivers, or "
+            "receiversBy=topics"
+        )
+    # The bound endpoints are given to the receivers after those that have the last of the others, so that each has one.
+    bound = (receiver - len(connect)) % count
+    return msgspec.structs.replace(
+        options,
+        connect=Endpoints(connect[receiver::count]),
+        replay_endpoint=Endpoints(options.replay_endpoint[receiver::count]),
+        bind=Endpoints(options.bind[bound::count]),
+    )
+
+
+def _with_topics(options: _Receiving, receiver: int) -> _Receiving:
+    count = options.receivers
+    if options.socket_type != "SUB":
+        raise OptionError(
+            f"receiversBy=topics with socketType={options.socket_type}: only a SUB has topics; remove it"
+        )
+    if options.bind:
+        raise OptionError(
+            f"receiversBy=topics with bind={options.bind}: every receiver needs every publisher, and one port cannot "
+            "be bound twice; let the publishers bind, or set receiversBy=endpoints"
+        )
+    if options.replay_endpoint:
+        raise OptionError(
+            "receiversBy=topics with replayEndpoint: a replay has all topics; remove one of them"
+        )
+    shares = share_topics(options.topics, count)
+    if not all(shares):
+        raise OptionError(
+            f"receivers={count} with receiversBy=topics: topics={options.topics} makes {sum(map(bool, shares))} "
+            "shares, because a topic that begins with another one stays with it; set fewer receivers, or name more "
+            "topics"
+        )
+    return msgspec.structs.replace(options, topics=Topics(shares[receiver]))
+
+
+def share_topics(topics: Sequence[str], count: int) -> list[list[str]]:
+    """Divide topics into ``count`` shares, of which some may be empty. No message matches topics of two shares."""
+    groups: list[list[str]] = []
+    for topic in sorted(topics):  # a topic that begins with another one comes after it
+        if groups and topic.startswith(groups[-1][0]):
+            groups[-1].append(topic)
+        else:
+            groups.append([topic])
+    return [[topic for group in groups[share::count] for topic in group] for share in range(count)]
