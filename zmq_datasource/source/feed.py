@@ -25,8 +25,8 @@ from zmq_datasource.options.offsets import Place
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.idle_partitions import IdlePartition
-from zmq_datasource.source.ingest import Ingest, OtherDivisionError
-from zmq_datasource.source.location import feed_of, log_storage
+from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.location import OtherDivisionError, feed_of, log_storage
 
 __all__ = ["Feed"]
 
