@@ -302,7 +302,7 @@ def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: D
                 share.pieces,
                 share.rows,
                 share.log_id,
-                share.fails,
+                share.fail_on_data_loss,
                 access=share.access,
                 reader=share.reader,
             )

@@ -90,7 +90,7 @@ class Channel:
         self.opened.close(self._spec.linger)
 
     def connection(self) -> int:
-        """The number of connections that the socket has had so far; 0 if they are not counted."""
+        """The number of the socket's newest connection, from 1; 0 if connections are not counted."""
         if not self._counts_connections:
             return 0
         self.opened.watch.update()
@@ -103,7 +103,7 @@ class Channel:
 
     @property
     def waits_for_history(self) -> bool:
-        """Whether a replay must bring history before the live flow is received."""
+        """Whether the live flow is not received yet, because a replay brings older messages first."""
         return self.replayer is not None and self.replayer.session.awaits_history
 
     def keep_alive(self) -> None:

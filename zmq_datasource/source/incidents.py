@@ -32,7 +32,7 @@ class Incidents:
 
     Attributes:
         tracker: The tracker that has the gaps given to ``report_lost``.
-        failure: Why receiving must end, once the messages received before are in the log.
+        failure: Why receiving must end, as soon as the messages received before are in the log.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Incidents:
             )
 
     def report_lost(self, gaps: Sequence[Gap]) -> None:
-        """Report gaps that no replay will fill, as ``onLoss`` says."""
+        """Count, log or fail for gaps that no replay will fill, as ``onLoss`` says."""
         if self.tracker is None or self._options.on_loss == "count":
             return
         for gap in gaps:

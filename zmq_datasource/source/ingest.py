@@ -250,7 +250,7 @@ class Ingest:
     def replaying_query(self) -> str | None:
         """The name of a running query with a ``replayEndpoint``; None if there is none, or this process has one.
 
-        Such a query should receive the feed instead of this process.
+        That query should receive the feed instead of this process.
 
         Raises:
             LogError: The positions of the queries cannot be read.
@@ -279,7 +279,7 @@ class Ingest:
     def _commit(self, end: int, needed: int | None) -> int:
         """Delete the messages below ``end`` and ``needed``. Returns the end of the deleted messages.
 
-        If the log is full, readers that have ended and have no name give up their messages.
+        If the log is full, it also deletes what only queries without a name need that have ended.
         """
         done = end if needed is None else min(end, needed)
         self.log.commit(done)
@@ -320,11 +320,11 @@ class Ingest:
             progress.wait(left)  # polling instead would be most of the load of an idle query
             progress.clear()
 
-    def seal(self, patient: bool = False) -> int:
+    def seal(self, wait_for_disk: bool = False) -> int:
         """Make the messages durable that were received before this call, unless the disk refuses at present.
 
         Args:
-            patient: Whether to wait for a disk that refuses.
+            wait_for_disk: Whether to wait for a disk that refuses.
 
         Returns:
             The durable end of the log.
@@ -336,13 +336,13 @@ class Ingest:
         filler = self.filler.facts()
         if not (filler.pending or filler.appending or self.log.unsealed):
             return self.log.durable_end
-        if self.log.fault is not None and not patient:
+        if self.log.fault is not None and not wait_for_disk:
             return self.log.durable_end
         sealed: Future[Future[int]] | Future[int] = self._receiving.request_seal()
         deadline = time.monotonic() + _SEAL_SECONDS
         while time.monotonic() < deadline:
             if self.log.fault is not None:
-                if not patient:
+                if not wait_for_disk:
                     return self.log.durable_end
                 deadline = time.monotonic() + _SEAL_SECONDS
             try:
@@ -374,7 +374,7 @@ class Ingest:
                 break
             time.sleep(WAIT_MS / 1000)
         # If there are durable messages, do not wait for a full disk: the query reads them, and its commit makes room.
-        return self.seal(patient=self.log.durable_end == begin)
+        return self.seal(wait_for_disk=self.log.durable_end == begin)
 
     def stop(self) -> None:
         """Drain the sockets, seal, and release the log. It may be called if ``start`` has failed.

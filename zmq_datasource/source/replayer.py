@@ -55,14 +55,14 @@ class Replayer(Link):
         super().__init__(spec, self.session, _ask_for_topics)
 
     def keep_alive(self) -> None:
-        """Let the connection work; see ``Channel.keep_alive``."""
+        """Keep the connection working; see ``Channel.keep_alive``."""
         self.check_connection()
         self.watch.report_absent()
         self.session.reachable = self.watch.peers > 0
         self.session.log.flush()
 
     def receive_replies(self, most: int, most_bytes: int) -> int:
-        """Receive the replies that are there, up to so many messages and pending bytes. Returns their number."""
+        """Receive the replies that are there: at most ``most``, and until ``most_bytes`` are pending. Returns how many."""
         session, receive, now = self.session, self.receive, time.monotonic()
         for received in range(most):
             if session.pending_bytes >= most_bytes or (frames := receive()) is None:
@@ -90,5 +90,5 @@ class Replayer(Link):
 
 
 def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
-    """Choose a routing id that asks a proxy for topics. To other publishers it is a routing id like any."""
+    """Set a routing id by which a proxy sends topics, too. To other publishers it means nothing."""
     sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())
