@@ -594,7 +594,7 @@ def test_a_task_that_gives_up_leaves_no_staged_rows(tmp_path: Path) -> None:
             raise KeyError
         acceptor = ingest.filler
         assert isinstance(acceptor, Acceptor)
-        wait_for(lambda: not acceptor.reception.sessions, "the session to end")
+        wait_for(lambda: not acceptor.reception.attempts.sessions, "the session to end")
         assert not any((tmp_path / "0" / "staging").iterdir())
 
 

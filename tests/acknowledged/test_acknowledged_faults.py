@@ -23,8 +23,7 @@ from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_fo
 from zmq_datasource import Producer, RowError, TransactionError
 from zmq_datasource.acknowledged import sender_session
 from zmq_datasource.acknowledged.acceptor import Acceptor
-from zmq_datasource.acknowledged.digests import as_text, digest_of
-from zmq_datasource.acknowledged.protocol import Commit, decode
+from zmq_datasource.acknowledged.protocol import Commit, as_text, decode, digest_of
 from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
@@ -58,7 +57,7 @@ def acceptor_of(ingest: Ingest) -> Acceptor:
 
 
 def sessions_of(ingest: Ingest) -> Sessions:
-    return acceptor_of(ingest).reception.sessions
+    return acceptor_of(ingest).reception.attempts.sessions
 
 
 # "Committed again" is answered only for the same rows.
@@ -353,7 +352,14 @@ def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
 
 
 @pytest.mark.parametrize(
-    "where", ["rows_of", "decode", "StagedFile.append", "StagedFile.finish", "Staging.add"]
+    "where",
+    [
+        "attempts.rows_of",
+        "reception.decode",
+        "attempts.StagedFile.append",
+        "attempts.StagedFile.finish",
+        "attempts.Staging.add",
+    ],
 )
 def test_an_unexpected_error_refuses_one_message_and_is_logged(
     where: str,
@@ -369,7 +375,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_logged(
 
     with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
         with monkeypatch.context() as broke, caplog.at_level(logging.ERROR):
-            broke.setattr(f"zmq_datasource.acknowledged.reception.{where}", broken)
+            broke.setattr(f"zmq_datasource.acknowledged.{where}", broken)
             answer = sender.ask("H", "W", attempt=attempt, producer="q")
             if answer["kind"] == "W":
                 answer = sender.data("q", 0, b"a", attempt=attempt)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.acknowledged.test_producer import ALL, follower, program
 from tests.support import Socket, free_endpoint, log_rows
 from zmq_datasource import Producer
-from zmq_datasource.acknowledged.backlog import Backlog
+from zmq_datasource.acknowledged.acceptor import Backlog
 
 EACH, ALL_BYTES = 100, 1000
 

@@ -247,7 +247,7 @@ def test_the_size_of_staged_attempts_is_known_without_the_disk(
     side.data(b"a", b"b")
     assert [type(answer) for answer in [*side.end(2), *side.wait(0)]] == [Staged]
     (file,) = (side.path / "0" / "staging").iterdir()
-    assert 0 <= side.reception.staged_bytes - file.stat().st_size <= 4096  # whole blocks
+    assert 0 <= side.reception.attempts.staged_bytes - file.stat().st_size <= 4096  # whole blocks
 
 
 def on_disk(side: Side) -> int:
@@ -500,7 +500,7 @@ def test_data_of_another_transaction_under_the_same_attempt_is_refused(side: Sid
     side.data(b"1")
     (refusal,) = side.data(b"2", index=1, number=1)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason == "data message 1 of an attempt at something else"
+    assert refusal.reason == "data message 1 for another part than that of its attempt"
 
 
 # A disk that refuses.
@@ -597,7 +597,7 @@ def test_a_sender_that_aborts_while_the_disk_refuses_gives_its_place_back(side: 
     disk.fault = DiskFaultError("No space left on device")
     assert codes(side.data(b"a")) == ["busy"]
     side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))
-    assert not side.reception.sessions
+    assert not side.reception.attempts.sessions
     disk.fault = None
     assert side.data(b"b", attempt=OTHER) == [Taken(attempt=OTHER, received=1)]
 

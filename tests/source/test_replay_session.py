@@ -26,7 +26,7 @@ class Asking:
         self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters)
         self.it.reachable = True
         self.tracker = SequenceTracker(Numbering(("endpoint",)), 10, 10)
-        self.it.restart_silence(self.now)
+        self.it.silence.restart(self.now)
         self.live(1)
         if heard:
             self.hear(*range(heard))
@@ -41,7 +41,7 @@ class Asking:
     def hear(self, *numbers: int) -> None:
         """Receive these numbers by the live flow."""
         self.tracker.track(runs_of(Keys([KEY]), integers_of(numbers)), lambda row: 0)
-        self.it.restart_silence(self.now)
+        self.it.silence.restart(self.now)
 
     def step(self, live_waits: bool = False) -> list[Gap]:
         return self.it.step(self.tracker, live_waits, self.tracker.next_number(KEY) or 0, self.now)
@@ -101,12 +101,12 @@ class Asking:
 def test_a_silent_feed_is_asked_after_a_second_and_then_more_and_more_rarely() -> None:
     asking = Asking()
     assert asking.times(200) == [1, 3, 7, 15, 31, 63, 123, 183]
-    asking.it.restart_silence(asking.now)
+    asking.it.silence.restart(asking.now)
     assert asking.times(5) == [201, 203]
     asking.it.extend_deadlines(asking.now)  # nothing was received in the meantime: that was no silence
     assert asking.times(5) == [209]
     assert asking.it.hurry() is False
-    asking.it.restart_silence(asking.now)
+    asking.it.silence.restart(asking.now)
     assert asking.it.hurry() is True
     assert asking.times(1) == [210.5]
     assert asking.it.hurry() is False
@@ -341,22 +341,22 @@ def test_replies_that_are_not_valid_are_counted(caplog: pytest.LogCaptureFixture
 
 def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
     asking = Asking(heard=0)
-    asking.it.fetch_first(asking.tracker, 0, 0)
+    asking.it.fetch_history(asking.tracker, 0, 0)
     assert asking.asked() == [0]
-    assert asking.it.first
+    assert asking.it.awaits_history
     asking.reply(0, 1, None)
     assert asking.take() == ([0, 1], False)
     assert asking.step() == []
-    assert not asking.it.first
+    assert not asking.it.awaits_history
 
 
 def test_a_request_for_history_is_repeated_while_the_live_flow_is_silent() -> None:
     asking = Asking(heard=0)
-    asking.it.fetch_first(asking.tracker, 0, 0)
+    asking.it.fetch_history(asking.tracker, 0, 0)
     asking.asked()
     asking.now = TIMEOUT
     asking.step(live_waits=False)
-    assert (asking.asked(), asking.redials(), asking.it.first) == ([0], True, True)
+    assert (asking.asked(), asking.redials(), asking.it.awaits_history) == ([0], True, True)
     asking.now = 2 * TIMEOUT
     asking.step(live_waits=True)
-    assert (asking.asked(), asking.it.first) == ([], False)
+    assert (asking.asked(), asking.it.awaits_history) == ([], False)

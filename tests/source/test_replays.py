@@ -167,8 +167,8 @@ def test_a_late_subscriber_asks_for_no_history(tmp_path: Path) -> None:
 def asked_while_silent(ingest: Ingest) -> bool:
     """Wait for the end of the silence. Returns whether a request is open."""
     session = session_of(ingest)
-    wait_for(lambda: session.silence.all_asked, "the end of the silence")
-    return session.asks
+    wait_for(lambda: session.silence.caught_up, "the end of the silence")
+    return session.is_asking
 
 
 def session_of(ingest: Ingest) -> ReplaySession:
@@ -354,8 +354,8 @@ def test_messages_that_a_proxy_published_without_subscribers_are_fetched(
             wait_for(lambda: session.live is not None or ingest.seal(), "the subscription")
             wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
             first = sequences(tmp_path / "log")[0]
-            session.restart_silence(time.monotonic())
-            wait_for(lambda: session.silence.all_asked, "an answer without messages")
+            session.silence.restart(time.monotonic())
+            wait_for(lambda: session.silence.caught_up, "an answer without messages")
             known = ingest.log.durable_end
         for n in range(50):
             push.send(b"%d" % n)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from socket import create_server
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, free_endpoint, log_rows, offer, wait_for
 from tests.support.streams import ids_and_numbers, running, table, wait_for_rows
-from zmq_datasource import OptionError, SocketError, start_receivers
+from zmq_datasource import OptionError, SocketError, register, start_receivers
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
@@ -69,6 +70,33 @@ def test_a_receiver_that_fails_at_its_end_is_told(
     with pytest.raises(SocketError, match="stopping the receiver of log"):
         receivers.stop()
     assert not receivers.is_active
+
+
+def test_receivers_are_refused_where_spark_kills_silent_workers(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    log = tmp_path / "wal"
+    options = {"socketType": "PULL", "connect": endpoint, "walLocation": str(log)}
+    impatient = spark.newSession()
+    register(impatient)
+    impatient.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", "1")
+    impatient.conf.set("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "true")
+    with pytest.raises(OptionError, match=r"killOnIdleTimeout=true: .* would kill it after 1 s"):
+        start_receivers(impatient, options)
+    # A query's own workers are not silent for long, and its source is no worker.
+    rows = impatient.readStream.format("zmq").options(**options).load()
+    with running(rows, tmp_path / "out") as query:
+        push.send(b"0")
+        wait_for_rows(query, 1)
+        time.sleep(2.5)  # longer than Spark waits for a worker
+        push.send(b"1")
+        wait_for_rows(query, 2)
+    impatient.conf.set("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "false")
+    with start_receivers(impatient, options) as receivers:
+        push.send(b"2")
+        wait_for(lambda: end_of(log) == 3, "a message received", 60)
+        assert receivers.restarts == 0
 
 
 def test_a_job_that_fails_is_started_again(spark: SparkSession, context: Context, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 ``protocol`` has the messages. The sending side is ``sender_session``, a state machine, and ``uplink``, which carries it
 over a socket; ``producer`` is the client for programs without Spark. At the receiving side, ``acceptor`` is the socket
-and ``reception`` obeys its messages. It uses ``sessions`` (the attempts that are being received), ``committer`` (from
-staged attempts to the log), ``transactions`` (what is committed), ``digests`` and ``answers``.
+and ``reception`` processes its messages: ``attempts`` receives rows and stages them (in ``sessions`` are the attempts
+that are being received), ``committer`` writes staged attempts into the log, and ``transactions`` has what is committed.
+``answers`` has the answers and refusals.
 """

@@ -20,8 +20,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.digests import as_text, digest_of_rows
-from zmq_datasource.acknowledged.protocol import Commit
+from zmq_datasource.acknowledged.protocol import Commit, as_text, digest_of_rows
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError
@@ -121,7 +120,7 @@ class Committer:
         """Whether a chunk is being written."""
         return bool(self._running)
 
-    def is_at(self, producer: str, number: int) -> bool:
+    def is_writing(self, producer: str, number: int) -> bool:
         """Whether this transaction is being written."""
         return any(running.is_for(producer, number) for running in (*self._running, *self._uncut))
 

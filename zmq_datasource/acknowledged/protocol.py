@@ -1,6 +1,12 @@
-"""The messages of the transaction protocol, to bytes and back. Pure; docs/protocol.md specifies them.
+"""The messages of the transaction protocol, to bytes and back; and digests. Pure; docs/protocol.md specifies all of it.
 
-``transport.envelope`` has their common form. The buffers of a data message are columns (``messages.packed``).
+``transport.envelope`` has the common form of messages. The buffers of a data message are columns (``messages.packed``).
+
+The digest of a transaction's rows shows whether a repeated transaction is the same. The digest of a row is a chain over
+its frames (topic and value, value alone, or all of ``frames``): XXH3-64 of each frame, seeded with the hash of the
+frame before it, and with 0 for the first. The digest of many rows is the sum modulo 2^64. So it depends neither on the
+order of the rows nor on the tasks and messages that carry them: both may differ when Spark repeats a batch. Unlike an
+exclusive or, a sum counts a repeated row twice.
 """
 
 from __future__ import annotations
@@ -10,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.columns import join_frames, number, only_rows, text
+from zmq_datasource.messages.columns import as_binary, join_frames, number, only_rows, text
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.packed import MOST_BUFFERS, MOST_ROWS, unpack_columns
 from zmq_datasource.messages.raw import RawMessages
@@ -43,7 +51,10 @@ __all__ = [
     "Staged",
     "Taken",
     "Welcome",
+    "as_text",
     "decode",
+    "digest_of",
+    "digest_of_rows",
     "encode",
     "is_name",
     "rows_of",
@@ -71,6 +82,7 @@ _DIGEST = re.compile("[0-9a-f]{16}")
 MOST_FRAME_BYTES = 64 << 20
 # A message has its kind, its header, and the buffers of its columns.
 MOST_FRAMES = 2 + MOST_BUFFERS
+_MODULUS = 1 << 64
 
 
 def is_name(text: str) -> bool:
@@ -160,7 +172,7 @@ class Staged(_Base, frozen=True, kw_only=True):
 class Commit(_Base, frozen=True, kw_only=True, omit_defaults=True):
     """Sender: these attempts make up the transaction. Answered by ``Committed``.
 
-    ``digest`` is the digest of all its rows (``digests``), for the comparison when it is repeated. It may be left out.
+    ``digest`` is the digest of all its rows, for the comparison when the transaction is repeated. It may be left out.
     """
 
     kind = b"M"
@@ -266,3 +278,41 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
         sequence=numbers,
         frames=only_rows(join_frames([columns["topic"], value]), bad) if bad else None,
     )
+
+
+# Digests.
+
+
+def digest_of(batch: pa.RecordBatch) -> int:
+    """The digest of a batch with the columns ``value`` and perhaps ``topic``, or ``frames``."""
+    if "frames" in batch.schema.names:
+        return sum(map(_chain, batch.column("frames").to_pylist())) % _MODULUS
+    values = as_binary(batch.column("value")).to_pylist()
+    topic = batch.column("topic") if "topic" in batch.schema.names else None
+    if topic is None or topic.null_count == len(topic):
+        return sum(map(xxh3_64_intdigest, values)) % _MODULUS
+    topics = as_binary(topic).to_pylist()
+    seeds = [0 if topic is None else xxh3_64_intdigest(topic) for topic in topics]
+    return sum(map(xxh3_64_intdigest, values, seeds)) % _MODULUS
+
+
+def digest_of_rows(batch: pa.RecordBatch) -> int:
+    """The digest of rows as the receiver stages them (``messages.schemas.MESSAGE_SCHEMA``)."""
+    frames = batch.column("frames")
+    if frames.null_count == len(frames):
+        return digest_of(batch.select(["topic", "value"]))
+    whole = frames.is_valid()
+    rest = digest_of(batch.filter(pc.invert(whole)).select(["topic", "value"]))
+    return (digest_of(batch.filter(whole).select(["frames"])) + rest) % _MODULUS
+
+
+def as_text(digest: int) -> str:
+    """16 hexadecimal digits, because some JSON readers round numbers beyond 2^53."""
+    return f"{digest % _MODULUS:016x}"
+
+
+def _chain(frames: list[bytes]) -> int:
+    digest = 0
+    for frame in frames:
+        digest = xxh3_64_intdigest(frame, digest)
+    return digest

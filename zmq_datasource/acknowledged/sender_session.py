@@ -2,8 +2,8 @@
 
 The rules:
 
-* At most two data messages are on the way. They are kept until the receiver has taken them, and sent again from the
-  message on that the receiver names.
+* At most two data messages are on the way. They are kept until the receiver has taken them. After a lost connection the
+  receiver says how many it has, and the others are sent again.
 * A request without an answer is repeated, and has the same answer.
 * A receiver that is busy is asked again until it takes data.
 * An attempt fails after ``timeout`` without progress, and when the receiver no longer knows it. Then the sender begins
@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.digests import as_text
 from zmq_datasource.acknowledged.protocol import (
     BUSY,
     MOST_BYTES_ON_THE_WAY,
@@ -40,6 +39,7 @@ from zmq_datasource.acknowledged.protocol import (
     Staged,
     Taken,
     Welcome,
+    as_text,
     decode,
     encode,
 )
@@ -93,7 +93,7 @@ class _Question:
     Attributes:
         what: What is waited for, in words.
         request: The message to repeat.
-        answered: Whether a message is the answer. Called with None, whether the answer has come already.
+        answered: Returns whether a message is the answer; with None, whether no answer is needed.
         deadline: When the attempt fails, unless there is progress.
     """
 
@@ -140,7 +140,7 @@ class SenderSession(RequestSession):
         self.attempt = uuid.uuid4().hex
         self.rows = self.bytes = 0
         self._sent = self._received = 0
-        self.kept: deque[tuple[int, Sequence[Any]]] = deque()  # from message _received on
+        self.kept: deque[tuple[int, Sequence[Any]]] = deque()  # the first one has the number _received
         self.kept_bytes = 0
         self._resumed = -math.inf  # when the kept messages were sent again, on this connection
         self.state = "new"
@@ -185,7 +185,7 @@ class SenderSession(RequestSession):
 
     def has_room(self, size: int) -> bool:
         """Whether one more data message of this size may be on the way."""
-        most = MOST_ON_THE_WAY if self._received else 1  # so a receiver that is busy refuses one, and not two
+        most = MOST_ON_THE_WAY if self._received else 1  # a busy receiver then refuses one, not two
         return not self.kept or (len(self.kept) < most and self.kept_bytes + size <= MOST_BYTES_ON_THE_WAY)
 
     def send_packed(self, size: int, frames: Sequence[Any], rows: int) -> None:
@@ -246,7 +246,7 @@ class SenderSession(RequestSession):
         self._send(request)
 
     def _wait(self, what: str, request: Message, answered: _Answered, now: float) -> None:
-        """Wait for an answer that comes without a request. If it does not come, send the request."""
+        """Wait for what the receiver sends by itself. Send the request only if nothing comes for ``repeat_after``."""
         if not answered(None):
             self._question = _Question(what, request, answered, now + self._timeout)
             self._mark_asked(now)
@@ -295,7 +295,7 @@ class SenderSession(RequestSession):
         answer: Message | None = None
         match message:
             case Taken() if message.attempt == self.attempt:
-                self._step("TAKEN")  # a repeated message may have found a place
+                self._step("TAKEN")  # the receiver had no place before, and has one now
                 self._drop_taken(message.received)
             case Welcome() if message.attempt == self.attempt:
                 self.committed, self.by = message.committed, message.by
@@ -327,7 +327,7 @@ class SenderSession(RequestSession):
             self._question = None
             self._mark_answered()
         elif question is not None and (self._received > received or is_busy):
-            # There is progress, or the receiver is there and will take data in time.
+            # There is progress, or a busy receiver that will take data later.
             question.deadline = now + self._timeout
         self._check_deadline(now)
 

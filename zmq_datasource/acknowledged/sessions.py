@@ -77,7 +77,7 @@ class Session:
         if self.file.is_ended:
             raise ProtocolError(f"data message {message.index} of an attempt after its end")
         if self.part[:3] != (message.producer, message.number, message.partition):
-            raise ProtocolError(f"data message {message.index} of an attempt at something else")
+            raise ProtocolError(f"data message {message.index} for another part than that of its attempt")
         return message.index == self.received
 
 

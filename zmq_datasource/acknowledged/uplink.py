@@ -14,8 +14,7 @@ from typing import Self
 import pyarrow as pa
 import zmq
 
-from zmq_datasource.acknowledged.digests import digest_of
-from zmq_datasource.acknowledged.protocol import split_batch
+from zmq_datasource.acknowledged.protocol import digest_of, split_batch
 from zmq_datasource.acknowledged.sender_session import AttemptLostError, SenderSession
 from zmq_datasource.acknowledged.transactions import conflict_with_later
 from zmq_datasource.errors import NoPeerError, SendTimeoutError

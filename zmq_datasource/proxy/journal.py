@@ -24,7 +24,7 @@ from zmq_datasource.proxy.view import Progress
 
 __all__ = ["Journal", "Written"]
 
-# A proxy reads for its subscribers, and has no record of its own.
+# The reader in this process. It reads only for subscribers, so it has no record.
 _OWN = "proxy"
 
 

@@ -77,7 +77,7 @@ class Channel:
         self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             self.replayer.open()
-            self.replayer.session.restart_silence(time.monotonic())
+            self.replayer.session.silence.restart(time.monotonic())
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.RCVTIMEO, self._wait_ms)
@@ -104,7 +104,7 @@ class Channel:
     @property
     def waits_for_history(self) -> bool:
         """Whether a replay must bring history before the live flow is received."""
-        return self.replayer is not None and self.replayer.session.first
+        return self.replayer is not None and self.replayer.session.awaits_history
 
     def keep_alive(self) -> None:
         """Keep the connections working while nothing is received; call it every few hundred milliseconds.
@@ -121,7 +121,7 @@ class Channel:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
                 self._known_connections = watch.connections
-                self.replayer.session.restart_silence(time.monotonic())
+                self.replayer.session.silence.restart(time.monotonic())
 
     def receive(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded.
@@ -139,7 +139,7 @@ class Channel:
             now = time.monotonic()
             self._silent_from = now + _SILENT_SECONDS
             if self.replayer is not None:
-                self.replayer.session.restart_silence(now)
+                self.replayer.session.silence.restart(now)
         if taken.excess:
             self._counters.oversize += 1
             _log.error(

@@ -1,4 +1,4 @@
-"""A log partition that this process fills. ``receiving`` has the thread that does it; one other thread calls this."""
+"""A log partition that this process fills. The thread in ``receiving`` fills it; one other thread calls ``Ingest``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,20 @@ from zmq_datasource.options import StreamReadOptions, share_of
 from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.facts import SourceFacts, states_of_other_partitions
 from zmq_datasource.source.intake import Intake
-from zmq_datasource.source.location import compare_terms, dead_letters_beside, feed_of, log_storage
+from zmq_datasource.source.location import (
+    OtherDivisionError,
+    compare_terms,
+    dead_letters_beside,
+    feed_of,
+    log_storage,
+    refuse_other_division,
+)
 from zmq_datasource.source.receiver import LogReceiver, Receiver
 from zmq_datasource.source.receiving import ReceivingThread
-from zmq_datasource.source.stop_losses import StopLoss, StopLosses
+from zmq_datasource.source.stop_losses import StopLoss, StopLosses, loss_at_stop
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest", "OtherDivisionError"]
+__all__ = ["Ingest"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +47,6 @@ _log = logging.getLogger(__name__)
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
 _LOCK_TICK = 0.05
-
-
-class OtherDivisionError(LogLockedError):
-    """Another process fills another partition of the log, and divides the feed among receivers in another way."""
 
 
 class Ingest:
@@ -55,11 +58,14 @@ class Ingest:
         counters: The counters to increase.
 
     Attributes:
+        filler: Receives, and appends to ``log``.
+        readers: The queries and subscribers that read the partition.
+        resumed_at: The id of the first message that this process receives; from ``open`` on.
         replaying_seconds: How often ``replaying_query`` looks for such a query.
     """
 
     replaying_seconds = 1.0
-    reader = None  # it serves no particular query
+    reader = None  # the name of a query, which a ``Feed`` has in its place
 
     def __init__(
         self,
@@ -68,44 +74,39 @@ class Ingest:
         counters: SourceCounters | None = None,
     ) -> None:
         self._options = options
-        self._share = share_of(options, partition)
         self.counters = counters or SourceCounters()
         self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.wal_retention)
         chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
+        share = share_of(options, partition)
+        self.filler: Filler
+        self._state: CarriedState
         # Make state, log and filler in this order: the log reads the state, and the filler appends to the log.
-        self._intake: Intake | None = None
         if options.socket_type == "ROUTER":
-            transactions = CommittedTransactions(self.counters, options.max_publishers)
+            self._state = transactions = CommittedTransactions(self.counters, options.max_publishers)
             self.log = self._new_log(transactions, chunk_bytes)
             terms = AcceptorTerms(
                 options.transaction_timeout,
                 options.wal_max_bytes,
                 retry_seconds=options.wal_retry_timeout,
             )
-            spec = SocketSpec.of_source(self._share)
+            spec = SocketSpec.of_source(share)
             files = self.storage.staged_files()
-            self._filler: Filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)
-            self._state: CarriedState = transactions
+            self.filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)
         else:
             beside_log = dead_letters_beside(options, self.storage)
-            receiver = Receiver(self._share, self.counters, chunk_bytes, beside_log=beside_log)
+            receiver = Receiver(share, self.counters, chunk_bytes, beside_log=beside_log)
+            self._state = receiver.intake
             self.log = self._new_log(receiver.intake, chunk_bytes)
-            self._filler = LogReceiver(receiver, self.log, options.socket_type)
-            self._state = self._intake = receiver.intake
-        self._receiving = ReceivingThread(self._filler, self.log, self.counters, options.wal_flush_interval)
+            self.filler = LogReceiver(receiver, self.log, options.socket_type)
+        self._receiving = ReceivingThread(self.filler, self.log, self.counters, options.wal_flush_interval)
         self._stop_losses = StopLosses(self.storage, self.counters)
         self._other_states: list[bytes] = []  # the saved states of the other partitions
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
-        self._is_open = self._started = False
+        self._is_open = False
         self._replaying: str | None = None
         self._next_replaying = 0.0
         self.resumed_at = 0
-
-    @property
-    def filler(self) -> Filler:
-        """The filler of the log."""
-        return self._filler
 
     def _new_log(self, state: CarriedState, chunk_bytes: int) -> LogWriter:
         options = self._options
@@ -121,17 +122,17 @@ class Ingest:
         )
 
     def open(self, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
-        """Become the log's writer, without receiving yet. Sets ``resumed_at`` to the id of the first message to come.
+        """Become the log's writer, without receiving yet.
 
         Args:
-            lock_wait: Seconds to wait for the lock, for the case that another writer is stopping.
+            lock_wait: Seconds to wait for the lock, because another writer may be stopping.
 
         Raises:
             LogError: The log cannot be opened, or another process has the lock.
         """
         allow_many_files()
         feed = feed_of(self._options)
-        self.log.open(lock_wait, feed, self._refuse_other_division, self._read_notes)
+        self.log.open(lock_wait, feed, lambda: refuse_other_division(self.storage, feed), self._read_notes)
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
@@ -140,27 +141,6 @@ class Ingest:
             self.log.close()
             raise
         self._is_open = True
-
-    def _refuse_other_division(self) -> None:
-        """Raise an error if a writer of another partition divides the feed in another way.
-
-        Its share of the feed would overlap with this one.
-        """
-        others = [
-            self.storage.of(partition)
-            for partition in self.storage.partitions()
-            if partition != self.storage.partition
-        ]
-        # In a bucket, only watching for a while shows that a writer is dead. Begin that for all partitions at once.
-        if self._options.wal_store is not None:
-            self.storage.is_written()
-        for beside in [beside for beside in others if beside.is_written()]:
-            if (feed := beside.feed()) != feed_of(self._options):
-                raise OtherDivisionError(
-                    f"opening log {self.storage.root}: another process receives into its partition {beside.partition}, "
-                    f"another feed or with other receivers ({feed or 'unknown'}); stop that process, or set another "
-                    "walLocation"
-                )
 
     def open_unless_received(self) -> bool:
         """Become the log's writer, unless another process receives the same feed into it.
@@ -179,7 +159,7 @@ class Ingest:
             except LogLockedError as e:
                 if not isinstance(e, OtherDivisionError) and self._is_our_feed():
                     return False
-                # A writer may have the lock and not have noted its feed yet. A writer of another feed may stop.
+                # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
                 if time.monotonic() >= deadline:
                     raise
                 check_signals()
@@ -200,11 +180,10 @@ class Ingest:
             LogError: The log cannot be opened.
             EndpointError, OptionError: A socket cannot be opened as asked.
         """
-        if self._started:
+        if self._receiving.has_started:
             return
         if not self._is_open:
             self.open()
-        self._started = True
         self._warn_of_longer_retention()
         try:
             self._receiving.start()
@@ -213,7 +192,7 @@ class Ingest:
             raise
         _log.info(
             "receiving from %s into %s (%s), next id %d",
-            self._share.endpoints,
+            share_of(self._options, self.storage.partition).endpoints,
             self.storage,
             self.log.log_id,
             self.resumed_at,
@@ -235,12 +214,12 @@ class Ingest:
             )
 
     def _read_notes(self) -> None:
-        """Read and replace the last writer's notes. ``LogWriter.open`` calls it with the lock, perhaps repeatedly."""
+        """Replace the notes of the last writer. ``LogWriter.open`` calls it with the lock, and may repeat it."""
         compare_terms(self.storage, self._options)
-        if self._intake is None:
+        if not isinstance(self._state, Intake):
             return
         self._stop_losses.open()
-        if self._intake.tracker is not None:
+        if self._state.tracker is not None:
             self._other_states = states_of_other_partitions(self.storage)
 
     def _restore_state(self) -> None:
@@ -257,8 +236,8 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking of sequences begins again",
                 self.storage.root,
             )
-        if self._intake is not None and self._intake.tracker is not None:
-            self._intake.learn_newer_counters(self._other_states, feed_of(self._options))
+        if isinstance(self._state, Intake) and self._state.tracker is not None:
+            self._state.learn_newer_counters(self._other_states, feed_of(self._options))
 
     def check(self) -> None:
         """Raise the error that has ended receiving, if there is one.
@@ -287,15 +266,13 @@ class Ingest:
         Returns:
             The end of these messages; None if the log has no reader, and nothing is deleted.
         """
-        # The log reads the records again before it deletes.
-        needed = self.readers.needed(fresh=False)
+        needed = self.readers.needed(fresh=False)  # the log reads the records again before it deletes
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
         """Delete messages below ``end`` that no other reader needs. The query of this process has committed them."""
         try:
-            # The log reads the records again before it deletes.
-            self._commit(end, self.readers.needed(fresh=False))
+            self._commit(end, self.readers.needed(fresh=False))  # as in commit_readers
         except (DiskFaultError, LogFormatError) as e:  # an unreadable record may need everything
             self._reader_faults.warn("%s", e)
 
@@ -317,7 +294,7 @@ class Ingest:
 
     def facts(self) -> SourceFacts:
         """The figures of this source as of now."""
-        filler = self._filler.facts()
+        filler = self.filler.facts()
         return SourceFacts(
             self.counters,
             self.counters,
@@ -330,8 +307,8 @@ class Ingest:
 
     @property
     def received_end(self) -> int:
-        """The id after the last received message. Messages between two threads may not be counted."""
-        return self.log.durable_end + self.log.unsealed + self._filler.facts().pending
+        """The id after the last received message, without messages that are being passed from one thread to another."""
+        return self.log.durable_end + self.log.unsealed + self.filler.facts().pending
 
     def wait_for_more(self, end: int, seconds: float) -> None:
         """Wait until there are messages after ``end``, receiving has ended, or ``seconds`` have passed."""
@@ -356,7 +333,7 @@ class Ingest:
             LogError, SocketError: Receiving or sealing has ended.
         """
         self._receiving.raise_failure()
-        filler = self._filler.facts()
+        filler = self.filler.facts()
         if not (filler.pending or filler.appending or self.log.unsealed):
             return self.log.durable_end
         if self.log.fault is not None and not patient:
@@ -376,9 +353,7 @@ class Ingest:
             if not isinstance(done, Future):
                 return done
             sealed = done
-        raise LogError(
-            f"sealing the log in {self.storage.root}: the disk did not answer for {_SEAL_SECONDS:.0f} s"
-        )
+        raise LogError(f"sealing {self.storage}: the disk did not answer for {_SEAL_SECONDS:.0f} s")
 
     def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
         """Wait until ``timeout`` seconds have passed, no message has come for ``idle_timeout``, or the log is full.
@@ -395,10 +370,10 @@ class Ingest:
             self._receiving.raise_failure()
             idle_from = time.monotonic() if self.log.fault else max(idle_from, self._receiving.last_received)
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
-            if idle and not self._filler.awaits_replies():
+            if idle and not self.filler.awaits_replies():
                 break
             time.sleep(WAIT_MS / 1000)
-        # If there are durable messages, do not wait for the disk: reading and committing them may give it room.
+        # If there are durable messages, do not wait for a full disk: the query reads them, and its commit makes room.
         return self.seal(patient=self.log.durable_end == begin)
 
     def stop(self) -> None:
@@ -421,20 +396,4 @@ class Ingest:
             self._stop_losses.record(loss)
 
     def _loss(self) -> StopLoss | None:
-        """The loss at this stop. Transactions lose nothing: senders repeat what was not acknowledged."""
-        if self._options.socket_type == "ROUTER":
-            return None
-        filler, receiving = self._filler.facts(), self._receiving
-        still_sent = receiving.cut_off and self._options.socket_type == "PULL"
-        lost, left = self.log.unsealed + filler.pending + filler.refused, still_sent or filler.left
-        if not (lost or left):
-            return None
-        why = self.log.failure or self.log.fault or receiving.failure
-        if why is None:
-            after = (
-                f"{self._filler.drain_seconds:.0f} s after the stop"
-                if still_sent
-                else "at the end of the stop"
-            )
-            why = f"messages still came {after}; stop a PUSH before its reader"
-        return StopLoss(lost, left, str(why))
+        return loss_at_stop(self._options.socket_type, self.log, self.filler, self._receiving)

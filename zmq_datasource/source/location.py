@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zmq_datasource.errors import LogError
+from zmq_datasource.errors import LogError, LogLockedError
 from zmq_datasource.log import (
     DEAD_LETTERS_NAME,
     PARTITION,
@@ -36,12 +36,14 @@ from zmq_datasource.options import ReadOptions, StreamReadOptions
 from zmq_datasource.options.types import Duration, Location
 
 __all__ = [
+    "OtherDivisionError",
     "compare_terms",
     "dead_letters_beside",
     "default_location",
     "feed_of",
     "is_replayed",
     "log_storage",
+    "refuse_other_division",
     "terms_of",
 ]
 
@@ -70,6 +72,10 @@ _TERMS = {
     "maxPublishers": "max_publishers",
     "maxGaps": "max_gaps",
 }
+
+
+class OtherDivisionError(LogLockedError):
+    """Another process fills another partition of the log, and divides the feed among receivers in another way."""
 
 
 def log_storage(options: ReadOptions, partition: int = PARTITION) -> LogStorage:
@@ -133,6 +139,31 @@ def feed_of(options: StreamReadOptions) -> str:
         }
     text = json.dumps({**_sockets_of(options), **framing, **division}, sort_keys=True, separators=(",", ":"))
     return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def refuse_other_division(storage: LogStorage, feed: str) -> None:
+    """Raise an error if a writer of another partition divides the feed in another way.
+
+    Its share of the feed would overlap with the share of this partition. Call it with this partition's lock.
+
+    Args:
+        storage: The partition.
+        feed: The feed, as in ``feed_of``.
+
+    Raises:
+        OtherDivisionError: There is such a writer.
+    """
+    others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
+    # In a bucket, only watching for a while shows that a writer is dead. Begin that for all partitions at once.
+    if storage.leisure:
+        storage.is_written()
+    for beside in [beside for beside in others if beside.is_written()]:
+        if (theirs := beside.feed()) != feed:
+            raise OtherDivisionError(
+                f"opening log {storage.root}: another process receives into its partition {beside.partition}, "
+                f"another feed or with other receivers ({theirs or 'unknown'}); stop that process, or set another "
+                "walLocation"
+            )
 
 
 def terms_of(options: StreamReadOptions) -> ReaderTerms | None:

@@ -117,7 +117,7 @@ class Receiver:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
-                    channel.replayer.fetch_first(self._tracker, start)
+                    channel.replayer.fetch_history(self._tracker, start)
 
     def _watch_sockets(self) -> None:
         """Poll all sockets at once, if there are several; without a live flow that waits for history."""
@@ -220,7 +220,8 @@ class Receiver:
         connection = tracker.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
-        first, onwards, sock = replayer.session.first, replayer.session.onwards, replayer.socket
+        was = replayer.session.awaits_history, replayer.socket
+        onwards = replayer.session.onwards
         replies, restarted = replayer.take(tracker)
         if replies:
             arrival = self._arrival(channel, len(replies))
@@ -230,7 +231,7 @@ class Receiver:
         given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
         tracker.gaps.mark_final(given_up)
         self._incidents.report_lost(given_up)
-        if (replayer.session.first, replayer.socket) != (first, sock):
+        if (replayer.session.awaits_history, replayer.socket) != was:
             self._watch_sockets()
         return batches
 
@@ -335,8 +336,8 @@ class LogReceiver:
         self._append_pending()
         return self._log.cut()
 
-    def finish(self, patience: float) -> None:
-        """Append the pending messages. ``patience`` has no effect: no sender waits for an answer."""
+    def finish(self, seconds: float) -> None:
+        """Append the pending messages. ``seconds`` has no effect: no sender waits for an answer."""
         self._append_pending()
 
     def _append_pending(self) -> None:

@@ -93,10 +93,15 @@ class ReceivingThread:
             self._thread.join()
             raise
 
+    @property
+    def has_started(self) -> bool:
+        """Whether ``start`` was called."""
+        return self._thread.ident is not None
+
     def stop(self) -> None:
         """Drain the sockets, and end the thread. It may be called if ``start`` has failed, or was not called."""
         self._stopping.set()
-        if self._thread.ident is not None:
+        if self.has_started:
             self._thread.join()
 
     def raise_failure(self) -> None:

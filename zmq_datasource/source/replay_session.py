@@ -5,18 +5,17 @@ The rules:
 * One request is open at a time. It asks for all messages from the first missing one on, because the protocol has no end
   of range. Messages that were not missing are dropped when they arrive.
 * The publisher's ROUTER drops replies when its queue is full: in the middle of a replay, and even the last reply. So
-the end of a replay proves nothing. Messages that are still missing are asked for again, as long as each request brings
-  some.
+  the end of a replay proves nothing. Messages that are still missing are asked for again, as long as each request
+  brings some.
 * If a whole replay brings none of them, the publisher no longer has them. After silence a request is repeated, three
   times. Then the gap is final: it is not asked for again, not even after a restart.
 * A loss at the end of a burst leaves no gap. So when the live flow is silent for a second, the session asks for the
   messages after the last one; then after 2 seconds, 4, and so on up to a minute, until a message or a connection comes.
 * The protocol does not say which publisher's messages it repeats. So such a request begins with a message that was
-  received, the *sample*. Suppose that the live flow has a new connection since then, or this process is new. If the
-  publisher now has another message under the sample's number, it has restarted. If it has none from there on, all
-  messages that it has from the beginning are those of a restarted publisher. Only after this comparison are older gaps
-  asked for. On the same connection a publisher cannot have restarted: then a replay with another message is wrong, and
-  is dropped as a whole.
+  received, the *sample*. Suppose that the live flow has had a new connection since then, or this process is new. If the
+  publisher now has another message under the sample's number, it has restarted. If it has no message from that number
+  on, it has restarted, too, and all its messages are new. Older gaps are asked for only after this comparison. On the
+  same connection a publisher cannot have restarted: then a replay with another message is wrong, and is dropped.
 * A request belongs to an epoch and to a connection. When the publisher restarts, older requests are void. After silence
   the connection is dialled again, so that late replies cannot be taken for new ones.
 """
@@ -24,7 +23,7 @@ the end of a replay proves nothing. Messages that are still missing are asked fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.limited_logging import LimitedLog
@@ -45,30 +44,38 @@ _REPLY_OVERHEAD = 200
 
 @dataclass
 class _Request:
-    """A request to the publisher.
+    """A request to the publisher, with the replies to it that were received and not taken yet.
 
     Attributes:
-        start: The first position that is asked for.
-        to: In a request for gaps, the last missing position.
-        before: In a request onwards, the number that the counter expected at that time.
+        start: The first sequence that is asked for.
+        to: In a request for gaps, the last missing sequence.
+        missing: In a request for gaps, how many messages were missing when it was sent.
+        expected: In a request onwards, the sequence that the counter expected when it was sent.
         onwards: Whether it asks for messages after the last one, and not for gaps.
-        first: Whether it asks for history, for which the live flow waits.
+        history: Whether it asks for history, for which the live flow waits.
         sample: The message with which the replies are compared; None once they are believed.
         doubted: Whether the publisher did not have the sample, so that it has restarted if it has any message.
-        epoch: The counter's epoch at that time.
-        connection, live: The connection of the session, and that of the live flow, at that time.
+        epoch: The counter's epoch when the request was sent.
+        connection, live: The connection of the session, and that of the live flow, when the request was sent.
+        deadline: When the request ends if no reply comes.
+        ended: Whether the publisher has said that a reply was the last one.
     """
 
     start: int
     to: int = 0
-    before: int | None = None
+    missing: int = 0
+    expected: int | None = None
     onwards: bool = False
-    first: bool = False
+    history: bool = False
     sample: Sample | None = None
     doubted: bool = False
     epoch: int = 0
     connection: int = 0
     live: int | None = None
+    deadline: float = 0.0
+    ended: bool = False
+    replies: list[Reply] = field(default_factory=list)
+    reply_bytes: int = 0
 
 
 class Silence:
@@ -76,9 +83,9 @@ class Silence:
 
     Attributes:
         first_seconds, longest_seconds: The silence before the first request. It doubles each time, up to the longest.
-        over_at: When the live flow counts as silent, if nothing comes.
+        over_at: When the live flow counts as silent, if it brings nothing.
         hurried: Whether to ask at once.
-        all_asked: Whether the publisher had nothing more when it was asked last, and nothing has come since.
+        caught_up: Whether the publisher had nothing more when it was asked last, and nothing has come since.
     """
 
     first_seconds, longest_seconds = 1.0, 60.0
@@ -86,13 +93,13 @@ class Silence:
     def __init__(self) -> None:
         self._seconds = self.first_seconds
         self.over_at = 0.0
-        self.hurried = self.all_asked = False
+        self.hurried = self.caught_up = False
 
     def restart(self, now: float) -> None:
-        """Begin again with the shortest silence, because something has come."""
+        """Begin again with the shortest silence, because a message has come or the live flow has a new connection."""
         self._seconds = self.first_seconds
         self.over_at = now + self._seconds
-        self.hurried = self.all_asked = False
+        self.hurried = self.caught_up = False
 
     def extend(self, now: float) -> None:
         """Do not count the time until now, because nothing was received in it."""
@@ -100,7 +107,7 @@ class Silence:
 
     def back_off(self, now: float) -> None:
         """Wait for twice as long, because the publisher had nothing more."""
-        self.hurried, self.all_asked = False, True
+        self.hurried, self.caught_up = False, True
         self._seconds = min(self._seconds * 2, self.longest_seconds)
         self.over_at = now + self._seconds
 
@@ -120,44 +127,43 @@ class ReplaySession(Session):
     Attributes:
         live: The connection of the live flow that is up; None if none is. The caller sets it.
         reachable: Whether the publisher's ROUTER is connected. The caller sets it.
-        pending_bytes: The bytes of the replies that were received and not taken yet.
         log: Where warnings go.
         silence: Decides when to ask for messages after the last one.
     """
 
     def __init__(self, publisher: str, replays: str, timeout: float, counters: SourceCounters) -> None:
         super().__init__()
-        self._publisher, self._replays, self._timeout = publisher, replays, timeout
+        self._replays, self._timeout = replays, timeout
         self._key = publisher.encode()
         self._counters = counters
         self._request: _Request | None = None
         self._connection = 0
-        self._deadline = 0.0
-        self._ended = False
-        self._missing_before = 0
         self._attempts = 0
         self._next_request: float | None = None  # when to look again for missing messages
         self.silence = Silence()
-        self._replies: list[Reply] = []
         self.log = LimitedLog(__name__, "lines about replays")
-        self.pending_bytes = 0
         self.reachable = False
         self.live: int | None = None
 
     @property
     def pending(self) -> int:
         """The number of replies that were received and not taken yet."""
-        return len(self._replies)
+        return 0 if (request := self._request) is None else len(request.replies)
 
     @property
-    def asks(self) -> bool:
+    def pending_bytes(self) -> int:
+        """The bytes of the pending replies."""
+        return 0 if (request := self._request) is None else request.reply_bytes
+
+    @property
+    def is_asking(self) -> bool:
         """Whether a request is open."""
         return self._request is not None
 
     @property
-    def first(self) -> bool:
+    def awaits_history(self) -> bool:
         """Whether a request for history is open, for which the live flow waits."""
-        return self._request is not None and self._request.first
+        return self._request is not None and self._request.history
 
     @property
     def onwards(self) -> bool:
@@ -166,12 +172,9 @@ class ReplaySession(Session):
 
     def extend_deadlines(self, now: float) -> None:
         """Do not count the time until now as silence, because the socket was not read."""
-        self._deadline = now + self._timeout
+        if self._request is not None:
+            self._request.deadline = now + self._timeout
         self.silence.extend(now)
-
-    def restart_silence(self, now: float) -> None:
-        """Note that the live flow has brought a message, or has a new connection."""
-        self.silence.restart(now)
 
     def hurry(self) -> bool:
         """Ask for messages after the last one without waiting for silence, unless that was done.
@@ -181,12 +184,12 @@ class ReplaySession(Session):
         Returns:
             Whether a replay may bring more messages.
         """
-        self.silence.hurried = self.reachable and not self.silence.all_asked
+        self.silence.hurried = self.reachable and not self.silence.caught_up
         return self.silence.hurried
 
-    def fetch_first(self, tracker: SequenceTracker, start: int, now: float) -> None:
-        """Ask for history. The live flow waits until it has come, or no reply comes."""
-        self._ask_onwards(tracker, start, now, first=True)
+    def fetch_history(self, tracker: SequenceTracker, start: int, now: float) -> None:
+        """Ask for history. The live flow waits until history has come, or the publisher does not answer."""
+        self._ask_onwards(tracker, start, now, history=True)
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Receive a reply of the publisher."""
@@ -198,14 +201,15 @@ class ReplaySession(Session):
             self._counters.malformed_replies += 1
             self.log.warn("a reply from %s is not valid: %s", self._replays, e)
             return
-        if self._request is None:
+        request = self._request
+        if request is None:
             return  # it answers a request that has ended
-        self._deadline = now + self._timeout
+        request.deadline = now + self._timeout
         if reply.sequence is None:
-            self._ended = True
+            request.ended = True
             return
-        self._replies.append(reply)
-        self.pending_bytes += len(reply.value) + len(reply.topic or b"") + _REPLY_OVERHEAD
+        request.replies.append(reply)
+        request.reply_bytes += len(reply.value) + len(reply.topic or b"") + _REPLY_OVERHEAD
 
     def reconnected(self, now: float) -> None:
         self._connection += 1
@@ -220,16 +224,16 @@ class ReplaySession(Session):
         Returns:
             The replies, and whether they are the first of a publisher that has restarted.
         """
-        replies, self._replies, self.pending_bytes = self._replies, [], 0
         request = self._request
         if request is None:
             return [], False
+        replies, request.replies, request.reply_bytes = request.replies, [], 0
         # A request for gaps may have waited in the queue for this connection, and was meant for another publisher.
         moved = not request.onwards and request.live != self.live
         if request.connection != self._connection or moved or request.epoch != _epoch(tracker, self._key):
-            self._end_request()
+            self._request = None
             self._reopen()
-            self.restart_silence(now)
+            self.silence.restart(now)
             return [], False
         if request.sample is None or not replies:
             return replies, False
@@ -255,13 +259,13 @@ class ReplaySession(Session):
         if replied.number == sample.number and replied != sample:
             self._reopen()
             if self._is_same_publisher(tracker):
-                self._end_request()
+                self._request = None
                 self.silence.back_off(now)
                 self.log.warn(
                     "%s repeats sequence %d with another value than %s has published: the replay is dropped",
                     self._replays,
                     sample.number,
-                    self._publisher,
+                    self._key.decode(),
                 )
             else:
                 self._doubt(tracker, request, now)
@@ -275,7 +279,7 @@ class ReplaySession(Session):
         """Whether ``step`` has something to do."""
         if self._request is None:
             return self._is_silent(now) or (self._next_request is not None and now >= self._next_request)
-        return self._ended or now >= self._deadline
+        return self._request.ended or now >= self._request.deadline
 
     def _is_silent(self, now: float) -> bool:
         return self.reachable and self.silence.is_over(now)
@@ -302,18 +306,18 @@ class ReplaySession(Session):
         elif self._next_request is None or now >= self._next_request:
             self._next_request = now + _PAUSE_SECONDS
             if start is None or self._is_same_publisher(tracker):
-                self._missing_before = sum(gap.size for gap in missing)
-                self._ask(tracker, _Request(missing[0].first, to=missing[-1].last), now)
+                count = sum(gap.size for gap in missing)
+                self._ask(tracker, _Request(missing[0].first, to=missing[-1].last, missing=count), now)
             else:
                 self._ask_onwards(tracker, start, now)
             return []
         if self._is_silent(now):
             if live_waits:
-                self.restart_silence(now)
+                self.silence.restart(now)
             elif start is None:
                 self.silence.back_off(now)
             else:
-                self._ask_onwards(tracker, start, now, first=tracker.next_number(self._key) is None)
+                self._ask_onwards(tracker, start, now, history=tracker.next_number(self._key) is None)
         return []
 
     def _is_same_publisher(self, tracker: SequenceTracker) -> bool:
@@ -327,29 +331,30 @@ class ReplaySession(Session):
 
     def _conclude(self, tracker: SequenceTracker, live_waits: bool, now: float) -> list[Gap]:
         """Handle the end of a request, by its last reply or by silence. Returns the gaps that are given up."""
-        request, silent = self._request, not self._ended
+        request = self._request
         assert request is not None
+        silent = not request.ended
         unknown = request.sample is not None and not request.doubted
         if unknown and not silent and not self._is_same_publisher(tracker):
             self._doubt(tracker, request, now)  # the publisher has nothing from the sample on
             return []
-        self._end_request()
+        self._request = None
         if silent:
             self._reopen()
         if not request.onwards:
             return self._conclude_gaps(tracker, request, silent, now)
-        if tracker.next_number(self._key) == request.before and _epoch(tracker, self._key) == request.epoch:
+        if tracker.next_number(self._key) == request.expected and _epoch(tracker, self._key) == request.epoch:
             self.silence.back_off(now)
         else:
-            self.restart_silence(now)
-        if request.first:
+            self.silence.restart(now)
+        if request.history:
             # Messages that the replay did not have may have been in the queue of the live flow meanwhile.
             self._next_request = now + _PAUSE_SECONDS
             # If history exists and has not come, the live flow shows a gap, which is asked for then.
             if silent and not live_waits:
                 # The publisher may not have started: its live flow is silent, too.
                 expected = tracker.next_number(self._key)
-                self._ask_onwards(tracker, request.start if expected is None else expected, now, first=True)
+                self._ask_onwards(tracker, request.start if expected is None else expected, now, history=True)
             elif silent:
                 self.log.warn("no replay from %s within %s s", self._replays, self._timeout)
             return []
@@ -365,7 +370,7 @@ class ReplaySession(Session):
     ) -> list[Gap]:
         asked_for = [gap for gap in self._missing(tracker) if gap.first <= request.to]
         still = sum(gap.size for gap in asked_for)
-        self._attempts = 0 if still < self._missing_before else self._attempts + 1
+        self._attempts = 0 if still < request.missing else self._attempts + 1
         if not self._attempts or (silent and self._attempts < _ATTEMPTS):
             return []
         return self._give_up(asked_for, now)
@@ -377,39 +382,42 @@ class ReplaySession(Session):
             self.log.warn(
                 "%d messages from %s are missing, and %s does not have them",
                 lost,
-                self._publisher,
+                self._key.decode(),
                 self._replays,
             )
         self._next_request = now + _PAUSE_SECONDS
         return gaps
-
-    def _end_request(self) -> None:
-        self._request, self._ended = None, False
-        self._replies, self.pending_bytes = [], 0
 
     def _reopen(self) -> None:
         """Open a new connection, and send nothing on it that was meant for the old one."""
         self.redial = True
         self.outbox.clear()
 
-    def _ask_onwards(self, tracker: SequenceTracker, start: int, now: float, first: bool = False) -> None:
-        sample, before = _sample(tracker, self._key), tracker.next_number(self._key)
+    def _ask_onwards(self, tracker: SequenceTracker, start: int, now: float, history: bool = False) -> None:
+        sample, expected = _sample(tracker, self._key), tracker.next_number(self._key)
         begin = start if sample is None else sample.number
-        self._ask(tracker, _Request(begin, before=before, onwards=True, first=first, sample=sample), now)
+        self._ask(
+            tracker, _Request(begin, expected=expected, onwards=True, history=history, sample=sample), now
+        )
 
     def _doubt(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
         """Ask for all messages that the publisher has, because it does not have the sample."""
-        self._ask(tracker, replace(request, start=tracker.numbering.start, doubted=True), now)
+        self._ask(
+            tracker,
+            replace(
+                request, start=tracker.numbering.start, doubted=True, ended=False, replies=[], reply_bytes=0
+            ),
+            now,
+        )
 
     def _ask(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
-        self._end_request()
         request.epoch, request.connection = _epoch(tracker, self._key), self._connection
         request.live = self.live
         self._request = request
         self.silence.hurried = False
-        self._deadline = now + self._timeout
+        request.deadline = now + self._timeout
         self.outbox.append(encode(request.start))
-        if request.first or not request.onwards:
+        if request.history or not request.onwards:
             self.log.info("asking %s for messages from sequence %d on", self._replays, request.start)
 
 

@@ -70,9 +70,9 @@ class Replayer(Link):
             session.receive(frames, now)
         return most
 
-    def fetch_first(self, tracker: SequenceTracker, start: int) -> None:
-        """See ``ReplaySession.fetch_first``."""
-        self.session.fetch_first(tracker, start, time.monotonic())
+    def fetch_history(self, tracker: SequenceTracker, start: int) -> None:
+        """See ``ReplaySession.fetch_history``."""
+        self.session.fetch_history(tracker, start, time.monotonic())
         self.send_outbox()
 
     def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:

@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import RESTORE, LogError, LogFormatError
-from zmq_datasource.log import STOPS_NAME, LogStorage
+from zmq_datasource.log import STOPS_NAME, Filler, LogStorage, LogWriter
+from zmq_datasource.source.receiving import ReceivingThread
 
-__all__ = ["StopLoss", "StopLosses", "StopRecord", "read_record"]
+__all__ = ["StopLoss", "StopLosses", "StopRecord", "loss_at_stop", "read_record"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,27 @@ class StopLoss(NamedTuple):
         unknown = "the messages that the socket had taken are lost, and their number is unknown"
         text = " and ".join([counted] * bool(self.messages) + [unknown] * self.more)
         return f"{text}: {self.reason}"
+
+
+def loss_at_stop(
+    socket_type: str, log: LogWriter, filler: Filler, receiving: ReceivingThread
+) -> StopLoss | None:
+    """What this stop has lost; None if nothing. Call it when the thread has ended, and again when the log is closed.
+
+    Transactions lose nothing: their senders repeat what was not acknowledged.
+    """
+    if socket_type == "ROUTER":
+        return None
+    facts = filler.facts()
+    still_sent = receiving.cut_off and socket_type == "PULL"
+    lost, left = log.unsealed + facts.pending + facts.refused, still_sent or facts.left
+    if not (lost or left):
+        return None
+    why = log.failure or log.fault or receiving.failure
+    if why is None:
+        after = f"{filler.drain_seconds:.0f} s after the stop" if still_sent else "at the end of the stop"
+        why = f"messages still came {after}; stop a PUSH before its reader"
+    return StopLoss(lost, left, str(why))
 
 
 class StopRecord(NamedTuple):

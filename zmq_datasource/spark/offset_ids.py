@@ -339,7 +339,10 @@ class _PartitionLog:
         options = self._options
         if options.has_log:
             named = "walLocation" if options.wal_store is None else "walStore"
-            return f"{named} or the checkpoint was changed, or the log was removed: undo that."
+            return (
+                f"{named}, the checkpoint, or the sources of the query (their order, or which feed has which name()) "
+                "were changed, or the log was removed: undo that."
+            )
         return (
             "Without walLocation, the place of the log depends on socketType, connect, bind and topics, and a new log "
             "begins when the temporary directory is removed. If you changed one of these options, set it back, or set "

@@ -7,6 +7,7 @@ The rules:
 * Each receiver is a job with one task, because Spark kills all tasks of a job when one fails.
 * When an executor dies, its tasks lose their locks. Spark starts the tasks elsewhere, and they continue the same
   partitions. When a job fails, it is started again.
+* A task gives Spark nothing until it ends, so Spark must not kill workers that are silent.
 * A file in the log's directory ends the tasks. Spark could only kill them, and the messages in the socket of a PULL
   would be lost.
 """
@@ -57,7 +58,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
             runs.
 
     Raises:
-        OptionError: An option is wrong.
+        OptionError: An option is wrong, or Spark would kill the receivers for being silent.
     """
     given = {name: str(value) for name, value in options.items()}
     parsed = parse(StreamReadOptions, given)
@@ -69,7 +70,24 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
             "name a directory that all executors and the driver share, or object storage"
         )
     check_options(parsed)
+    _refuse_idle_timeout(spark)
     return Receivers(spark, given, parsed)
+
+
+def _refuse_idle_timeout(spark: SparkSession) -> None:
+    def setting(name: str) -> str:
+        # A session's own setting comes before that of the application.
+        everywhere = spark.conf.get(f"spark.python.worker.{name}", "")
+        return spark.conf.get(f"spark.sql.execution.pyspark.udf.{name}", everywhere) or ""
+
+    seconds = setting("idleTimeoutSeconds")
+    if setting("killOnIdleTimeout") == "true" and seconds.rstrip("s") not in ("", "0"):
+        raise OptionError(
+            "spark.python.worker.killOnIdleTimeout=true: a receiver gives Spark nothing until it ends, so Spark would "
+            f"kill it after {seconds.rstrip('s')} s, and what is in its socket would be lost; set "
+            "spark.sql.execution.pyspark.udf.killOnIdleTimeout=false for this session, or receive with zmq-datasource "
+            "receive, outside of Spark"
+        )
 
 
 class Receivers:
