@@ -549,7 +549,7 @@ def no_free_file() -> Iterator[Callable[[], None]]:
 class _UnreadableChunk:
     """A chunk that can be opened but not read."""
 
-    partition, patience, closed = 0, 0.0, False
+    partition, retry_seconds, closed = 0, 0.0, False
 
     def open_chunk(self, _: str, whole: bool = True) -> pa.NativeFile:
         return pa.PythonFile(self, mode="r")

@@ -39,7 +39,7 @@ from zmq_datasource.proxy import fetch_wire, names, positions, subscriber_sessio
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Lost, Open, Opened, Refused, session_number
 from zmq_datasource.proxy.fetch_wire import Request, Router
 from zmq_datasource.proxy.positions import Position, Positions
-from zmq_datasource.proxy.view import LogView, Progress
+from zmq_datasource.proxy.view import LogMoment, LogView, Progress
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.transport.answers import Answers
 
@@ -705,16 +705,16 @@ def test_an_open_chunk_that_cannot_be_read_now_ends_no_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = [DiskFaultError("too many open files")]
-    read = LogView.open_rows
+    read = LogView.moment
 
-    def refuse(view: LogView) -> list[pa.RecordBatch]:
+    def refuse(view: LogView) -> LogMoment:
         if faults:
             raise faults.pop()
         return read(view)
 
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"t", b"0"])
-        monkeypatch.setattr(LogView, "open_rows", refuse)
+        monkeypatch.setattr(LogView, "moment", refuse)
         with DurableSubscriber(proxy.sides["durable"], "me", start="last") as me:
             assert take(me, 1) == [b"0"]
         assert proxy.failure is None

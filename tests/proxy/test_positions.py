@@ -22,6 +22,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.proxy.fetch_protocol import Open
 from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position, Positions, bytes_of_topics
+from zmq_datasource.proxy.view import LogMoment
 
 EXPIRY = 1000.0
 END = 100
@@ -75,23 +76,27 @@ def clock() -> Clock:
 
 @pytest.fixture
 def known(disk: Disk, clock: Clock) -> Iterator[Positions]:
-    positions = open_positions(disk, clock)
+    positions = Known(disk, clock)
     yield positions
     disk.fault = None
     disk.may_write.set()
     positions.close()
 
 
-def open_positions(disk: Disk, clock: Callable[[], float]) -> Positions:
-    return Positions(LogStorage(disk), END, EXPIRY, clock=clock)
+class Known(Positions):
+    """The positions of a log that has no open chunk."""
+
+    def __init__(self, disk: Disk, clock: Callable[[], float]) -> None:
+        self.moment = LogMoment(LogStorage(disk), END, [])
+        super().__init__(self.moment.storage, END, EXPIRY, clock=clock)
 
 
 def opened(
-    known: Positions, name: str = "me", topics: tuple[bytes, ...] = (), session: int = 1, **wanted: Any
+    known: Known, name: str = "me", topics: tuple[bytes, ...] = (), session: int = 1, **wanted: Any
 ) -> Position:
     """Open a name for a client, which is present then."""
     position: Position = known.submit(
-        known.open, Open(name=name, session=session, **wanted), topics, END, []
+        known.open, Open(name=name, session=session, **wanted), topics, known.moment
     ).result(10)
     position.asked = position.left  # now
     return position
@@ -110,9 +115,9 @@ def kept(disk: Disk, name: str = "me") -> int | None:
 # Writing.
 
 
-def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Positions, disk: Disk) -> None:
+def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Known, disk: Disk) -> None:
     disk.may_write.clear()
-    future = known.submit(known.open, Open(name="me", session=7, start=30), (b"\xff", b"a"), END, [])
+    future = known.submit(known.open, Open(name="me", session=7, start=30), (b"\xff", b"a"), known.moment)
     with pytest.raises(TimeoutError):
         future.result(0.05)
     assert known.get("me") is None
@@ -136,18 +141,18 @@ def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Positions, d
 
 
 def test_positions_are_restored(disk: Disk, clock: Clock) -> None:
-    with closing(open_positions(disk, clock)) as known:
+    with closing(Known(disk, clock)) as known:
         position = opened(known, topics=(b"\xff",), start=30)
         position.note(sent=4, lost=2, lost_to=6)
         known.move(position, 50)
-    again = open_positions(disk, clock)
+    again = Known(disk, clock)
     (found,) = again
     assert (found.next, found.asked, found.notes) == (50, None, position.notes)
     assert (found.notes.name, found.notes.topics, found.notes.lost_to) == ("me", [b"\xff"], 6)
     again.close()
 
 
-def test_positions_are_written_about_once_a_second(known: Positions, disk: Disk, clock: Clock) -> None:
+def test_positions_are_written_about_once_a_second(known: Known, disk: Disk, clock: Clock) -> None:
     position = opened(known)
     list_records(known, clock)
     disk.written.clear()
@@ -162,7 +167,7 @@ def test_positions_are_written_about_once_a_second(known: Positions, disk: Disk,
     assert (kept(disk), len(disk.written)) == (39, 1)
 
 
-def test_a_position_is_written_at_once_if_a_client_waits(known: Positions, disk: Disk) -> None:
+def test_a_position_is_written_at_once_if_a_client_waits(known: Known, disk: Disk) -> None:
     position = opened(known)
     known.move(position, 5)
     assert not position.is_on_disk
@@ -173,7 +178,7 @@ def test_a_position_is_written_at_once_if_a_client_waits(known: Positions, disk:
     assert (position.next, position.is_on_disk) == (5, True), "a position does not go back"
 
 
-def test_a_stalled_write_is_not_started_twice(known: Positions, disk: Disk) -> None:
+def test_a_stalled_write_is_not_started_twice(known: Known, disk: Disk) -> None:
     position = opened(known)
     disk.written.clear()
     disk.may_write.clear()
@@ -187,7 +192,7 @@ def test_a_stalled_write_is_not_started_twice(known: Positions, disk: Disk) -> N
 
 
 def test_a_position_that_does_not_move_is_rewritten_once_a_minute(
-    known: Positions, disk: Disk, clock: Clock
+    known: Known, disk: Disk, clock: Clock
 ) -> None:
     """The time of its record says that its client is present."""
     position = opened(known)
@@ -201,7 +206,7 @@ def test_a_position_that_does_not_move_is_rewritten_once_a_minute(
 
 
 def test_a_refused_write_is_repeated_and_nothing_is_confirmed_before(
-    known: Positions, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
+    known: Known, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     position = opened(known)
     disk.fault = "no space left on device"
@@ -222,7 +227,7 @@ def test_a_refused_write_is_repeated_and_nothing_is_confirmed_before(
     opened(known, "other")
 
 
-def test_a_name_that_is_forgotten_leaves_nothing(known: Positions, disk: Disk) -> None:
+def test_a_name_that_is_forgotten_leaves_nothing(known: Known, disk: Disk) -> None:
     position = opened(known, topics=(b"abc",))
     known.submit(known.forget, position).result(10)
     assert (known.get("me"), len(known), on_disk(disk)) == (None, 0, None)
@@ -231,7 +236,7 @@ def test_a_name_that_is_forgotten_leaves_nothing(known: Positions, disk: Disk) -
     assert (again.next, again.notes.topics) == (END, [])
 
 
-def test_topics_are_counted(known: Positions) -> None:
+def test_topics_are_counted(known: Known) -> None:
     position = opened(known, topics=(b"abc", b"d"))
     assert position.topic_bytes == bytes_of_topics((b"abc", b"d")) == 4 + bytes_of_topics([b"", b""])
     assert opened(known, session=2, topics=()).topic_bytes == 0
@@ -239,11 +244,11 @@ def test_topics_are_counted(known: Positions) -> None:
 
 @pytest.mark.parametrize("name", ["ünï cödé", "x" * 200, "a/b.c", "..", ".", "subscriber.me.x"])
 def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -> None:
-    with closing(open_positions(disk, clock)) as known:
+    with closing(Known(disk, clock)) as known:
         opened(known, name, start=3)
         opened(known, "me", start=4)
         assert (kept(disk, name), kept(disk)) == (3, 4)
-    again = open_positions(disk, clock)
+    again = Known(disk, clock)
     assert sorted(position.notes.name for position in again) == sorted([name, "me"])
     again.close()
 
@@ -251,7 +256,7 @@ def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -
 # Reading.
 
 
-def test_a_damaged_record_is_an_error(known: Positions, disk: Disk, clock: Clock) -> None:
+def test_a_damaged_record_is_an_error(known: Known, disk: Disk, clock: Clock) -> None:
     opened(known, start=40)
     path = disk.root / "readers" / "subscriber.me.json"
     written = json.loads(path.read_bytes())
@@ -266,17 +271,17 @@ def test_a_damaged_record_is_an_error(known: Positions, disk: Disk, clock: Clock
         with pytest.raises(
             LogFormatError, match=r"^reading .*subscriber\.me\.json: it is not the record of a reader"
         ):
-            open_positions(disk, clock)
+            Known(disk, clock)
     path.write_text(json.dumps(written))
-    open_positions(disk, clock).close()
+    Known(disk, clock).close()
 
 
 def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
-    known: Positions, disk: Disk, clock: Clock
+    known: Known, disk: Disk, clock: Clock
 ) -> None:
     position = opened(known, start=END)
     known.move(position, END)
-    open_positions(disk, clock).close()
+    Known(disk, clock).close()
     known.move(position, END + 1)
     known.write_now()
     wait_for(lambda: kept(disk) == END + 1, "written")
@@ -286,14 +291,14 @@ def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
         r"are gone \(after a crash of the machine with walSync=false, or from a copy\)\. Their ids are not given to "
         r"other messages\. Restore the chunks, or use a new walLocation$",
     ):
-        open_positions(disk, clock)
+        Known(disk, clock)
 
 
 # Present and away.
 
 
 def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record(
-    known: Positions, disk: Disk, clock: Clock
+    known: Known, disk: Disk, clock: Clock
 ) -> None:
     records = ReaderRecords(LogStorage(disk))
     position = opened(known, start=20)
@@ -309,7 +314,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     wait_for(lambda: not records.is_running(position.key), "the name is free")
     assert kept(disk) == 30, "its position is written before"
     # Nothing has changed: it is locked again.
-    assert known.submit(known.lock_again, position, []).result(10) is True
+    assert known.submit(known.lock_again, position, known.moment).result(10) is True
     assert records.is_running(position.key)
     # Another process has changed it.
     known.release(position)
@@ -318,7 +323,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     assert record is not None
     assert record.subscriber is not None
     records.write(position.key, ReaderRecord({0: 5}, EXPIRY, begins=True, subscriber=_moved_by_hand(record)))
-    assert known.submit(known.lock_again, position, []).result(10) is False
+    assert known.submit(known.lock_again, position, known.moment).result(10) is False
     assert not records.is_running(position.key)
     again = opened(known, session=2)
     assert again.next == 5
@@ -326,7 +331,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     known.release(again)
     wait_for(lambda: not records.is_running(again.key), "the name is free")
     records.remove(again.key)
-    assert known.submit(known.lock_again, again, []).result(10) is False
+    assert known.submit(known.lock_again, again, known.moment).result(10) is False
     assert known.get("me") is None
 
 
@@ -336,13 +341,13 @@ def _moved_by_hand(record: ReaderRecord) -> Any:
 
 
 def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
-    known: Positions, disk: Disk
+    known: Known, disk: Disk
 ) -> None:
     records = ReaderRecords(LogStorage(disk))
     first = opened(known, start=20)
     known.move(first, 30)
     disk.may_write.clear()
-    opening = known.submit(known.open, Open(name="me", session=2), (), END, [])
+    opening = known.submit(known.open, Open(name="me", session=2), (), known.moment)
     known.release(first)  # the keeper does this after the OPEN
     disk.may_write.set()
     second = opening.result(10)
@@ -355,7 +360,7 @@ def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
 
 
 def test_a_name_that_was_dropped_while_its_client_was_away_is_not_known_any_more(
-    known: Positions, disk: Disk, clock: Clock
+    known: Known, disk: Disk, clock: Clock
 ) -> None:
     position = opened(known)
     known.release(position)
@@ -367,7 +372,7 @@ def test_a_name_that_was_dropped_while_its_client_was_away_is_not_known_any_more
 
 
 def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was_here(
-    known: Positions, clock: Clock, caplog: pytest.LogCaptureFixture
+    known: Known, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened(known, "here")
     position = opened(known, start=7)
@@ -380,21 +385,21 @@ def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was
             clock.now += 10
             list_records(known, clock)
         assert len(caplog.records) == count
-        assert known.submit(known.lock_again, position, []).result(10)
+        assert known.submit(known.lock_again, position, known.moment).result(10)
     assert (
         "durable subscriber 'me' has been away for 802 s and is forgotten in 198 s; messages from id 7 on are kept for "
         "it" in caplog.text
     )
 
 
-def list_records(known: Positions, clock: Clock) -> None:
+def list_records(known: Known, clock: Clock) -> None:
     """Let the keeper list all records, while the client named here is present."""
     for position in known:
         if position.notes.name == "here":
             position.asked = clock.now
     clock.now += 1
     known.step()
-    known.submit(known.open, Open(name="here", session=1), (), END, []).result(
+    known.submit(known.open, Open(name="here", session=1), (), known.moment).result(
         10
     )  # the keeper has done everything before
 
@@ -402,7 +407,7 @@ def list_records(known: Positions, clock: Clock) -> None:
 # What the log keeps.
 
 
-def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Positions, disk: Disk) -> None:
+def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Known, disk: Disk) -> None:
     position = opened(known, start=20)
     known.move(position, 30)
     assert Readers(LogStorage(disk)).needed() == 20
@@ -411,7 +416,7 @@ def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Positi
     assert Readers(LogStorage(disk)).needed() == 30
 
 
-def test_a_client_seeks(known: Positions, disk: Disk) -> None:
+def test_a_client_seeks(known: Known, disk: Disk) -> None:
     opened(known, start=20)
     for session, (wanted, place) in enumerate(
         (

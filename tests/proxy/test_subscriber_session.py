@@ -35,7 +35,7 @@ class Subscribed:
         self.now = 0.0
         subscription = Subscription("me", start or Start(), (b"a", b"b"), 500, timeout, "tcp://proxy:1")
         self.it = SubscriberSession(subscription)
-        self.it.listen(0)
+        self.it.restart_silence(0)
         self.it.reconnected(0)
         if opened:
             self.receive(Opened(session=1, next=at, end=100, new=True))
@@ -323,7 +323,7 @@ def test_without_a_timeout_it_waits_for_ever() -> None:
 def test_silence_is_counted_only_while_the_caller_listens() -> None:
     here = Subscribed(timeout=5)
     here.now = 100.0  # the caller was busy
-    here.it.listen(100)
+    here.it.restart_silence(100)
     here.pass_time(5)
     with pytest.raises(NoPeerError):
         here.pass_time(1)

@@ -41,7 +41,7 @@ def test_a_slice_of_a_column_is_sent(context: Context, kind: pa.DataType) -> Non
     topics = pa.array([None if at % 3 else b"t%d" % at for at in range(30)], kind)
     expected = [[b"t%d" % at] * (at % 3 == 0) + [b"%d" % at * at] for at in range(11, 20)]
     with sending(context) as (sender, pull):
-        sender.send_values(values.slice(11, 9), topics.slice(11, 9))
+        sender.send(values.slice(11, 9), topics.slice(11, 9))
         counters = sender.finish()
     assert take(pull, 9) == expected
     assert (counters.sent, counters.bytes) == (
@@ -54,7 +54,7 @@ def test_a_slice_of_a_column_is_sent(context: Context, kind: pa.DataType) -> Non
 def test_a_slice_of_a_column_of_lists_is_sent(context: Context, element: pa.DataType) -> None:
     messages = [[b"%d.%d" % (at, frame) for frame in range(1 + at % 4)] for at in range(30)]
     with sending(context) as (sender, pull):
-        sender.send_frames(pa.array(messages, pa.list_(element)).slice(7, 13))
+        sender.send(frames=pa.array(messages, pa.list_(element)).slice(7, 13))
         counters = sender.finish()
     assert take(pull, 13) == messages[7:20]
     assert counters.bytes == sum(len(frame) for message in messages[7:20] for frame in message)
@@ -63,14 +63,14 @@ def test_a_slice_of_a_column_of_lists_is_sent(context: Context, element: pa.Data
 def test_lists_over_a_slice_of_frames_are_sent(context: Context) -> None:
     frames = binary([b"not sent", b"a", b"b", b"c"]).slice(1)
     with sending(context) as (sender, pull):
-        sender.send_frames(pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), frames))
+        sender.send(frames=pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), frames))
         sender.finish()
     assert take(pull, 2) == [[b"a"], [b"b", b"c"]]
 
 
 def test_a_null_topic_is_no_frame_and_an_empty_topic_is_an_empty_frame(context: Context) -> None:
     with sending(context) as (sender, pull):
-        sender.send_values(binary([b"", b"", b"v", b""]), binary([None, b"", b"t", b"t"]))
+        sender.send(binary([b"", b"", b"v", b""]), binary([None, b"", b"t", b"t"]))
         counters = sender.finish()
     assert take(pull, 4) == [[b""], [b"", b""], [b"t", b"v"], [b"t", b""]]
     assert (counters.sent, counters.bytes) == (4, 3)
@@ -81,7 +81,7 @@ def test_bytes_behind_a_null_are_neither_sent_nor_counted(context: Context) -> N
     offsets, valid = pa.py_buffer(b"\0\0\0\0\4\0\0\0\6\0\0\0"), pa.py_buffer(b"\2")
     topics = pa.Array.from_buffers(pa.binary(), 2, [valid, offsets, pa.py_buffer(b"nulltt")])
     with sending(context) as (sender, pull):
-        sender.send_values(binary([b"a", b"b"]), topics)
+        sender.send(binary([b"a", b"b"]), topics)
         counters = sender.finish()
     assert take(pull, 2) == [[b"a"], [b"tt", b"b"]]
     assert counters.bytes == 4
@@ -89,8 +89,8 @@ def test_bytes_behind_a_null_are_neither_sent_nor_counted(context: Context) -> N
 
 def test_sequences_continue_and_a_null_topic_is_an_empty_frame(context: Context) -> None:
     with sending(context, framing="sequenced") as (sender, pull):
-        sender.send_values(binary([b"a", b"b", b""]), binary([b"t", None, b""]))
-        sender.send_values(binary([b"skipped", b"c"]).slice(1))
+        sender.send(binary([b"a", b"b", b""]), binary([b"t", None, b""]))
+        sender.send(binary([b"skipped", b"c"]).slice(1))
         counters = sender.finish()
     sent = numbered(0, (b"t", b"a"), (b"", b"b"), (b"", b""), (b"", b"c"))
     assert take(pull, 5) == [*sent, [b"", b"p", (4).to_bytes(8, "big")]]
@@ -99,9 +99,9 @@ def test_sequences_continue_and_a_null_topic_is_an_empty_frame(context: Context)
 
 def test_without_rows_nothing_is_sent(context: Context) -> None:
     with sending(context) as (sender, pull):
-        sender.send_values(binary([]))
-        sender.send_values(binary([b"a"]).slice(1), binary([None]).slice(1))
-        sender.send_frames(pa.array([], FRAMES))
+        sender.send(binary([]))
+        sender.send(binary([b"a"]).slice(1), binary([None]).slice(1))
+        sender.send(frames=pa.array([], FRAMES))
         counters = sender.finish()
         assert not pull.poll(50)
     assert (counters.rows, counters.sent, counters.bytes) == (0, 0, 0)

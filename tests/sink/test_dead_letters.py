@@ -50,7 +50,7 @@ SMALL = {"sndhwm": 10, "zmq_sndbuf": 4096, "linger": "20ms"}
 def test_rows_that_find_a_full_queue_become_dead_letters(context: Context, tmp_path: Path) -> None:
     options = write_options(connect=stalled(context), noblock=True, deadLetterLocation=tmp_path, **SMALL)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 3) as staged, Sender(options, staged) as sender:
-        sender.send_values(binary([b"%05d" % i + VALUE for i in range(500)]), binary([b"t"] * 500))
+        sender.send(binary([b"%05d" % i + VALUE for i in range(500)]), binary([b"t"] * 500))
         counters = sender.finish()
     assert counters.dropped.total() == 0
     assert counters.rows == 500 == counters.sent + counters.dead_lettered["hwm"]
@@ -69,7 +69,7 @@ def test_a_blocking_sink_waits_once_and_then_keeps_the_rows(context: Context, tm
     )
     began = time.monotonic()
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
-        sender.send_values(binary([VALUE] * 300))
+        sender.send(binary([VALUE] * 300))
         counters = sender.counters
     assert counters.dead_lettered["timeout"] > 100
     assert counters.balanced
@@ -79,7 +79,7 @@ def test_a_blocking_sink_waits_once_and_then_keeps_the_rows(context: Context, tm
 def test_without_peers_all_rows_become_dead_letters(tmp_path: Path) -> None:
     options = write_options(connect=free_endpoint(), connectTimeout="50ms", deadLetterLocation=tmp_path)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
-        sender.send_frames(pa.array([[b"a", b"b"], [b"c"]], FRAMES))
+        sender.send(frames=pa.array([[b"a", b"b"], [b"c"]], FRAMES))
         counters = sender.finish()
     assert (counters.rows, dict(counters.dead_lettered)) == (2, {"no_peer": 2})
     commit_dead_letters(Location(tmp_path), "q", 0, staged.names)
@@ -102,7 +102,7 @@ def test_a_retry_helps_where_the_consumer_comes_back(context: Context, noblock: 
     consuming = threading.Timer(0.3, lambda: got.extend(take(pull, 500)))
     consuming.start()
     with Sender(options) as sender:
-        sender.send_values(binary([VALUE] * 500))
+        sender.send(binary([VALUE] * 500))
         counters = sender.finish()
     consuming.join(30)
     assert counters.retries > 0
@@ -115,7 +115,7 @@ def test_retries_end_and_are_not_made_for_each_row(context: Context) -> None:
         connect=stalled(context), noblock=True, maxRetries=3, retryInterval="10ms", **SMALL
     )
     with Sender(options) as sender:
-        sender.send_values(binary([VALUE] * 1000))
+        sender.send(binary([VALUE] * 1000))
         counters = sender.counters
     assert counters.retries >= 3
     assert counters.dropped["hwm"] > 500
@@ -128,7 +128,7 @@ def test_a_blocking_sink_without_dead_letters_fails_after_its_retries(context: C
         connect=stalled(context), sendTimeout="50ms", maxRetries=2, retryInterval="10ms", **SMALL
     )
     with Sender(options) as sender, pytest.raises(SendTimeoutError, match="deadLetterLocation"):
-        sender.send_values(binary([VALUE] * 1000))
+        sender.send(binary([VALUE] * 1000))
     assert sender.counters.retries >= 2
 
 

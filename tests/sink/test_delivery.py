@@ -180,7 +180,7 @@ def test_each_row_is_delivered_or_a_dead_letter(context: Context, tmp_path: Path
         Sender(options, letters, publisher="p") as sender,
     ):
         for at in range(0, rows, 2000):
-            sender.send_values(binary(values[at : at + 2000]), binary(topics[at : at + 2000]))
+            sender.send(binary(values[at : at + 2000]), binary(topics[at : at + 2000]))
         counters = sender.finish()
     wait_for(lambda: len([m for m in got if m[-1].endswith(b"x")]) >= counters.sent, "all that was sent")
     ended.set()

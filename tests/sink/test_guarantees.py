@@ -72,7 +72,7 @@ def test_rows_that_count_as_sent_may_be_lost_with_their_consumer(kind: str) -> N
     endpoint = free_endpoint()
     with Consumer("PULL" if kind == "PUSH" else "SUB", endpoint, 100) as consumer:
         with Sender(write_options(connect=endpoint, socketType=kind, sndhwm=5000)) as sender:
-            sender.send_values(binary([b"%d" % n for n in range(1000)]))
+            sender.send(binary([b"%d" % n for n in range(1000)]))
             counters = sender.finish()
         assert counters.sent == counters.rows == 1000
         consumer.wait_for(100)
@@ -85,12 +85,12 @@ def test_the_next_consumer_gets_the_rows_after_the_first_one_is_killed(context: 
     endpoint = free_endpoint()
     options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, zmq_reconnect_ivl=20)
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
-        sender.send_values(binary([b"x" * 1000] * 200))
+        sender.send(binary([b"x" * 1000] * 200))
         consumer.wait_for(10)
         consumer.kill()
         following = context.socket(zmq.PULL)
         wait_for(lambda: _bind(following, endpoint), "the endpoint free")
-        sender.send_values(binary([b"y" * 1000] * 20))
+        sender.send(binary([b"y" * 1000] * 20))
         # The loss may be noticed as late as here. The queues of the next consumer have room for all rows.
         counters = sender.finish()
         got: Counter[bytes] = Counter()
@@ -116,13 +116,13 @@ def test_a_task_fails_if_its_consumer_has_gone_at_the_end() -> None:
     endpoint = free_endpoint()
     options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="500ms")
     with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
-        sender.send_values(binary([b"x"] * 10))
+        sender.send(binary([b"x"] * 10))
         consumer.wait_for(10)
         consumer.kill()
         wait_for(
             lambda: (sender.socket.watch.update(), not sender.socket.watch.peers)[1],
             "the connection to break",
         )
-        sender.send_values(binary([b"y"] * 10))
+        sender.send(binary([b"y"] * 10))
         with pytest.raises(NoPeerError, match="sending rows again whose connection was lost"):
             sender.finish()

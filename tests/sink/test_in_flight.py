@@ -11,8 +11,7 @@ from zmq_datasource.sink.in_flight import Attempts, InFlight, RowBatch
 def test_at_least_the_newest_bytes_are_kept() -> None:
     in_flight = InFlight(keep=1000)
     for first in range(0, 5000, 10):
-        in_flight.add(RowBatch(None, None, None, first, sent=10, sent_bytes=100))
-        if in_flight.check_is_due:
+        if in_flight.add(RowBatch(None, None, None, first, sent=10, sent_bytes=100)):
             in_flight.checked(all_sent=first % 3 == 0)
         kept = in_flight.bytes
         assert min(kept, first * 26) >= min(1000, first * 26)
@@ -26,11 +25,11 @@ def test_rows_that_are_given_up_later_do_not_count_as_kept() -> None:
         batch = RowBatch(None, None, None, first, sent=1, sent_bytes=100)
         if first % 7 == 3:
             batch.sent, batch.sent_bytes = 10, 1900
-        in_flight.add(batch)
+        is_due = in_flight.add(batch)
         if first % 7 == 3:
             batch.sent = batch.sent_bytes = 0
             given_up += 1
-        if in_flight.check_is_due:
+        if is_due:
             in_flight.checked(all_sent=True)
         assert in_flight.bytes >= min(1000, (first + 1 - given_up) * 116)
 

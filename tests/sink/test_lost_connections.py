@@ -42,7 +42,7 @@ def rows(count: int) -> list[bytes]:
 
 def send(sender: Sender, values: list[bytes], at_once: int = 1000) -> None:
     for at in range(0, len(values), at_once):
-        sender.send_values(binary(values[at : at + at_once]))
+        sender.send(binary(values[at : at + at_once]))
 
 
 def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
@@ -207,7 +207,7 @@ def test_a_task_fails_if_no_consumer_comes_back(context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
     options = write_options(connect=endpoint, connectTimeout="2s", zmq_sndbuf=4096, sendTimeout="300ms")
     with Sender(options) as sender:
-        sender.send_values(binary(rows(900)))
+        sender.send(binary(rows(900)))
         pull.recv()
         threading.Timer(0.05, pull.close, [0]).start()
         with pytest.raises(SocketError, match=r"0 peers up|sending rows again whose connection was lost"):
@@ -219,7 +219,7 @@ def test_a_row_larger_than_the_peer_takes_fails_the_task(context: Context) -> No
     _, endpoint = bound(context, zmq.PULL, maxmsgsize=1000)
     options = write_options(connect=endpoint, sendTimeout="300ms", zmq_reconnect_ivl=10)
     with Sender(options) as sender, pytest.raises(ConnectionLostError, match=r"zmq\.maxmsgsize"):
-        sender.send_values(binary([b"x" * 2000]))
+        sender.send(binary([b"x" * 2000]))
         sender.finish()
 
 
@@ -278,7 +278,7 @@ def test_rows_that_may_be_lost_become_dead_letters(context: Context, tmp_path: P
         Sender(options, letters) as sender,
     ):
         topics = [b"t" if at % 2 else None for at in range(900)]
-        sender.send_values(binary(values), binary(topics))
+        sender.send(binary(values), binary(topics))
         pull.recv()
         threading.Timer(0.05, pull.close, [0]).start()
         counters = sender.finish()
@@ -322,7 +322,7 @@ def test_a_loss_is_noticed_beside_a_silent_connection(context: Context) -> None:
     arriving.start()
     with Sender(write_options(bind=endpoint)) as sender:
         arriving.join(30)
-        sender.send_values(binary(rows(10)))
+        sender.send(binary(rows(10)))
         take(pull, 10)
         pull.close()
         lose(sender)
@@ -347,7 +347,7 @@ def test_the_rows_kept_to_be_sent_again_are_bounded(context: Context) -> None:
         Sender(write_options(connect=middlebox.endpoint), keep=keep) as sender,
     ):
         for at in range(0, len(values), 100):
-            sender.send_values(binary(values[at : at + 100]))
+            sender.send(binary(values[at : at + 100]))
             most = max(most, sender.in_flight.bytes)
         counters = sender.finish()
         wait_for_all(values, consuming)
@@ -383,7 +383,7 @@ def test_rows_that_the_peers_machine_has_not_acknowledged_do_not_count_as_sent()
         )
         sender = stack.enter_context(Sender(options))
         peer = stack.enter_context(shaking.result(10))
-        sender.send_values(binary(values))
+        sender.send(binary(values))
         # All is in the kernel's queue but for what fits into the peer's small one.
         wait_for(lambda: unsent(sender) > sum(map(len, values)) - 50_000, "the rows in the kernel")
         peer.shutdown(socket.SHUT_WR)

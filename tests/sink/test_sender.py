@@ -58,7 +58,7 @@ def test_a_stalled_consumer_costs_exactly_the_drops_that_are_counted(
     reading.start()
     with Sender(options) as sender:
         started.set()
-        sender.send_values(binary([b"%d" % i + VALUE for i in range(rows)]))
+        sender.send(binary([b"%d" % i + VALUE for i in range(rows)]))
         stalled.set()
         counters = sender.finish()
     wait_for(lambda: len(got) >= counters.sent, "all that was sent")
@@ -84,7 +84,7 @@ def test_a_healthy_consumer_at_a_small_hwm_sees_no_drops(context: Context, kind:
     options = write_options(bind=endpoint, socketType=kind, noblock=True, sndhwm=10)
     with Sender(options) as sender:
         for _ in range(3000):
-            sender.send_values(binary([VALUE]))
+            sender.send(binary([VALUE]))
             assert sock.recv() == VALUE
         counters = sender.finish()
     assert (counters.sent, counters.dropped.total()) == (3000, 0)
@@ -97,7 +97,7 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
     sock, endpoint = consumer(context, zmq.PULL if kind == "PUSH" else zmq.SUB, "tcp", ipc_path)
     options = write_options(connect=endpoint, socketType=kind, sndhwm=10)
     with Consuming(sock) as consuming, Sender(options) as sender:
-        sender.send_values(binary([b"%d" % i for i in range(10_000)]))
+        sender.send(binary([b"%d" % i for i in range(10_000)]))
         counters = sender.finish()
         consuming.wait_for(10_000)
     assert counters.sent == 10_000
@@ -107,8 +107,8 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
 def test_topics_and_frames_arrive_as_they_are(context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL)
     with Sender(write_options(connect=endpoint)) as sender:
-        sender.send_values(binary([b"a", b"", b"c"]), binary([b"t", b"", None]))
-        sender.send_frames(pa.array([[b"1", b"", b"3"], [b"only"]], FRAMES))
+        sender.send(binary([b"a", b"", b"c"]), binary([b"t", b"", None]))
+        sender.send(frames=pa.array([[b"1", b"", b"3"], [b"only"]], FRAMES))
         counters = sender.finish()
     assert take(pull, 5) == [[b"t", b"a"], [b"", b""], [b"c"], [b"1", b"", b"3"], [b"only"]]
     assert (counters.rows, counters.sent, counters.bytes) == (5, 5, 9)
@@ -121,7 +121,7 @@ def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) 
         Sender(options) as sender,
         pytest.raises(SendTimeoutError, match=r"1 peers up, sndhwm=10.*noblock=true"),
     ):
-        sender.send_values(binary([VALUE] * 20_000))
+        sender.send(binary([VALUE] * 20_000))
 
 
 def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
@@ -133,8 +133,8 @@ def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
 def test_no_peer_with_noblock_is_counted(context: Context) -> None:
     options = write_options(connect=free_endpoint(), connectTimeout="50ms", noblock=True)
     with Sender(options) as sender:
-        sender.send_values(binary([VALUE] * 7))
-        sender.send_frames(pa.array([[b"a", b"b"]], FRAMES))
+        sender.send(binary([VALUE] * 7))
+        sender.send(frames=pa.array([[b"a", b"b"]], FRAMES))
         counters = sender.finish()
     assert (counters.rows, counters.sent, dict(counters.dropped)) == (8, 0, {"no_peer": 8})
     assert counters.unflushed_tasks == 0
@@ -147,7 +147,7 @@ def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> N
     with pytest.raises(NoPeerError, match=f"no answer from {dead}"):
         Sender(write_options(connect=both, connectTimeout="50ms")).__enter__()
     with Sender(write_options(connect=both, connectTimeout="1s", noblock=True)) as sender:
-        sender.send_values(binary([VALUE] * 100))
+        sender.send(binary([VALUE] * 100))
         counters = sender.finish()
     assert counters.sent == 100 == len(take(pull, 100))
 
@@ -158,11 +158,11 @@ def test_a_peer_that_leaves_is_the_reason_of_the_drops(context: Context) -> None
     pull.setsockopt(zmq.RECONNECT_IVL, 10)
     pull.connect(endpoint)
     with Sender(write_options(bind=endpoint, noblock=True)) as sender:
-        sender.send_values(binary([VALUE]))
+        sender.send(binary([VALUE]))
         assert take(pull, 1) == [[VALUE]]
         pull.close()
         wait_for(lambda: (sender.socket.watch.update(), not sender.socket.watch.peers)[1], "the peer's end")
-        sender.send_values(binary([VALUE] * 10))
+        sender.send(binary([VALUE] * 10))
         counters = sender.finish()
     assert (counters.sent, dict(counters.dropped)) == (1, {"no_peer": 10})
 
@@ -182,7 +182,7 @@ def test_connections_that_come_and_go_do_not_hold_up_a_peer(context: Context) ->
         host, port = endpoint.removeprefix("tcp://").split(":")
         for _ in range(1500):
             socket.create_connection((host, int(port)), timeout=10).close()
-        sender.send_values(binary([b"%d" % i for i in range(20_000)]))
+        sender.send(binary([b"%d" % i for i in range(20_000)]))
         counters = sender.finish()
         consuming.wait_for(20_000)
     assert counters.sent == 20_000
@@ -221,14 +221,14 @@ def test_a_pub_waits_for_its_subscribers(context: Context, subscribers: int) -> 
         wait_for(said, "as many as there are")  # on a busy machine they may be too late once
     else:
         with Sender(options) as sender:
-            sender.send_values(binary([VALUE]))
+            sender.send(binary([VALUE]))
             assert sender.finish().sent == 1
 
 
 def test_a_pub_with_min_subscribers_0_does_not_wait(context: Context) -> None:
     options = write_options(bind=free_endpoint(), socketType="PUB", minSubscribers=0)
     with Sender(options) as sender:
-        sender.send_values(binary([VALUE] * 10))
+        sender.send(binary([VALUE] * 10))
         assert sender.finish().sent == 10
 
 
@@ -239,7 +239,7 @@ def test_the_first_message_is_not_lost(context: Context) -> None:
         sub.subscribe(b"")
         sub.connect(endpoint)
         with Sender(write_options(bind=endpoint, socketType="PUB")) as sender:
-            sender.send_values(binary([b"first"]))
+            sender.send(binary([b"first"]))
             sender.finish()
         assert take(sub, 1) == [[b"first"]]
         sub.close()
@@ -250,7 +250,7 @@ def test_a_linger_that_runs_out_fails_the_task_or_is_counted(context: Context, n
     _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
     options = write_options(connect=endpoint, sndhwm=1000, zmq_sndbuf=4096, linger=50, noblock=noblock)
     with Sender(options) as sender:
-        sender.send_values(binary([VALUE * 10] * 900))
+        sender.send(binary([VALUE * 10] * 900))
         if noblock:
             assert sender.finish().unflushed_tasks == 1
         else:
@@ -264,7 +264,7 @@ def test_a_task_that_fails_gives_its_queue_up_at_once(context: Context) -> None:
 
     def fail() -> None:
         with sender:
-            sender.send_values(binary([VALUE * 10] * 900))
+            sender.send(binary([VALUE * 10] * 900))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -288,12 +288,12 @@ def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) 
     options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096)
     with Sender(options) as sender:
         values = [b"x" * 1000] * 1000
-        sender.send_values(binary(values[:1]))
+        sender.send(binary(values[:1]))
         assert sender.counters.blocked_seconds == 0
         full.set()
         for _ in range(2):
-            sender.send_values(binary(values))
-        sender.send_values(binary(values[:999]))
+            sender.send(binary(values))
+        sender.send(binary(values[:999]))
         counters = sender.finish()
     reading.join(30)
     assert (counters.sent, counters.peers, counters.sndhwm) == (3000, 1, 10)
@@ -312,7 +312,7 @@ def test_retries_count_as_waiting(context: Context) -> None:
         retryInterval="10ms",
     )
     with Sender(options) as sender:
-        sender.send_values(binary([b"x" * 10_000] * 1000))
+        sender.send(binary([b"x" * 10_000] * 1000))
         counters = sender.finish()
     assert counters.dropped["hwm"] > 0
     assert counters.retries >= 2

@@ -289,7 +289,7 @@ def test_a_batch_read_goes_on_after_ids_that_are_discarded(
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("batch_reader", "partition_reader"):
-        monkeypatch.setattr(f"zmq_datasource.spark.{module}.PATIENCE_SECONDS", 0.5)
+        monkeypatch.setattr(f"zmq_datasource.spark.{module}.RETRY_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -39,7 +39,7 @@ from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.feeds import Feeds
-from zmq_datasource.source.idle_partitions import IdlePartition
+from zmq_datasource.source.follow import IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.batch_reader import ZmqLogReader
 

@@ -296,7 +296,7 @@ def test_a_sink_that_binds_sends_to_known_clients_only(context: zmq.Context[Sock
     stranger = keys.connect(context, zmq.PULL, endpoint, "stranger")
     friend = keys.connect(context, zmq.PULL, endpoint, "friend")
     with Sender(options) as sender:
-        sender.send_values(pa.array([b"%d" % i for i in range(10)]))
+        sender.send(pa.array([b"%d" % i for i in range(10)]))
         assert sender.finish().sent == 10
     assert len(take(friend, 10)) == 10
     assert not stranger.poll(0)
@@ -377,7 +377,7 @@ def test_nothing_is_sent_twice_because_a_stranger_was_refused_at_the_same_moment
     with ThreadPoolExecutor() as pool:
         refusal = pool.submit(be_refused_once_the_friend_is_up)
         with Sender(options) as sender:
-            sender.send_values(pa.array([b"%d" % i for i in range(10)]))
+            sender.send(pa.array([b"%d" % i for i in range(10)]))
             refusal.result(20)
             assert sender.finish().sent == 10
     assert len(take(friend, 10)) == 10

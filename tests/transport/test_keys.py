@@ -130,6 +130,6 @@ def test_a_sink_sends_under_keys_that_only_files_have(context: zmq.Context[Socke
     )
     assert public.decode() not in repr(options)
     with Sender(options) as sender:
-        sender.send_values(pa.array([b"v"]))
+        sender.send(pa.array([b"v"]))
         assert sender.finish().sent == 1
     assert wait_for(lambda: pull.poll(100) and pull.recv(), "the message") == b"v"

@@ -1,8 +1,8 @@
 """The plain subscribers' side of the live process: an XPUB.
 
-What libzmq tells and what it does not tell (docs/zeromq-facts.md): an XPUB says which topics are subscribed to, but not
-by which connection; and it does not say what it drops for one subscriber. So nothing here counts drops. A subscriber
-sees them itself, as missing ids. The operating system tells which connection reads nothing although data waits for it.
+An XPUB reports which topics are subscribed to, but not by which connection, and it does not report what it drops for
+one subscriber (docs/zeromq-facts.md). So nothing here counts drops. A subscriber sees them as missing ids. The
+operating system shows which connection reads nothing although data waits for it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
 
 _log = logging.getLogger(__name__)
 
-# libzmq notices only now and then that a queue has room again, and whenever its events are read. They are read after so
-# many messages, or libzmq would drop messages for subscribers that have kept up.
+# libzmq notices that a queue has room only now and then, or when its events are read. So they are read after this many
+# messages. Otherwise libzmq drops messages for subscribers that have kept up.
 _REFRESH_EVERY = 64
 _MOST_TOPIC_BYTES = 64 << 10
 # Requests of subscribers that are read in one round, so that the flow goes on in between.
@@ -87,9 +87,9 @@ class _Topics:
     def change(self, request: bytes) -> bool:
         """Subscribe to a topic or unsubscribe from it; return whether publishers must get the request.
 
-        The XPUB also passes on a request to unsubscribe of a peer that has never subscribed, if others have. So
-        requests are passed on in pairs, and no peer can end the proxy's own subscription to ``topics``. The topic is
-        passed on again when the next subscriber asks for it, of which only a verbose XPUB tells.
+        The XPUB also reports an unsubscription by a peer that has never subscribed, if other peers have. So requests
+        are passed on in pairs, and no peer can end the proxy's own subscription to ``topics``. The next subscription to
+        the topic passes it on again; only a verbose XPUB reports that one.
         """
         kind, topic = request[:1], request[1:]
         if kind == b"\x01" and topic not in self.passed_on:
@@ -149,14 +149,14 @@ class Subscribers:
         self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
 
     def check(self, connections: Connections, now: float) -> None:
-        """Look at all connections. Called several times a second.
+        """Disconnect those that have stalled or ask for too much. Called several times a second.
 
         Args:
             now: Seconds, monotonic.
         """
         self._lines.flush()
         current = {connection.inode: connection for connection in connections.current()}
-        for connection in [*self._stalled_too_long(current, now), *self._floods(current, now)]:
+        for connection in [*self._stalled_too_long(current, now), *self._asking_too_much(current, now)]:
             connections.hang_up(connection)
             self._counters.disconnected += 1
 
@@ -178,7 +178,7 @@ class Subscribers:
                 del self._stalled[inode]
                 yield connection
 
-    def _floods(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
+    def _asking_too_much(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
         """The connections that ask for too much, first the one that asks for most."""
         bounds = self._bounds
         self._since = {inode: self._since.get(inode, now) for inode in current}
@@ -302,7 +302,7 @@ class Backend:
                 return
             self._pending.popleft()
             self._position = 0
-        self._counters.waited_seconds, self._blocked_since = self._waited, None
+        self._counters.waited_seconds, self._blocked_since = self._waited_seconds, None
 
     def publish_within(self, seconds: float) -> None:
         """Publish the rows that wait; after so many seconds log where publishing has ended."""
@@ -327,7 +327,7 @@ class Backend:
             self._subscribers.check(self._opened.watch.open_connections(), now)
 
     @property
-    def _waited(self) -> float:
+    def _waited_seconds(self) -> float:
         """Seconds that publishing has waited for subscribers in all."""
         now = time.monotonic()
         waits = 0 if self._blocked_since is None else now - self._blocked_since
@@ -337,7 +337,9 @@ class Backend:
         """The plain subscribers' part of the proxy's status."""
         topics = heapq.nsmallest(_MOST_TOPICS_SHOWN, self._topics.passed_on)
         numbers = replace(
-            self._counters, subscribers=self._opened.watch.peers, waited_seconds=round(self._waited, 1)
+            self._counters,
+            subscribers=self._opened.watch.peers,
+            waited_seconds=round(self._waited_seconds, 1),
         )
         return {
             **figures(numbers),

@@ -1,13 +1,13 @@
 """Answers requests for the rows of the log that follow an id, of some topics, up to a number of bytes.
 
-Durable subscribers ask so for the rows behind their position, and replays for a range of ids. The rules:
+Durable subscribers ask for the rows after their position, and replays for a range of ids. The rules:
 
 * Between two requests the server keeps only positions (``positions``). Of each client one FETCH waits at a time: until
   there are rows, until its deadline, or until its position is on the disk.
-* A name, or the connection of a replay, has at most two answers that libzmq has not handed to the system yet, on two
-  connections: a client that has lost its connection gets its answer on the new one. So memory is bounded, however
-  slowly clients read: the answers of all clients share ``_MOST_BYTES``, and beyond that each may have
-  ``_LEAST_BYTES``, or one message.
+* An answer takes memory until libzmq has handed it to the system. A name has at most two such answers, on two
+  connections, because a client that has lost its connection gets its answer on the new one. A replay has one. The
+  answers of all clients share ``_MOST_BYTES``, and beyond that each may have ``_LEAST_BYTES``, or one message. So
+  memory is bounded, however slowly clients read.
 * An error in the request of a client refuses that client, and is logged with its cause. Only an error of the positions
   or of the socket ends the server.
 """
@@ -33,8 +33,8 @@ from zmq_datasource.proxy.waiting import Cursors, Owner, Waiting, WaitingRequest
 __all__ = ["FetchServer", "Wire"]
 
 Wire: TypeAlias = FetchWire | ReplayWire
-# Bytes that the answers of all clients may have that libzmq has not handed to the system, and what each client may have
-# beyond that.
+# Bytes of the answers of all clients that libzmq has not handed to the system, and what each client may have beyond
+# that.
 _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
 # Bytes of one answer, beside its last message.
 _MOST_BATCH_BYTES = 4 << 20
@@ -54,7 +54,7 @@ class FetchServer:
     Attributes:
         names: Which session has which name.
         waiting: The requests that are not answered yet.
-        must_recheck: Whether an answer waits until the client has taken the one before, which no event says.
+        must_recheck: Whether an answer waits until the client has taken the one before. No event reports that.
     """
 
     must_recheck = False
@@ -114,7 +114,7 @@ class FetchServer:
             try:
                 self._read(request)
             except Exception as e:
-                self._refuse(request.peer, "a request", e, except_for=LogError)
+                self._refuse(request.peer, "a request", e, passing=LogError)
 
     def _read(self, request: Request) -> None:
         peer, (message, frames) = request.peer, self.wire.read(request.frames)
@@ -123,17 +123,17 @@ class FetchServer:
             name = message.name
             if name is not None and not request.may_use(name):
                 reason = f"the name {name!r} belongs to another key (allowedClients of the proxy)"
-                self._say(peer, Refused(code="forbidden", reason=reason, session=message.session))
+                self._reply(peer, Refused(code="forbidden", reason=reason, session=message.session))
                 return
         match message:
             case Open():
-                self._say(peer, self.names.open(peer, message, topics))
+                self._reply(peer, self.names.open(peer, message, topics))
             case Fetch(name=None):
                 self._read_replay(peer, message, topics)
             case Fetch():
                 self._read_fetch(peer, message)
             case Forget():
-                self._say(peer, self.names.forget(peer, message))
+                self._reply(peer, self.names.forget(peer, message))
             case _:
                 raise ProtocolError(f"{type(message).__name__}, which only a proxy sends")
 
@@ -144,23 +144,23 @@ class FetchServer:
                 f"first {fetch.first} is beyond the log's end {self._view.end}: it is an id of another log; open the "
                 "subscriber again"
             )
-            self._say(peer, Refused(code="ahead", reason=reason, session=fetch.session))
+            self._reply(peer, Refused(code="ahead", reason=reason, session=fetch.session))
             return
-        self._wait_or_say(peer, fetch, self.names.fetch(peer, fetch))
+        self._wait_or_reply(peer, fetch, self.names.fetch(peer, fetch))
 
     def _finish_jobs(self) -> None:
         for job in self.names.done_jobs():
             request = job.request
             assert request.name is not None
-            # After an OPEN or FORGET only the lock of a command line is worth another try.
-            except_for = LogError if isinstance(request, Fetch) else LogLockedError
+            # An error of the log passes for a FETCH. For an OPEN or FORGET, only a lock of the command line does.
+            passing = LogError if isinstance(request, Fetch) else LogLockedError
             try:
-                self._wait_or_say(job.peer, request, self.names.result(job))
+                self._wait_or_reply(job.peer, request, self.names.result(job))
             except Exception as e:
-                self._refuse(job.peer, _text_of(request.name), e, request.session, except_for=except_for)
+                self._refuse(job.peer, _text_of(request.name), e, request.session, passing=passing)
             self.waiting.activate(request.name)  # a session that has lost the name is refused
 
-    def _wait_or_say(
+    def _wait_or_reply(
         self, peer: bytes, request: Open | Fetch | Forget, answer: Position | FromProxy | None
     ) -> None:
         """Let a FETCH wait for the rows behind its position, or send the answer."""
@@ -168,14 +168,14 @@ class FetchServer:
             assert isinstance(request, Fetch)
             self._wait(answer.notes.name, peer, request, tuple(answer.notes.topics))
         else:
-            self._say(peer, answer)
+            self._reply(peer, answer)
 
     def _read_replay(self, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> None:
         replays = sum(isinstance(owner, bytes) for owner in self.waiting)
         if self.waiting.get(peer) is None and replays >= _MOST_REPLAYS:
             self._faults.warn("refused a replay: %d others are served", replays)
             reason = f"{replays} others are served; ask again later"
-            self._say(peer, Refused(code="busy", reason=reason, session=fetch.session))
+            self._reply(peer, Refused(code="busy", reason=reason, session=fetch.session))
             return
         self._wait(peer, peer, fetch, topics)
 
@@ -189,7 +189,7 @@ class FetchServer:
             return self._answer(owner, waiting)
         except Exception as e:
             text, session = _text_of(owner), waiting.fetch.session
-            if self._refuse(waiting.peer, text, e, session, except_for=DiskFaultError):
+            if self._refuse(waiting.peer, text, e, session, passing=DiskFaultError):
                 self.waiting.remove(owner)
             else:
                 waiting.is_blocked = self.must_recheck = True
@@ -204,7 +204,7 @@ class FetchServer:
             if not isinstance(found, Position):
                 if found is not None:
                     self.waiting.remove(owner)
-                    self._say(waiting.peer, found)
+                    self._reply(waiting.peer, found)
                 return False
             position = found
             if fetch.confirm and not position.is_on_disk:
@@ -223,7 +223,8 @@ class FetchServer:
         }
         if not waiting.rows and (lost := self._count_lost(waiting.cursor, position)) is not None:
             if position is not None and not position.is_on_disk:
-                # The client goes on behind the lost ids, so a count that a crash has lost would never be made again.
+                # First the count must be on the disk: the client continues after the lost ids, so they are not counted
+                # again after a crash.
                 self._positions.write_now()
             else:
                 self._send(owner, waiting, Lost(**head, next=lost))
@@ -278,7 +279,7 @@ class FetchServer:
             self._wait(owner, waiting.peer, following, waiting.topics)
         return True
 
-    def _say(self, peer: bytes, answer: FromProxy | None) -> None:
+    def _reply(self, peer: bytes, answer: FromProxy | None) -> None:
         """Send an answer without rows, if there is one. If it is lost, the client asks again."""
         try:
             if answer is not None:
@@ -294,12 +295,12 @@ class FetchServer:
         error: Exception,
         session: int | None = None,
         *,
-        except_for: type[LogError],
+        passing: type[LogError],
     ) -> bool:
         """Log an error in a request, and refuse the client; return whether it was refused.
 
         Args:
-            except_for: An error that passes: it refuses nothing, and the request is tried again.
+            passing: Errors that pass. The client is not refused, and the request is tried again.
 
         Raises:
             zmq.ZMQError: It is the socket's error.
@@ -308,14 +309,14 @@ class FetchServer:
             raise error
         if isinstance(error, (LogError, ProtocolError)):
             self._faults.warn("%s: %s", what, error)
-            if isinstance(error, except_for):
+            if isinstance(error, passing):
                 return False
             code, reason = "log" if isinstance(error, LogError) else "protocol", str(error)
         else:
             self._errors.fault("%s: an unexpected error: %r", what, error, error=error)
             reason = f"an unexpected error of the proxy ({type(error).__name__}), which its log explains"
             code = "internal"
-        self._say(peer, Refused(code=code, reason=reason, session=session))
+        self._reply(peer, Refused(code=code, reason=reason, session=session))
         return True
 
 

@@ -78,8 +78,8 @@ class Names:
             return self._opened(known)  # the same OPEN again
         if (reason := self._why_full(known, topics)) is not None:
             return Refused(code="full", reason=reason, session=request.session)
-        positions, view = self._positions, self._view
-        future = positions.submit(positions.open, request, topics, view.end, view.open_rows())
+        positions = self._positions
+        future = positions.submit(positions.open, request, topics, self._view.moment())
         self._jobs[request.name] = Job(peer, request, future)
         self._opening[request.name] = bytes_of_topics(topics)
         return None
@@ -95,10 +95,8 @@ class Names:
             return position
         job = self._jobs.get(request.name)
         if job is None:
-            open_rows = self._view.open_rows() if position.next < position.notes.snapshot else []
-            self._jobs[request.name] = Job(
-                peer, request, self._positions.submit(self._positions.lock_again, position, open_rows)
-            )
+            future = self._positions.submit(self._positions.lock_again, position, self._view.moment())
+            self._jobs[request.name] = Job(peer, request, future)
         elif isinstance(job.request, Fetch):
             self._jobs[request.name] = job._replace(peer=peer, request=request)
         return None

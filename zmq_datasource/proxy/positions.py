@@ -27,8 +27,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
@@ -40,15 +38,11 @@ from zmq_datasource.log import (
     ReaderRecord,
     ReaderRecords,
     SubscriberNotes,
-    first_since,
-    read_index,
-    read_slices,
-    slices,
     subscriber_key,
 )
-from zmq_datasource.messages.columns import integers_of, number
+from zmq_datasource.messages.columns import integers_of
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, Open
-from zmq_datasource.proxy.view import topics_of
+from zmq_datasource.proxy.view import LogMoment
 
 __all__ = ["PRESENT_SECONDS", "Position", "Positions", "bytes_of_topics", "read_positions"]
 
@@ -66,7 +60,7 @@ _REWRITE_SECONDS = 60.0
 _REFUSED_SECONDS = 0.25
 # How long the keeper waits for a lock: the command line may hold it for a moment to see whether it is free.
 _LOCK_SECONDS = 0.5
-# A subscriber that is away is warned of when this part of ``subscriberExpiry`` has passed.
+# A warning is logged when a subscriber has been away for this share of ``subscriberExpiry``.
 _WARNING_AT = 0.8
 # Bytes of a topic in a record, beside the topic itself.
 _TOPIC_BYTES = 8
@@ -80,7 +74,7 @@ class Position:
         next: The first id that the subscriber still needs.
         notes: What else is recorded of it.
         next_on_disk, lost_on_disk: ``next`` and ``notes.lost_to`` as they are on the disk; set by the keeper.
-        topic_bytes: Bytes of its topics in the record, about.
+        topic_bytes: About how many bytes its topics have in the record.
         newest: The ids of the newest message of each topic below ``notes.snapshot``, in order. Only these are sent.
         is_new: Whether the name was unknown before, and its client has not fetched yet.
         asked: When its client last asked for something, monotonic; None while it is away.
@@ -128,7 +122,7 @@ class Positions:
 
     Raises:
         LogFormatError: A record is damaged.
-        DataLossError: A position is beyond the end of the log, whose newest chunks are gone.
+        DataLossError: A position is beyond the end of the log: the newest chunks of the log are gone.
     """
 
     def __init__(
@@ -139,7 +133,6 @@ class Positions:
         notify: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._storage = storage
         self._records = ReaderRecords(storage)
         self._expiry = float(expiry)
         self._notify = notify
@@ -183,10 +176,10 @@ class Positions:
     def write_now(self) -> None:
         """Write the positions that have moved, because a client waits for it."""
         if (self._writing is None or self._writing.done()) and self._clock() >= self._refused_until:
-            self._writing = self._do(self._write_changed)
+            self._writing = self._submit_and_log(self._write_changed)
 
     def step(self) -> None:
-        """Release the names whose clients are away, and write positions once a second. Called in each round.
+        """Release the names of clients that are away, and write positions once a second. Called in each round.
 
         Raises:
             LogError: Records cannot be written any more.
@@ -199,21 +192,21 @@ class Positions:
                 self.release(position)
         if now >= self._next_write and (self._due_write is None or self._due_write.done()):
             self._next_write = now + _WRITE_SECONDS
-            self._due_write = self._do(self._write_and_list)
+            self._due_write = self._submit_and_log(self._write_and_list)
 
     def release(self, position: Position) -> None:
         """Mark a client as away: write its position, and free the lock."""
         position.asked, position.left = None, position.asked or self._clock()
         position.is_warned_of = False
-        self._do(self._release, position)
+        self._submit_and_log(self._release, position)
 
     def close(self) -> None:
         """Write what has changed, and free all locks."""
         for position in self:
-            self._do(self._release, position)
+            self._submit_and_log(self._release, position)
         self._keeper.shutdown()
 
-    def _do(self, act: Callable[..., None], *arguments: Any) -> Future[None]:
+    def _submit_and_log(self, act: Callable[..., None], *arguments: Any) -> Future[None]:
         """Have the keeper do something that no client waits for; log its errors."""
 
         def act_and_log() -> None:
@@ -226,14 +219,8 @@ class Positions:
 
     # The keeper.
 
-    def open(
-        self, request: Open, topics: tuple[bytes, ...], end: int, open_rows: list[pa.RecordBatch]
-    ) -> Position:
+    def open(self, request: Open, topics: tuple[bytes, ...], log: LogMoment) -> Position:
         """Give a name to the client that has sent this OPEN, and write its record.
-
-        Args:
-            end: The log's end.
-            open_rows: The rows of the open chunk.
 
         Raises:
             LogLockedError: The command line changes the record at this moment.
@@ -242,7 +229,7 @@ class Positions:
         key, known = subscriber_key(request.name), self._all.get(request.name)
         held = None if known is None else known.lock
         if known is not None and held is not None:
-            self._write(known)  # the record is older than what is known
+            self._write(known)  # memory is ahead of the record, which is read below
         lock = held or self._records.hold(key, _LOCK_SECONDS)
         try:
             record = self._records.read(key)
@@ -257,10 +244,10 @@ class Positions:
             if is_new or request.seek:
                 # Under this lock no chunk is deleted: the record protects what the listing has found.
                 with self._records.exclusive():
-                    self._place(position, request, end, open_rows)
+                    self._place(position, request, log)
                     self._write(position)
             else:
-                self._find_newest(position, open_rows)
+                self._find_newest(position, log)
                 self._write(position)
         except BaseException:
             if held is None:
@@ -268,61 +255,36 @@ class Positions:
             raise
         position.lock = lock
         if known is not None:
-            known.lock = None  # otherwise its client, which may be about to leave, would release it
+            known.lock = (
+                None  # the new position has the lock, so a later release of the old one must not free it
+            )
         self._all[request.name] = position
         return position
 
-    def _place(self, position: Position, request: Open, end: int, open_rows: list[pa.RecordBatch]) -> None:
-        """Set a position to the start that an OPEN asks for."""
+    def _place(self, position: Position, request: Open, log: LogMoment) -> None:
+        """Set a position to the start that the OPEN names."""
         position.note(snapshot=0)
         if request.since is not None:
-            position.next = self._first_since(request.since, end, open_rows)
+            position.next = log.first_since(request.since)
         elif request.start == EARLIEST:
-            index = read_index(self._storage)
-            position.next = index.earliest if len(index) else _first_id(open_rows, end)
+            position.next = log.earliest()
         elif request.start == LATEST:
-            position.next = end
+            position.next = log.end
         elif request.start == LAST:
-            position.note(snapshot=end)
+            position.note(snapshot=log.end)
             position.next = 0
-            self._find_newest(position, open_rows)
-            position.next = position.newest[0].as_py() if len(position.newest) else end
+            self._find_newest(position, log)
+            position.next = position.newest[0].as_py() if len(position.newest) else log.end
         else:
-            position.next = min(int(request.start), end)
+            position.next = min(int(request.start), log.end)
 
-    def _first_since(self, time_us: int, end: int, open_rows: list[pa.RecordBatch]) -> int:
-        """The first id that was received at a time or later; the log's end if there is none."""
-        index = read_index(self._storage)
-        found = first_since(self._storage, index.covering(index.earliest, index.end), time_us)
-        if found is not None:
-            return found
-        for batch in open_rows:
-            times = batch.column("timestamp").cast(pa.int64())
-            late = pc.index(pc.greater_equal(times, number(time_us)), True).as_py()
-            if late >= 0:
-                return int(batch.column("id")[late].as_py())
-        return end
-
-    def _find_newest(self, position: Position, open_rows: list[pa.RecordBatch]) -> None:
+    def _find_newest(self, position: Position, log: LogMoment) -> None:
         """Find the newest message of each topic below the position's snapshot, if some are still to be sent."""
         snapshot = position.notes.snapshot
-        if position.next >= snapshot:
-            position.newest = integers_of(())
-            return
-        newest: dict[bytes | None, int] = {}
-        index = read_index(self._storage)
-        sealed = min(index.end, snapshot)
-        first = max(index.earliest, position.next)  # chunks below the position may be deleted meanwhile
-        pieces = slices(index.covering(first, sealed), first, sealed)
-        for batch in [*read_slices(self._storage, pieces), *open_rows]:
-            found = pa.table({"topic": topics_of(batch), "id": batch.column("id")})
-            found = found.filter(pc.less(found.column("id"), number(snapshot)))
-            for row in found.group_by("topic").aggregate([("id", "max")]).to_pylist():
-                newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
-        position.newest = integers_of(sorted(newest.values()))
+        position.newest = log.newest_of_topics(position.next, snapshot)
 
-    def lock_again(self, position: Position, open_rows: list[pa.RecordBatch]) -> bool:
-        """Lock a name whose client comes back; return whether the record is still of the client's session."""
+    def lock_again(self, position: Position, log: LogMoment) -> bool:
+        """Lock the name of a client that comes back; return whether the record is still of the client's session."""
         if position.lock is not None:
             return True
         lock = self._records.hold(position.key, _LOCK_SECONDS)
@@ -332,7 +294,7 @@ class Positions:
             if record is None:
                 self._all.pop(position.notes.name, None)
             return False
-        self._find_newest(position, open_rows)
+        self._find_newest(position, log)
         position.lock = lock
         return True
 
@@ -350,7 +312,7 @@ class Positions:
         if lock is None:
             return
         try:
-            with suppress(LogError):  # the older record keeps more than is needed
+            with suppress(LogError):  # the record on the disk is older, and keeps more than is needed
                 self._write(position)
         finally:
             lock.release()
@@ -380,7 +342,7 @@ class Positions:
             self.fault = None
 
     def _write_and_list(self) -> None:
-        """Write what has changed, and forget the names whose record is gone: the log's writer deletes expired ones."""
+        """Write what has changed, and forget the names without a record: the log's writer deletes expired records."""
         self._write_changed()
         try:
             present = set(self._records.names())
@@ -433,10 +395,6 @@ def read_positions(storage: LogStorage, end: int) -> list[tuple[ReaderRecord, Su
     return found
 
 
-def _first_id(batches: list[pa.RecordBatch], end: int) -> int:
-    return int(batches[0].column("id")[0].as_py()) if batches else end
-
-
 def bytes_of_topics(topics: Iterable[bytes]) -> int:
-    """Bytes of topics in a record, about."""
+    """About how many bytes topics have in a record."""
     return sum(len(topic) + _TOPIC_BYTES for topic in topics)

@@ -23,7 +23,7 @@ from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["DurableMessage", "DurableSubscriber"]
 
-_PLAIN = "allowInsecurePlain"
+_INSECURE = "allowInsecurePlain"
 # How often the session gets its turn while the caller takes messages that are in memory.
 _TURN_SECONDS = 0.5
 # How long the end of a block waits until the last acknowledgement is on the proxy's disk: after an error, and if there
@@ -59,7 +59,7 @@ class DurableSubscriber:
             print(order.id, order.topic, order.value)
     ```
 
-    The proxy keeps the position of the name. The next subscriber of the same name gets the messages behind the last
+    The proxy keeps the position of the name. The next subscriber of the same name gets the messages after the last
     acknowledged one. So each message is processed at least once, and exactly once if you save the ``id`` together with
     the result.
 
@@ -72,8 +72,8 @@ class DurableSubscriber:
             time zone), which means the first message that the proxy received then or later.
         auto_ack: Whether a message is acknowledged when the next one is asked for (and the last one at the
             end of the block, unless an error ends it). If not, call ``ack``.
-        max_bytes: Bytes of one answer of the proxy, about. Up to two answers are in memory here, each with at least
-            one message.
+        max_bytes: About how many bytes one answer of the proxy has. Up to two answers are in memory here, each with at
+            least one message.
         timeout: Seconds to wait for the proxy, at the start and whenever it is away; None waits for ever.
         options: Options of libzmq, such as ``zmq_curve_serverkey``, and ``allow_insecure_plain``; in snake_case or as
             documented.
@@ -101,7 +101,7 @@ class DurableSubscriber:
         if not 0 < len(name.encode()) <= MOST_NAME_BYTES or not name.isprintable():
             raise OptionError(f"name={name!r}: it has 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._name = name
-        self._auto = auto_ack
+        self._auto_ack = auto_ack
         self._timeout = timeout
         spec = _spec(endpoint, texts_of(SocketOptions, options))
         self._endpoint = spec.connect
@@ -113,7 +113,7 @@ class DurableSubscriber:
         self._link = Link(spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the DurableSubscriber {name}")
         self._next_turn = 0.0
-        self._given: int | None = None  # the last one given to the caller, not acknowledged yet
+        self._given: int | None = None  # the id of the caller's last message, if it is not acknowledged
 
     def __repr__(self) -> str:
         return f"DurableSubscriber({self._endpoint}, {self._name!r})"
@@ -200,7 +200,7 @@ class DurableSubscriber:
                 received = self._session.inbox.take()
                 if received is None:
                     break
-                yield self._given_message(received)
+                yield self._hand_over(received)
 
     def receive(self, timeout: float | None = None) -> DurableMessage | None:
         """Wait for the next message.
@@ -222,22 +222,22 @@ class DurableSubscriber:
         if now >= self._next_turn:
             self._next_turn = now + _TURN_SECONDS
             # The proxy is not to blame for the time that the caller was busy.
-            session.listen(now)
+            session.restart_silence(now)
             self._run(0.0)
         message = session.inbox.take()
         if message is None:
-            session.listen(now)
+            session.restart_silence(now)
             deadline = math.inf if timeout is None else now + timeout
             while message is None:
                 self._run(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
                 message = session.inbox.take()
                 if message is None and time.monotonic() >= deadline:
                     return None
-        return self._given_message(message)
+        return self._hand_over(message)
 
-    def _given_message(self, received: Received) -> DurableMessage:
+    def _hand_over(self, received: Received) -> DurableMessage:
         number, frames = received
-        if self._auto:
+        if self._auto_ack:
             self._given = number
         return DurableMessage(number, frames[0], frames[-1], frames)
 
@@ -319,7 +319,7 @@ class DurableSubscriber:
         Messages that come meanwhile stay in the inbox.
         """
         began = time.monotonic()
-        self._session.listen(began)
+        self._session.restart_silence(began)
         while not done():
             if seconds is not None and time.monotonic() - began >= seconds:
                 return False
@@ -355,17 +355,17 @@ def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
         raise OptionError(f"endpoint={endpoint!r}: {e}") from None
     if len(connect) != 1:
         raise OptionError(f"endpoint={endpoint!r}: a subscription has one endpoint")
-    plain = given.get(_PLAIN, "false").lower()
-    wrong = [name for name in given if not name.startswith("zmq.") and name != _PLAIN]
-    if wrong or plain not in ("true", "false"):
+    insecure = given.get(_INSECURE, "false").lower()
+    wrong = [name for name in given if not name.startswith("zmq.") and name != _INSECURE]
+    if wrong or insecure not in ("true", "false"):
         raise OptionError(
-            f"options {wrong or {_PLAIN: plain}}: only libzmq's options are allowed, such as zmq_curve_serverkey, and "
-            f"{_PLAIN}, which is true or false"
+            f"options {wrong or {_INSECURE: insecure}}: only libzmq's options are allowed, such as "
+            f"zmq_curve_serverkey, and {_INSECURE}, which is true or false"
         )
     security = ZmqOptions(
-        {name.removeprefix("zmq."): value for name, value in given.items() if name != _PLAIN}
+        {name.removeprefix("zmq."): value for name, value in given.items() if name != _INSECURE}
     )
-    access = Access(insecure_plain=plain == "true")
+    access = Access(insecure_plain=insecure == "true")
     check_security(security, access)
     return SocketSpec(
         kind="DEALER", connect=connect, rcvhwm=100_000, sndhwm=1000, zmq=security, access=access

@@ -192,7 +192,7 @@ class SubscriberSession(RequestSession):
 
     # The caller.
 
-    def listen(self, now: float) -> None:
+    def restart_silence(self, now: float) -> None:
         """Count the proxy's silence from now on. Called when the caller begins to wait."""
         self._last_word = now
 
@@ -259,7 +259,7 @@ class SubscriberSession(RequestSession):
         elif self.waiting:
             self._ask(self._request, now)
 
-    def _go_on(self, now: float) -> None:
+    def _fetch_if_due(self, now: float) -> None:
         """Send the next FETCH, if no request is open and there is a reason for it."""
         if self.waiting or not self.is_open:
             return
@@ -289,7 +289,7 @@ class SubscriberSession(RequestSession):
                 f"{silent:.0f} s; subscribe again to continue after the last acknowledged message"
             )
         super().wake(now)
-        self._go_on(now)
+        self._fetch_if_due(now)
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Process a message from the proxy.
@@ -311,7 +311,7 @@ class SubscriberSession(RequestSession):
             case Forgotten():
                 self._step("FORGOTTEN")
                 self._mark_answered()
-        self._go_on(now)
+        self._fetch_if_due(now)
 
     def _opened(self, message: Opened) -> None:
         if not (self.waiting and isinstance(self._request, Open)):

@@ -17,14 +17,16 @@ from zmq_datasource.log import (
     GrowingTail,
     Grown,
     LogStorage,
+    first_since,
     read_facts,
     read_index,
     read_slices,
     slices,
 )
+from zmq_datasource.messages.columns import integers_of, number
 from zmq_datasource.messages.framing import raw_messages
 
-__all__ = ["Cursor", "LogView", "Progress", "matching", "topics_of"]
+__all__ = ["Cursor", "LogMoment", "LogView", "Progress", "matching"]
 
 
 class Progress(NamedTuple):
@@ -121,12 +123,13 @@ class LogView:
             self._tail.close()
             self._tail = None
 
-    def open_rows(self) -> list[pa.RecordBatch]:
-        """The rows of the open chunk, as far as it is written."""
-        if self._tail is None:
-            return []
-        self._tail.read_to(self._grown.bytes)
-        return list(self._tail.batches)
+    def moment(self) -> LogMoment:
+        """The log as it is now, with the rows of the open chunk as far as it is written."""
+        rows: list[pa.RecordBatch] = []
+        if self._tail is not None:
+            self._tail.read_to(self._grown.bytes)
+            rows += self._tail.batches
+        return LogMoment(self._storage, self.end, rows)
 
     def batches(self, start: int) -> Iterator[pa.RecordBatch]:
         """The rows of the sealed chunks from ``start`` on; or, if ``start`` is in the open chunk, some of its rows.
@@ -145,6 +148,55 @@ class LogView:
             return
         end = self._index.end
         yield from read_slices(self._storage, slices(self._index.covering(start, end), start, end))
+
+
+class LogMoment(NamedTuple):
+    """The log at one moment, for searches in another thread than the view's.
+
+    Attributes:
+        storage: Has the sealed chunks.
+        end: The id after the last one of the log.
+        open_rows: The rows of the open chunk.
+    """
+
+    storage: LogStorage
+    end: int
+    open_rows: list[pa.RecordBatch]
+
+    def earliest(self) -> int:
+        """The first id of the log."""
+        index = read_index(self.storage)
+        if len(index):
+            return index.earliest
+        return _first_id(self.open_rows[0]) if self.open_rows else self.end
+
+    def first_since(self, time_us: int) -> int:
+        """The first id that was received at a time or later, in microseconds; the log's end if there is none."""
+        index = read_index(self.storage)
+        found = first_since(self.storage, index.covering(index.earliest, index.end), time_us)
+        if found is not None:
+            return found
+        for batch in self.open_rows:
+            times = batch.column("timestamp").cast(pa.int64())
+            late = pc.index(pc.greater_equal(times, number(time_us)), True).as_py()
+            if late >= 0:
+                return int(batch.column("id")[late].as_py())
+        return self.end
+
+    def newest_of_topics(self, start: int, end: int) -> pa.Array:
+        """The id of the newest message of each topic among the ids ``[start, end)``, in order."""
+        newest: dict[bytes | None, int] = {}
+        if start < end:
+            index = read_index(self.storage)
+            sealed = min(index.end, end)
+            first = max(index.earliest, start)  # chunks below the position may be deleted meanwhile
+            pieces = slices(index.covering(first, sealed), first, sealed)
+            for batch in [*read_slices(self.storage, pieces), *self.open_rows]:
+                found = pa.table({"topic": topics_of(batch), "id": batch.column("id")})
+                found = found.filter(pc.less(found.column("id"), number(end)))
+                for row in found.group_by("topic").aggregate([("id", "max")]).to_pylist():
+                    newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
+        return integers_of(sorted(newest.values()))
 
 
 class Cursor:
@@ -209,7 +261,7 @@ def topics_of(batch: pa.RecordBatch) -> pa.Array:
 
 
 def matching(batch: pa.RecordBatch, prefixes: tuple[bytes, ...]) -> pa.RecordBatch:
-    """The rows whose topic begins with one of the prefixes; all rows if there are no prefixes."""
+    """The rows with a topic that begins with one of the prefixes; all rows if there are no prefixes."""
     if not prefixes or b"" in prefixes:
         return batch
     topics, mask = topics_of(batch), None

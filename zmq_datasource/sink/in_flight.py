@@ -87,14 +87,10 @@ class InFlight:
         """The bytes of all rows here, without those that were given up after they were added."""
         return sum(batch.size for batch in self.batches)
 
-    def add(self, batch: RowBatch) -> None:
-        """Keep rows that libzmq has accepted."""
+    def add(self, batch: RowBatch) -> bool:
+        """Keep rows that libzmq has accepted. Returns whether to check the queues now, to forget what has left."""
         self.batches.append(batch)
         self._bytes += batch.size
-
-    @property
-    def check_is_due(self) -> bool:
-        """Whether the queues should be checked now, so that rows can be forgotten."""
         return self._bytes >= self._check_at
 
     def checked(self, all_sent: bool) -> None:

@@ -101,30 +101,20 @@ class Sender:
     ) -> None:
         self._socket.close(linger=0)
 
-    def send_values(self, values: pa.Array, topics: pa.Array | None = None) -> None:
-        """Send one message for each value. A topic that is not null is the frame before it.
+    def send(
+        self, value: pa.Array | None = None, topic: pa.Array | None = None, frames: pa.Array | None = None
+    ) -> None:
+        """Send a message for each row: its value, after its topic if that is not null; or its frames.
 
         Args:
-            values, topics: Binary, with offsets of 32 or 64 bits. No value is null.
+            value, topic: Binary, with offsets of 32 or 64 bits. No value is null.
+            frames: Lists of binary, in place of value and topic. No list is empty or null, and no frame is null.
 
         Raises:
             SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
-        self._send(RowBatch(values, topics, None, self.counters.rows))
-
-    def send_frames(self, messages: pa.Array) -> None:
-        """Send messages of one or more frames each.
-
-        Args:
-            messages: Lists of binary. No list is empty or null, and no frame is null.
-
-        Raises:
-            SendTimeoutError, ConnectionLostError: As in ``send_values``.
-        """
-        self._send(RowBatch(None, None, messages, self.counters.rows))
-
-    def _send(self, batch: RowBatch) -> None:
+        batch = RowBatch(value, topic, frames, self.counters.rows)
         sock = self._socket
         self._recover()
         # Before the rows are sent: a consumer that has the last row may leave before this thread runs again.
@@ -134,9 +124,9 @@ class Sender:
             return
         if not self._unsent.needs_rows:
             batch.drop_columns()
-        self.in_flight.add(batch)
+        check_is_due = self.in_flight.add(batch)
         sock.hold_connections()  # those that were made meanwhile, too
-        if self.in_flight.check_is_due:
+        if check_is_due:
             most = math.inf if self._unsent.needs_rows else _COUNTS_SECONDS
             flushed = sock.wait_until_flushed(self._options.send_timeout, most)
             self.in_flight.checked(flushed and not sock.losses() and sock.all_connected)
@@ -206,7 +196,7 @@ class Sender:
         Raises:
             FlushTimeoutError: The queues are not empty after ``linger``. With ``noblock`` this is only counted.
             NoPeerError: A connection was lost, and there is no peer to which its rows could be sent again.
-            ConnectionLostError, SendTimeoutError: As in ``send_values``.
+            ConnectionLostError, SendTimeoutError: As in ``send``.
         """
         attempts = self._new_attempts()
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000

@@ -225,9 +225,9 @@ class SendingSocket:
         """Whether this many connections have ended after the peer's machine had received everything."""
         return ended_in_order(list(self._handles.values()), losses)
 
-    def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+    def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
         """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
-        return self._open.wait_until_flushed(patience, most, quiet)
+        return self._open.wait_until_flushed(stall_seconds, most, quiet)
 
     def close(self, linger: int) -> tuple[bool, bool]:
         """Wait until the queued messages have left, and close the socket. May be called again.

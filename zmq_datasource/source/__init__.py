@@ -10,6 +10,6 @@ receiver, and reads those that a log stores. ``location`` finds the log of a fee
 has lost.
 
 A query reads ``feeds``: a ``Feed`` for each log partition. This process fills the partition (``ingest``), or another
-one does (``follow``). ``idle_partitions`` deletes chunks where no process does. ``chunk_server`` sends chunks to
-executors that do not see the log's directory, and ``remote_chunks`` is their end of ``chunk_protocol``.
+one does, or none any more (``follow``). ``chunk_server`` sends chunks to executors that do not see the log's directory,
+and ``remote_chunks`` is their end of ``chunk_protocol``.
 """

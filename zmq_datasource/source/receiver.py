@@ -336,8 +336,8 @@ class LogReceiver:
         self._append_pending()
         return self._log.cut()
 
-    def finish(self, patience: float) -> None:
-        """Append the pending messages. ``patience`` has no effect: no sender waits for an answer."""
+    def finish(self, seconds: float) -> None:
+        """Append the pending messages. ``seconds`` has no effect: no sender waits for an answer."""
         self._append_pending()
 
     def _append_pending(self) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from zmq_datasource.errors import OptionError, RowError
 from zmq_datasource.messages.arrow_values import values_of
+from zmq_datasource.messages.columns import as_binary
 from zmq_datasource.messages.schemas import LOG_SCHEMA
 from zmq_datasource.options import WriteOptions
 
@@ -20,17 +21,15 @@ _FRAMES_TYPES = (ArrayType(BinaryType()), ArrayType(BinaryType(), containsNull=F
 
 @dataclass(frozen=True)
 class SinkColumns:
-    """The columns that make a message: ``frames``, or ``value`` with or without ``topic``.
+    """The columns that make a message.
 
     Attributes:
-        frames: Whether the column is ``frames``.
-        topic: Whether messages have a topic.
+        names: ``frames``, or ``value`` with or without ``topic``.
         same_topic: The topic of all messages, in place of the column (option ``topic``).
         tables: The most rows and bytes of a message if its value is a table of rows; None if each row is a message.
     """
 
-    frames: bool
-    topic: bool
+    names: tuple[str, ...]
     same_topic: bytes | None = None
     tables: tuple[int, int] | None = None
 
@@ -53,7 +52,7 @@ class SinkColumns:
                     f"writing columns {twice} twice with valueFormat=arrow: give each a name of its own"
                 )
             limits = options.max_rows_per_message, options.max_bytes_per_message
-            return cls(False, same_topic is not None, same_topic, limits)
+            return cls(("value",) if same_topic is None else ("topic", "value"), same_topic, limits)
         names = set(schema.names)
         unknown = sorted(names - set(LOG_SCHEMA.names))
         if unknown:
@@ -81,18 +80,13 @@ class SinkColumns:
                     f"writing column {name!r}: its type is {schema[name].dataType.simpleString()}, it must be "
                     f"{' or '.join(dict.fromkeys(t.simpleString() for t in types))}"
                 )
+        if "frames" in names:
+            return cls(("frames",))
         with_topic = same_topic is not None or "topic" in names
-        return cls("frames" in names, with_topic and "frames" not in names, same_topic)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns."""
-        if self.frames:
-            return ["frames"]
-        return ["topic", "value"] if self.topic else ["value"]
+        return cls(("topic", "value") if with_topic else ("value",), same_topic)
 
     def messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that make the messages.
+        """The columns that make the messages, in which text is binary.
 
         Raises:
             RowError: A row cannot be a message.
@@ -100,13 +94,17 @@ class SinkColumns:
         if self.tables is not None:
             batch = pa.RecordBatch.from_arrays([values_of(batch, *self.tables)], names=["value"])
         self._check(batch)
-        if self.same_topic is None:
-            return batch.select(self.names)
-        topics = pa.repeat(pa.scalar(self.same_topic, pa.binary()), batch.num_rows)
-        return pa.RecordBatch.from_arrays([topics, batch.column("value")], names=self.names)
+        made = {
+            name: as_binary(batch.column(name))
+            for name in self.names
+            if self.same_topic is None or name == "value"
+        }
+        if self.same_topic is not None:
+            made["topic"] = pa.repeat(pa.scalar(self.same_topic, pa.binary()), batch.num_rows)
+        return pa.RecordBatch.from_arrays([made[name] for name in self.names], names=list(self.names))
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        if self.frames:
+        if "frames" in self.names:
             lists = batch.column("frames")
             lengths = pc.list_value_length(lists)
             if lists.null_count or pc.any(pc.equal(lengths, 0)).as_py() or lists.flatten().null_count:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from zmq_datasource.source.chunk_protocol import Access
 
 __all__ = [
-    "PATIENCE_SECONDS",
+    "RETRY_SECONDS",
     "LogInputPartition",
     "MessageRows",
     "Rows",
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 # How long a task waits while no file can be opened or object storage is away. (In local mode Spark does not repeat a
 # task that has failed.)
-PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 
 # A task logs what is wrong with this many values, and only the number of all.
 _MOST_LINES = 10
@@ -185,7 +185,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
         DamagedChunkError: A chunk is not what was written.
         DataLossError: A chunk is gone. If the log's writer has deleted it and ``failOnDataLoss`` is false, the rows
             continue after it instead.
-        DiskFaultError: A chunk could not be read for ``PATIENCE_SECONDS``.
+        DiskFaultError: A chunk could not be read for ``RETRY_SECONDS``.
         LogFetchError: This machine does not see the log, and the driver does not answer.
         MalformedMessageError: A value does not fit the schema.
     """
@@ -194,7 +194,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
-    storage = LogStorage(share.store, share.partition, PATIENCE_SECONDS)
+    storage = LogStorage(share.store, share.partition, RETRY_SECONDS)
     deletions = Deletions(storage, share.log_id, share.fails, share.reader)
     if share.access is None or not share.pieces:
         yield from read_slices(storage, share.pieces, deletions=deletions)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _PROBE = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('zmq_datasource') else 3)"
 _LACKING = 3
 # It takes some hundredths of a second; a machine that is so slow is not asked.
-_PATIENCE_SECONDS = 1.0
+_PROBE_TIMEOUT_SECONDS = 1.0
 
 # For each Spark context, what brings the accounts of its sinks to this process. Its ``value`` is a ``BatchHistory``.
 _accumulators: WeakKeyDictionary[SparkContext, Accumulator[Any]] = WeakKeyDictionary()
@@ -134,7 +134,7 @@ def why_workers_lack_package(command: str) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_PROBE_TIMEOUT_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

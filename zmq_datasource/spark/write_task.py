@@ -12,7 +12,6 @@ from pyspark import TaskContext
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 from zmq_datasource.host import failpoints
-from zmq_datasource.messages.columns import as_binary
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.unsent import StagedDeadLetters
@@ -64,7 +63,7 @@ def run_task(
                 stack.enter_context(dead_letters)
             sender = stack.enter_context(Sender(options, dead_letters, job.publisher(partition)))
             for batch in map(columns.messages, itertools.chain((first,), rows)):
-                _send(sender, columns, batch)
+                sender.send(**dict(zip(batch.schema.names, batch.columns, strict=True)))
             report.counters = sender.finish()
         report.dead_letters = () if dead_letters is None else dead_letters.names
     failpoints.reach("spark.task.before_report")
@@ -96,12 +95,3 @@ def _stage(
         counters.peers, counters.sndhwm = uplink.peers, uplink.sndhwm
     counters.sent, counters.bytes = counters.rows, uplink.session.bytes
     counters.blocked_seconds = uplink.blocked_seconds
-
-
-def _send(sender: Sender, columns: SinkColumns, batch: pa.RecordBatch) -> None:
-    if columns.frames:
-        sender.send_frames(batch.column("frames"))
-        return
-    value = batch.column("value")
-    topics = as_binary(batch.column("topic")) if columns.topic else None
-    sender.send_values(as_binary(value), topics)

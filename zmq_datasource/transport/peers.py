@@ -287,7 +287,8 @@ class PeerWatch:
 
     def handles(self) -> list[Handle]:
         """Second handles on the connections that are up; see ``Connections.handles``."""
-        return self.open_connections().handles()
+        self.update()
+        return self._open.handles()
 
     def inode(self, descriptor: int) -> int | None:
         """The inode of the connection with this descriptor, without an ``update``; None if it is gone."""
