@@ -62,7 +62,7 @@ class Replayer(Link):
         self.session.log.flush()
 
     def receive_replies(self, most: int, most_bytes: int) -> int:
-        """Receive the replies that are there: at most ``most``, and until ``most_bytes`` are pending. Returns how many."""
+        """Receive the replies that are there, at most ``most``, until ``most_bytes`` are pending. Returns how many."""
         session, receive, now = self.session, self.receive, time.monotonic()
         for received in range(most):
             if session.pending_bytes >= most_bytes or (frames := receive()) is None:
