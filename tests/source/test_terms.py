@@ -13,7 +13,16 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Query, send
-from tests.support import Socket, bound, free_endpoint, stop_sooner, stream_options, take_over, wait_for
+from tests.support import (
+    Socket,
+    bound,
+    free_endpoint,
+    keep_handlers,
+    stop_sooner,
+    stream_options,
+    take_over,
+    wait_for,
+)
 from tests.support.publishers import Publisher
 from zmq_datasource.errors import MessageLossError
 from zmq_datasource.log.reader import read_index
@@ -25,7 +34,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(Ingest, "replaying_seconds", 0.1)
