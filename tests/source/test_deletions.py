@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import batch_of, free_endpoint, stream_options, wait_for
+from tests.support import batch_of, free_endpoint, keep_handlers, stream_options, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.directory_store import DirectoryStore
@@ -37,7 +37,7 @@ VALUE = b"v" * 1000
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
 
 
 class Discarding:

@@ -13,7 +13,16 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Query, send
-from tests.support import Socket, bound, free_endpoint, stop_sooner, stream_options, take_over, wait_for
+from tests.support import (
+    Socket,
+    bound,
+    free_endpoint,
+    keep_handlers,
+    stop_sooner,
+    stream_options,
+    take_over,
+    wait_for,
+)
 from tests.support.publishers import Publisher
 from zmq_datasource.errors import LogLockedError, MessageLossError
 from zmq_datasource.log.reader import read_index
@@ -26,7 +35,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(Ingest, "replaying_seconds", 0.1)
@@ -158,10 +167,10 @@ def test_a_query_that_follows_logs_its_options_that_have_no_effect(
 def test_a_query_of_another_feed_is_refused_with_the_options_that_differ(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(Ingest, "lock_wait_seconds", 0.1)
     _, endpoint = bound(context, zmq.XPUB)
-    common: dict[str, Any] = {"walLocation": tmp_path, "connect": endpoint, "framing": "sequenced"}
-    other = stream_options(**common, topics="b,c", deduplicate="true")
+    common: dict[str, Any] = {"walLocation": tmp_path, "connect": endpoint}
+    other = stream_options(**common, topics="b,c", topicDelimiter="+")
     ingest = Ingest(stream_options(**common, topics="a"))
     ingest.open()
     try:
@@ -170,7 +179,7 @@ def test_a_query_of_another_feed_is_refused_with_the_options_that_differ(
     finally:
         ingest.stop()
     assert str(refused.value).endswith(
-        "It receives another feed: topics=b,c (there: a), deduplicate=True (there: False)"
+        "It receives another feed: topics=b,c (there: a), topicDelimiter=+ (there: not set)"
     )
     # Afterwards it may receive into this log, and says so.
     Ingest(other).open()

@@ -62,9 +62,11 @@ class Ingest:
         filler: Receives, and appends to ``log``.
         readers: The queries and subscribers that read the partition.
         resumed_at: The id of the first message that this process receives; from ``open`` on.
+        lock_wait_seconds: How long to wait for the lock, because another writer may be stopping.
         replaying_seconds: How often ``replaying_query`` looks for such a query.
     """
 
+    lock_wait_seconds = LOCK_WAIT_SECONDS
     replaying_seconds = 1.0
     reader = None  # the name of a query, which a ``Feed`` has in its place
 
@@ -122,18 +124,18 @@ class Ingest:
             readers=self.readers,
         )
 
-    def open(self, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
+    def open(self, lock_wait: float | None = None) -> None:
         """Become the log's writer, without receiving yet.
 
         Args:
-            lock_wait: Seconds to wait for the lock, because another writer may be stopping.
+            lock_wait: Seconds to wait for the lock; by default ``lock_wait_seconds``.
 
         Raises:
             LogError: The log cannot be opened, or another process has the lock.
         """
         allow_many_files()
         self.log.open(
-            lock_wait,
+            self.lock_wait_seconds if lock_wait is None else lock_wait,
             feed_of(self._options),
             lambda: refuse_other_division(self.storage, self._options),
             self._read_notes,
@@ -157,7 +159,7 @@ class Ingest:
             LogLockedError: Another process receives another feed into the log, or divides this one in another way.
             LogError: The log cannot be opened.
         """
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        deadline = time.monotonic() + self.lock_wait_seconds
         while True:
             try:
                 self.open(0.0)

@@ -222,7 +222,7 @@ def _noted(storage: LogStorage) -> dict[str, str]:
 
 def _differences(ours: Mapping[str, str], theirs: Mapping[str, str], whose: str) -> str:
     return ", ".join(
-        f"{name}={text} ({whose}: {theirs[name]})"
+        f"{name}={text or 'not set'} ({whose}: {theirs[name] or 'not set'})"
         for name, text in ours.items()
         if name in theirs and theirs[name] != text
     )
@@ -239,7 +239,9 @@ def _text(value: object) -> str:
         return f"{value:g}s"
     if isinstance(value, ZmqOptions):
         return repr(ZmqOptions(sorted(value.items())))  # without secrets
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def is_replayed(storage: LogStorage) -> bool:
