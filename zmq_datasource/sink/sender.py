@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -95,12 +94,7 @@ class Sender:
         """The socket; ``finish`` may replace it."""
         return self._socket
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._socket.close(linger=0)
 
     def send(

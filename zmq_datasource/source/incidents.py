@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
@@ -58,12 +57,10 @@ class Incidents:
             self._dead_letters.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Write the dead letters that wait: see ``DeadLetters``."""
         if self._dead_letters is not None:
-            self._dead_letters.__exit__(kind, error, trace)
+            self._dead_letters.__exit__(*error)
 
     def act_on(self, findings: Findings, messages: int) -> None:
         """Act on the findings in ``messages`` messages."""

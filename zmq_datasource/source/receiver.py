@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -25,11 +24,10 @@ from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
-from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
+from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
 from zmq_datasource.source.dead_letters import MAX_BESIDE_LOG_BYTES, DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
-from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
@@ -104,12 +102,7 @@ class Receiver:
         self._await_peers_until = time.monotonic() + self._options.connect_timeout
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     def _ask_for_history(self) -> None:
@@ -315,14 +308,9 @@ class LogReceiver:
         self.receiver.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._left = self._is_pull and self.receiver.waiting
-        self.receiver.__exit__(kind, error, trace)
+        self.receiver.__exit__(*error)
 
     def receive(self) -> int:
         """Receive for one round, and append a batch that is ready. Returns the number of messages received."""
