@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
@@ -25,7 +26,13 @@ from zmq_datasource.options.offsets import Place
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource, IdlePartition
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import OtherDivisionError, feed_of, log_storage
+from zmq_datasource.source.location import (
+    OtherDivisionError,
+    feed_of,
+    log_storage,
+    other_feed,
+    warn_of_terms,
+)
 
 __all__ = ["Feed"]
 
@@ -109,7 +116,10 @@ class Feed:
         if ingest.open_unless_received():
             return ingest
         _log.info("another process receives this feed into %s; this query follows it", self.storage)
-        return self._open_following()
+        following = self._open_following()
+        with suppress(LogError):  # a warning is not worth waiting for the disk
+            warn_of_terms(self.storage, self._options)
+        return following
 
     def _new_ingest(self) -> Ingest:
         return Ingest(self._options, self.storage.partition, self.counters)
@@ -241,8 +251,9 @@ class Feed:
                         is_foreign = False
                     elif is_foreign:  # for the second time: the note may be older than the lock
                         self._failure = LogLockedError(
-                            f"reading log {self.storage.root}: another process now receives another feed into it; set "
-                            "another walLocation for one of them"
+                            f"reading log {self.storage.root}: another process now receives another feed into it "
+                            f"({other_feed(self.storage, self._options) or 'unknown'}); set another walLocation for "
+                            "one of them"
                         )
                         return
                     else:

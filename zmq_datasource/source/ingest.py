@@ -32,6 +32,7 @@ from zmq_datasource.source.location import (
     dead_letters_beside,
     feed_of,
     log_storage,
+    other_feed,
     refuse_other_division,
 )
 from zmq_datasource.source.receiver import LogReceiver, Receiver
@@ -133,9 +134,12 @@ class Ingest:
             LogError: The log cannot be opened, or another process has the lock.
         """
         allow_many_files()
-        feed = feed_of(self._options)
-        wait = self.lock_wait_seconds if lock_wait is None else lock_wait
-        self.log.open(wait, feed, lambda: refuse_other_division(self.storage, feed), self._read_notes)
+        self.log.open(
+            self.lock_wait_seconds if lock_wait is None else lock_wait,
+            feed_of(self._options),
+            lambda: refuse_other_division(self.storage, self._options),
+            self._read_notes,
+        )
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
@@ -164,11 +168,21 @@ class Ingest:
                     return False
                 # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
                 if time.monotonic() >= deadline:
-                    raise
+                    raise self._naming_other_feed(e) from None
                 check_signals()
                 time.sleep(_LOCK_TICK)
             else:
                 return True
+
+    def _naming_other_feed(self, refused: LogLockedError) -> LogLockedError:
+        """The same error, with the options that make this feed another one than the writer's, if they are known."""
+        differences = ""
+        if not isinstance(refused, OtherDivisionError):
+            with suppress(LogError):
+                differences = other_feed(self.storage, self._options)
+        return (
+            LogLockedError(f"{refused}. It receives another feed: {differences}") if differences else refused
+        )
 
     def _is_our_feed(self) -> bool:
         """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
