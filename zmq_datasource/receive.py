@@ -18,7 +18,7 @@ from zmq_datasource.monitoring.view import StatusLines, source_record
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import run_in_parallel
-from zmq_datasource.source.idle_partitions import IdlePartition
+from zmq_datasource.source.follow import IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.location import feed_of, log_storage
 

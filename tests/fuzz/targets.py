@@ -182,7 +182,7 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
 class _InMemory:
     """A directory of one file."""
 
-    partition, patience = 0, 0.0
+    partition, retry_seconds = 0, 0.0
 
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content

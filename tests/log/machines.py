@@ -135,10 +135,10 @@ class Machines:
         """As a storage that has given the lock to another host, or has lost its object: the writer is not told."""
         self.connect().delete(f"0/{LOCK_NAME}")
 
-    def rows(self, patience: float = 0.0) -> list[tuple[int, bytes]]:
+    def rows(self, retry_seconds: float = 0.0) -> list[tuple[int, bytes]]:
         """What another machine reads."""
         storage = self.storage()
-        storage.patience = patience
+        storage.retry_seconds = retry_seconds
         index = read_index(storage)
         pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
         found = []

@@ -262,10 +262,10 @@ def test_reading_is_tried_again(machines: Machines) -> None:
         no_answer(verb, key)
 
     watched(storage).before = once
-    with pytest.raises(DiskFaultError):  # without patience
+    with pytest.raises(DiskFaultError):  # it is not repeated
         list(read_slices(storage, pieces))
     watched(storage).before = once
-    storage.patience = 30.0
+    storage.retry_seconds = 30.0
     assert [batch.num_rows for batch in read_slices(storage, pieces)] == [1]
 
 
@@ -306,7 +306,7 @@ def test_a_bucket_that_goes_away_within_a_large_chunk_is_no_damage(
             no_answer(verb, key)
 
     watched(storage).before = interrupt
-    storage.patience = 0.2 if for_good else 30.0
+    storage.retry_seconds = 0.2 if for_good else 30.0
     if for_good:
         with pytest.raises(DiskFaultError, match="no answer"):
             read_parts(storage)
@@ -318,7 +318,7 @@ def test_a_chunk_that_is_deleted_while_it_is_read_is_no_damage(
     machines: Machines, memory: MemoryBucket
 ) -> None:
     storage, _ = large_chunk(machines)
-    storage.patience = 30.0
+    storage.retry_seconds = 30.0
 
     def delete(verb: str, key: str) -> None:
         if watched(storage).calls["read_range"] == 5:

@@ -341,7 +341,7 @@ def test_an_io_error_while_rows_are_read_is_waited_out_and_no_damage(storage: Lo
     with pytest.raises(DiskFaultError, match="reading batch 1"):
         next(batches)
 
-    disk.patience = 30.0
+    disk.retry_seconds = 30.0
     batches = read_chunk(disk, name, 0, 2)
     next(batches)
     disk.file.errors = 2

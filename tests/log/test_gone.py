@@ -161,13 +161,13 @@ def test_a_query_that_follows_waits_for_a_directory_that_goes_away(tmp_path: Pat
     for source in (patient, hasty):
         source.log.open()
     place.goes()
-    wait_for(lambda: patient.seal() == 1, "an end")
+    wait_for(lambda: patient.refresh() == 1, "an end")
     with pytest.raises(DiskFaultError, match="Mount or restore it"):
         hasty.log.refresh_now()
-    assert patient.seal() == 1
+    assert patient.refresh() == 1
     place.returns()
     put(log, b"1").result(10)
-    wait_for(lambda: patient.seal() == 2, "what is new")
+    wait_for(lambda: patient.refresh() == 2, "what is new")
     log.close()
 
 
@@ -179,7 +179,7 @@ def test_a_task_waits_for_a_directory_that_goes_away(
     log = open_log(place.path)
     put(log, b"0").result(10)
     storage = LogStorage(str(place.path))
-    storage.patience = 60.0
+    storage.retry_seconds = 60.0
     index, deletions = read_index(storage), Deletions(storage, storage.log_id(), fails=True)
     place.goes()
     caplog.set_level("INFO")

@@ -17,7 +17,7 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from tests.support import Socket, stream_options, wait_for
+from tests.support import Socket, keep_handlers, stream_options, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import Client, ProxyThreads, endpoints, receive, subscriber
 from zmq_datasource import (
@@ -1185,7 +1185,7 @@ def readers(*arguments: object) -> Result:
 def test_the_command_line_moves_a_subscriber_that_is_away_and_none_that_is_present(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     monkeypatch.setattr(positions, "PRESENT_SECONDS", 1.5)
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
@@ -1220,7 +1220,7 @@ def test_a_client_that_the_command_line_has_moved_is_refused(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Its program was busy for so long that it was away for the proxy."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keep_handlers(monkeypatch)
     monkeypatch.setattr(positions, "PRESENT_SECONDS", 1.5)
     to = ("--to", "2") if command == "seek" else ()
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:

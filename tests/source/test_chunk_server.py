@@ -165,7 +165,7 @@ def test_a_chunk_that_the_driver_cannot_read_now_is_requested_again(
 
     monkeypatch.setattr(failpoints, "reach", refuse)
     patient, impatient = LogStorage("/not/here"), LogStorage("/not/here")
-    patient.patience = 30.0
+    patient.retry_seconds = 30.0
     with RemoteChunks(server.access, impatient) as chunks, pytest.raises(DiskFaultError, match="too many"):
         list(read_chunk(chunks, chunk.name, 0, 1))
     with RemoteChunks(server.access, patient) as chunks:

@@ -25,6 +25,7 @@ from tests.support import (
     bind_when_free,
     bound,
     free_endpoint,
+    keep_handlers,
     log_at,
     log_options,
     log_rows,
@@ -50,7 +51,7 @@ Offset = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
 
@@ -203,7 +204,7 @@ def test_another_feed_in_the_same_log_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query would read messages of a feed that it did not ask for."""
-    monkeypatch.setattr(ingest_module, "LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(ingest_module.Ingest, "lock_wait_seconds", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     other = free_endpoint()
     with querying(tmp_path, connect=endpoint) as one:

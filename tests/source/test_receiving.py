@@ -59,7 +59,7 @@ class Filler:
     def postpone(self) -> None:
         self.asked.append("postpone")
 
-    def finish(self, patience: float) -> None:
+    def finish(self, seconds: float) -> None:
         self.asked.append("finish")
 
     def awaits_replies(self) -> bool:

@@ -196,6 +196,11 @@ def stop_sooner(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     monkeypatch.setattr(ReceivingThread, "quiet_seconds", seconds)
 
 
+def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have readers that run in pytest's own process leave its signal handlers as they are."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+
 def take_over(
     monkeypatch: pytest.MonkeyPatch, standby: float | None = None, takeover: float | None = None
 ) -> None:

@@ -329,8 +329,8 @@ def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(
         assert pull.recv() == b"1"
         with monkeypatch.context() as patch:
             patch.setattr("zmq_datasource.transport.opened.io_threads_sleep", lambda threads: False)
-            assert not opened.wait_until_flushed(patience=0.05)
-        assert opened.wait_until_flushed(patience=10.0)
+            assert not opened.wait_until_flushed(stall_seconds=0.05)
+        assert opened.wait_until_flushed(stall_seconds=10.0)
     finally:
         opened.close(0)
 

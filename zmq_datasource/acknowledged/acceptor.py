@@ -298,9 +298,9 @@ class Acceptor:
         finally:
             self._answer()
 
-    def finish(self, patience: float) -> None:
-        """Answer for what is being written, for up to ``patience`` seconds. Called once, after the last round."""
-        deadline = time.monotonic() + patience
+    def finish(self, seconds: float) -> None:
+        """Answer for what is being written, for up to ``seconds``. Called once, after the last round."""
+        deadline = time.monotonic() + seconds
         while self._reception.busy and time.monotonic() < deadline:
             self._answer_completed()
             time.sleep(WAIT_MS / 1000)

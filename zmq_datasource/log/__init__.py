@@ -25,7 +25,7 @@ The rules:
   older copy of the log was restored.
 * A store repeats nothing. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
   ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``retry_reading``, for
-  the ``patience`` of the storage.
+  the ``retry_seconds`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``growing``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
 

@@ -56,11 +56,11 @@ class OpensChunks(Protocol):
 
     Attributes:
         partition: The log partition.
-        patience: Seconds for which opening and reading a chunk is repeated.
+        retry_seconds: Seconds for which opening and reading a chunk is repeated.
     """
 
     partition: int
-    patience: float
+    retry_seconds: float
 
     def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
         """Open a chunk for reading; ``whole`` says whether most of it will be read. FileNotFoundError if it is gone."""
@@ -189,7 +189,7 @@ def read_chunk(
 
     Raises:
         DamagedChunkError: The content was changed; the error names the file and the ids.
-        DiskFaultError: The chunk could not be read within the storage's ``patience``.
+        DiskFaultError: The chunk could not be read within the storage's ``retry_seconds``.
         DataLossError: The chunk is gone, or it ends before ``end``, so the next chunk is missing.
     """
     path = storage.path_of(name)
@@ -198,7 +198,7 @@ def read_chunk(
     next_id = chunk_first
     with ExitStack() as stack:
         try:
-            file, reader = retry_reading(lambda: _open(storage, name, whole), storage.patience)
+            file, reader = retry_reading(lambda: _open(storage, name, whole), storage.retry_seconds)
             stack.enter_context(file)
             schema, count = reader.schema, reader.num_record_batches
             if not schema.equals(MESSAGE_SCHEMA):
@@ -206,7 +206,7 @@ def read_chunk(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = ChunkFacts.of_whole(retry_reading(partial(_metadata_of, lengths), storage.patience))
+            facts = ChunkFacts.of_whole(retry_reading(partial(_metadata_of, lengths), storage.retry_seconds))
             facts.check_place(storage.partition, chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
@@ -221,12 +221,14 @@ def read_chunk(
                 return
             try:
                 if next_id < start:
-                    skipped = retry_reading(partial(lengths.get_batch, position), storage.patience).num_rows
+                    skipped = retry_reading(
+                        partial(lengths.get_batch, position), storage.retry_seconds
+                    ).num_rows
                     if next_id + skipped <= start:
                         next_id += skipped
                         continue
                 read = partial(reader.get_batch_with_custom_metadata, position)
-                batch, metadata = retry_reading(read, storage.patience)
+                batch, metadata = retry_reading(read, storage.retry_seconds)
                 first, next_id = next_id, next_id + batch.num_rows
                 intact = is_intact(batch, metadata, first - chunk_first)
             except FileNotFoundError as e:

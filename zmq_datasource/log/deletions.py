@@ -112,7 +112,7 @@ class Deletions:
         return begin
 
     def _ask(self) -> int | None:
-        return retry_reading(partial(begin_of, self._storage, self._log_id), self._storage.patience)
+        return retry_reading(partial(begin_of, self._storage, self._log_id), self._storage.retry_seconds)
 
     def _record(self, reader: str, first: int, end: int) -> None:
         ReaderRecords(self._storage).write_skipped(reader, first, end)

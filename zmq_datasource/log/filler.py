@@ -71,8 +71,8 @@ class Filler(Protocol):
     def postpone(self) -> None:
         """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
 
-    def finish(self, patience: float) -> None:
-        """Append the last messages, and answer open requests for ``patience`` seconds. Called at the end."""
+    def finish(self, seconds: float) -> None:
+        """Append the last messages, and answer open requests for so many ``seconds``. Called at the end."""
 
     def awaits_replies(self) -> bool:
         """Whether requested messages (a replay) may still arrive although the sockets are silent."""

@@ -138,13 +138,13 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
         time: Microseconds since the epoch.
 
     Raises:
-        DiskFaultError: The log could not be read within the storage's ``patience``.
+        DiskFaultError: The log could not be read within the storage's ``retry_seconds``.
     """
     while chunks:
         try:
             return _first_since(storage, chunks, time)
         except DataLossError:
-            index = retry_reading(partial(read_index, storage), storage.patience)
+            index = retry_reading(partial(read_index, storage), storage.retry_seconds)
             left = [chunk for chunk in chunks if chunk.first >= index.earliest]
             if not len(index) or len(left) == len(chunks):
                 raise
@@ -175,7 +175,7 @@ def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -
 
     Raises:
         DamagedChunkError: A file is not a chunk.
-        DiskFaultError: A file could not be read within the storage's ``patience``.
+        DiskFaultError: A file could not be read within the storage's ``retry_seconds``.
         DataLossError: A file is gone.
     """
     # Chunks before ``at`` have only earlier messages. The next block begins at ``at``, and has 2**level chunks. In the
@@ -209,7 +209,7 @@ def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -
 
 def _read_facts(storage: LogStorage, chunk: Chunk) -> ChunkFacts:
     try:
-        return retry_reading(partial(read_facts, storage, chunk.first), storage.patience)
+        return retry_reading(partial(read_facts, storage, chunk.first), storage.retry_seconds)
     except FileNotFoundError as e:
         raise DataLossError(f"opening chunk {storage.path_of(chunk.name)}: it was deleted meanwhile") from e
 

@@ -67,16 +67,16 @@ class LogStorage:
     Args:
         store: The store of the log, or the absolute path or ``file:`` URI of a directory.
         partition: The number of the partition.
-        patience: Seconds for which reading a chunk is repeated while the store refuses.
+        retry_seconds: Seconds for which reading a chunk is repeated while the store refuses.
 
     Raises:
         OptionError: The location is neither.
     """
 
-    def __init__(self, store: Store | str, partition: int = PARTITION, patience: float = 0.0) -> None:
+    def __init__(self, store: Store | str, partition: int = PARTITION, retry_seconds: float = 0.0) -> None:
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
         self.partition = partition
-        self.patience = patience
+        self.retry_seconds = retry_seconds
         self._writer: Hold | None = None  # if this object writes
         self._fence: Fence | None = None
 
@@ -100,7 +100,7 @@ class LogStorage:
 
     def of(self, partition: int) -> Self:
         """Another partition of the same log."""
-        return type(self)(self.store, partition, self.patience)
+        return type(self)(self.store, partition, self.retry_seconds)
 
     def key(self, name: str) -> str:
         """The key of an object of this partition."""

@@ -56,8 +56,8 @@ class _Preset(NamedTuple):
 
     Attributes:
         numbering: How they count; None if they do not.
-        nameless: Whether messages do not name their publisher.
-        unnumbered: Why publishers do not count, for errors.
+        nameless: Whether messages lack the name of their publisher.
+        unnumbered: Why messages have no numbers, for errors.
     """
 
     numbering: Numbering | None

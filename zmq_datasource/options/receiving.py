@@ -336,7 +336,7 @@ def _with_endpoints(options: _Receiving, receiver: int) -> _Receiving:
             f"receivers={count}: SUB sockets share the endpoints, and there are {endpoints}; set fewer receivers, or "
             "receiversBy=topics"
         )
-    # The bound endpoints are given to the receivers after those that have the last of the others, so that each has one.
+    # Deal out the bound endpoints from where dealing out the others has ended, so that each receiver has an endpoint.
     bound = (receiver - len(connect)) % count
     return msgspec.structs.replace(
         options,
@@ -372,7 +372,7 @@ def _with_topics(options: _Receiving, receiver: int) -> _Receiving:
 
 
 def share_topics(topics: Sequence[str], count: int) -> list[list[str]]:
-    """Divide topics into ``count`` shares, of which some may be empty. No message matches topics of two shares."""
+    """Divide topics into ``count`` shares, so that no message matches topics of two shares. Some may be empty."""
     groups: list[list[str]] = []
     for topic in sorted(topics):  # a topic that begins with another one comes after it
         if groups and topic.startswith(groups[-1][0]):

@@ -87,7 +87,7 @@ _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _MOST_ENDPOINTS = 1000
 
 
-def _each(text: str) -> list[str]:
+def _expanded(text: str) -> list[str]:
     """The texts that a text with ranges stands for: ``a-[0-1]`` is ``a-0`` and ``a-1``. The last range counts
     fastest."""
     parts, at, count = [], 0, 1
@@ -119,7 +119,7 @@ class Endpoints(tuple[Endpoint, ...]):
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
-        endpoints = cls(Endpoint.read(one) for part in parts for one in _each(part))
+        endpoints = cls(Endpoint.read(one) for part in parts for one in _expanded(part))
         if len(endpoints) > _MOST_ENDPOINTS:
             raise ValueError(
                 f"it names {len(endpoints)} endpoints; {_MOST_ENDPOINTS} are the most of one socket"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import (
     LOCK_WAIT_SECONDS,
     Carried,
@@ -73,9 +72,8 @@ class Journal:
         )
         self.log.open(LOCK_WAIT_SECONDS)
         readers.opened()
-        self.descriptor, self._wakes = os.pipe()
-        for descriptor in (self.descriptor, self._wakes):
-            os.set_blocking(descriptor, False)
+        self._wakes = WakePipe()
+        self.descriptor = self._wakes.descriptor
 
     def close(self) -> None:
         """Write what was appended, and let another process write the log.
@@ -86,16 +84,14 @@ class Journal:
         try:
             self.log.close()
         finally:
-            os.close(self.descriptor)
-            os.close(self._wakes)
+            self._wakes.close()
 
     def _add_written(self, first: int, batches: Sequence[pa.RecordBatch]) -> None:
         """Called in the log's thread."""
         for batch in batches:
             self._written.append(Written(first, batch))
             first += batch.num_rows
-        with suppress(BlockingIOError):  # the pipe is full, which is readable enough
-            os.write(self._wakes, b"1")
+        self._wakes.wake()
 
     @property
     def progress(self) -> Progress:
@@ -120,7 +116,6 @@ class Journal:
 
     def written(self) -> Iterator[Written]:
         """The rows that were written since the last call, in order."""
-        with suppress(BlockingIOError):
-            os.read(self.descriptor, 4096)
+        self._wakes.clear()
         while self._written:
             yield self._written.popleft()

@@ -6,10 +6,9 @@ that closes. It writes its status to its standard output (``child``).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import Any
 
 import zmq
@@ -17,6 +16,7 @@ import zmq
 from zmq_datasource.errors import DiskFaultError, EndpointError, ZmqDataSourceError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.machine import allow_many_files
+from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import LogStorage, Retrier
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
@@ -57,16 +57,14 @@ class Server:
         self._is_busy = False
         self._faults = LimitedLog(__name__, "faults of files")
         with ExitStack() as stack:
-            self._woken, self._wakes = os.pipe()
-            for descriptor in (self._woken, self._wakes):
-                stack.callback(os.close, descriptor)
-                os.set_blocking(descriptor, False)
-            self._poller.register(self._woken, zmq.POLLIN)
+            self._wakes = WakePipe()
+            stack.callback(self._wakes.close)
+            self._poller.register(self._wakes.descriptor, zmq.POLLIN)
             storage = LogStorage(options.wal_location)
             self.view = LogView(storage)
             stack.callback(self.view.close)
             self.view.follow(progress)
-            self.positions = Positions(storage, self.view.end, options.subscriber_expiry, self._wake)
+            self.positions = Positions(storage, self.view.end, options.subscriber_expiry, self._wakes.wake)
             stack.callback(self.positions.close)
             if options.durable:
                 self._add(FetchWire(options), stack)
@@ -84,10 +82,6 @@ class Server:
         self._poller.register(wire.socket, zmq.POLLIN)
         self._servers.append(server)
 
-    def _wake(self) -> None:
-        with suppress(OSError):  # the pipe is full, which wakes too; or closed
-            os.write(self._wakes, b"1")
-
     def register(self, descriptor: int) -> None:
         """Let ``wait`` wait for this descriptor too."""
         self._poller.register(descriptor, zmq.POLLIN)
@@ -101,8 +95,7 @@ class Server:
             if (deadline := server.waiting.next_deadline) is not None:
                 wait = max(1, min(wait, round(1000 * (deadline - time.monotonic()))))
         self._poller.poll(0 if self._is_busy else wait)
-        with suppress(BlockingIOError):
-            os.read(self._woken, 4096)
+        self._wakes.clear()
 
     def receive(self) -> None:
         """Take requests off the sockets. ``step`` answers them."""

@@ -51,11 +51,11 @@ class Delivery:
         self._counters = counters
         self._publisher = publisher
         self._is_sequenced = options.framing == "sequenced"
-        # The last row was retried in vain. The next one is tried once, and not for the whole time again.
+        # Whether the last row was retried in vain. If so, the next row is tried once, without waiting.
         self._is_stuck = False
 
     def send(self, sock: SendingSocket, batch: RowBatch, again: bool = False) -> None:
-        """Send rows. ``batch`` then says how many were sent, and which ones were given up.
+        """Send rows, and note in ``batch`` how many were sent, and which ones were given up.
 
         Args:
             again: Whether the rows were sent before, through a connection that was lost.
@@ -67,7 +67,7 @@ class Delivery:
         if not again:
             self._counters.rows += len(batch)
         start = 0
-        for end in (*sorted(batch.given_up), len(batch)):  # a row that was given up before is left out
+        for end in (*sorted(batch.given_up), len(batch)):  # leave out rows that were given up before
             while start < end:
                 start = self._send_some(sock, batch, messages, start, min(end, start + _ROWS_PER_CALL), again)
             start = end + 1

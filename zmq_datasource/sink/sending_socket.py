@@ -35,8 +35,8 @@ class SendingSocket:
     Attributes:
         watch: The connections that are up, and the number of lost ones.
         has_peer: Whether a peer had come when waiting ended. If not, the task sends nothing.
-        handshake_seconds: How long to wait for further handshakes that have begun, once all expected peers are there. A
-            peer that is refused only while rows are sent would look like a lost connection.
+        handshake_seconds: How long to wait for other handshakes that have begun, once all expected peers are there. A
+            peer that is refused while rows are sent would look like a lost connection.
 
     Raises:
         OptionError, EndpointError: The socket cannot be opened with these options.
@@ -52,7 +52,7 @@ class SendingSocket:
         self._socket, self.watch = self._open.socket, self._open.watch
         self._subscriptions = 0
         self._absent: set[str] = set()  # endpoints from which the socket has disconnected
-        self._handled_losses = 0  # of ``watch.possibly_lost``: those marked as handled
+        self._handled_losses = 0  # how many of ``watch.possibly_lost`` are marked as handled
         self._handles: dict[int, Handle] = {}  # by inode
         self.has_peer = True
         try:
@@ -197,7 +197,7 @@ class SendingSocket:
         if self._is_pub:  # what a PUB has sent is never sent again
             return
         held = self.watch.handles()
-        # After a loss that is not handled yet, keep the old handles: they show how the lost connection has ended.
+        # Until a loss is handled, keep the old handles: they show how the lost connection has ended.
         if self.watch.possibly_lost == self._handled_losses:
             self.release_connections()
         for handle in held:
@@ -225,9 +225,9 @@ class SendingSocket:
         """Whether this many connections have ended after the peer's machine had received everything."""
         return ended_in_order(list(self._handles.values()), losses)
 
-    def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+    def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
         """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
-        return self._open.wait_until_flushed(patience, most, quiet)
+        return self._open.wait_until_flushed(stall_seconds, most, quiet)
 
     def close(self, linger: int) -> tuple[bool, bool]:
         """Wait until the queued messages have left, and close the socket. May be called again.

@@ -31,6 +31,7 @@ from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.machine import own_addresses
+from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import LogStorage, ReaderRecords, begin_of, open_file, parse_chunk_name
 from zmq_datasource.source.chunk_protocol import (
     BEGIN,
@@ -112,7 +113,7 @@ class ChunkServer:
             bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
             host, _, port = bound.removeprefix("tcp://").rpartition(":")
             hosts = own_addresses() if host in ("0.0.0.0", "[::]") else [host]
-            self._wake, self._waker = os.pipe()
+            self._end = WakePipe()
             undo.pop_all()
         self.access = Access(tuple(f"tcp://{host}:{port}" for host in hosts), public, self._secret, log_id)
         self._thread = threading.Thread(target=self._serve, name="zmq-chunk-server", daemon=True)
@@ -128,23 +129,22 @@ class ChunkServer:
 
     def stop(self) -> None:
         """End the thread, and close the socket. Call it once."""
-        os.write(self._waker, b"\0")
+        self._end.wake()
         self._thread.join(_JOIN_SECONDS)
         if not self._thread.is_alive():
-            os.close(self._wake)
-            os.close(self._waker)
+            self._end.close()
 
     # The thread.
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._end.descriptor, zmq.POLLIN)
         poller.register(self._socket, zmq.POLLIN)
         try:
             while True:
                 turn = bool(self._requests) and self._answers.bytes < self._most_bytes
                 ready = dict(poller.poll(0 if turn else _TICK_MS if self._requests else None))
-                if self._wake in ready:
+                if self._end.descriptor in ready:
                     return
                 if self._socket in ready:
                     self._receive(*self._socket.recv_multipart())

@@ -4,8 +4,8 @@ The rules:
 
 * If several processes want to receive a feed into one log, the process with the log's lock receives. The others follow
   the log.
-* When the lock becomes free, because the receiving process or its host has ended, a process that follows takes it and
-  receives (``zmq-standby``).
+* The lock becomes free when the receiving process or its host ends. Then a process that follows takes the lock, and
+  receives (the thread ``zmq-standby``).
 * A query without a ``replayEndpoint`` gives way to a query with one.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
@@ -23,10 +24,15 @@ from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Place
 from zmq_datasource.source.facts import SourceFacts
-from zmq_datasource.source.follow import FollowingSource
-from zmq_datasource.source.idle_partitions import IdlePartition
+from zmq_datasource.source.follow import FollowingSource, IdlePartition
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import OtherDivisionError, feed_of, log_storage
+from zmq_datasource.source.location import (
+    OtherDivisionError,
+    feed_of,
+    log_storage,
+    other_feed,
+    warn_of_terms,
+)
 
 __all__ = ["Feed"]
 
@@ -51,8 +57,8 @@ class Feed:
         reader: The name of the query's record; None before ``read_as``.
         resumed_at: The id of the first message that comes after ``read_as``.
         standby_seconds: How often a query that follows checks whether the log's lock is free.
-        takeover_seconds: How long a query repeats an attempt to receive in place of a process that has ended. That
-            process may hold its port for a moment longer than the lock.
+        takeover_seconds: How long a query repeats an attempt to receive in place of a process that has ended. The port
+            of that process may become free a moment later than the lock.
         join_seconds: How long ``stop`` waits for such an attempt.
     """
 
@@ -110,7 +116,10 @@ class Feed:
         if ingest.open_unless_received():
             return ingest
         _log.info("another process receives this feed into %s; this query follows it", self.storage)
-        return self._open_following()
+        following = self._open_following()
+        with suppress(LogError):  # a warning is not worth waiting for the disk
+            warn_of_terms(self.storage, self._options)
+        return following
 
     def _new_ingest(self) -> Ingest:
         return Ingest(self._options, self.storage.partition, self.counters)
@@ -164,13 +173,14 @@ class Feed:
     def seal(self) -> int:
         """Make the messages durable that this process has received. Returns the durable end.
 
-        If there is a query with a ``replayEndpoint``, and this one has none, it gives way to that query.
+        If there is a query with a ``replayEndpoint``, and this one has none, it gives way to that query. If another
+        process fills the log, this lists its new chunks instead.
         """
         self.check()
-        ingest = self._source
-        if isinstance(ingest, Ingest) and (query := self._replaying_query(ingest)) is not None:
-            self._give_way(ingest, query)
-        return self._source.seal()
+        source = self._source
+        if isinstance(source, Ingest) and (query := self._replaying_query(source)) is not None:
+            source = self._give_way(source, query)
+        return source.seal() if isinstance(source, Ingest) else source.refresh()
 
     def _replaying_query(self, ingest: Ingest) -> str | None:
         try:
@@ -179,7 +189,7 @@ class Feed:
             self._faults.warn("looking for a query that receives with a replayEndpoint: %s", e)
             return None
 
-    def _give_way(self, ingest: Ingest, query: str) -> None:
+    def _give_way(self, ingest: Ingest, query: str) -> FollowingSource:
         """Stop receiving and follow the log, so that ``query`` can receive."""
         _log.warning(
             "the query %r has a replayEndpoint, and this query has none: that query receives into %s from here on",
@@ -192,6 +202,7 @@ class Feed:
         self._source = following
         self._standby = self._new_standby()
         self._standby.start()
+        return following
 
     def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
         """See ``Ingest.receive_for``. If another process receives, this returns the durable end at once."""
@@ -229,29 +240,30 @@ class Feed:
     # The standby thread.
 
     def _stand_by(self) -> None:
-        failing: float | None = None  # since when attempts to receive have failed
-        received: float | None = None  # since when another process has received
-        foreign = False
+        failing_since: float | None = None  # when the first of the failed attempts to receive was made
+        received_since: float | None = None  # when another process was first seen to receive
+        is_foreign = False  # whether that process has noted another feed
         while not self._stopping.wait(self.standby_seconds):
             now = time.monotonic()
             try:
                 if self._is_received():
                     if self.storage.feed() == feed_of(self._options):
-                        foreign = False
-                    elif foreign:  # for the second time: the note may be older than the lock
+                        is_foreign = False
+                    elif is_foreign:  # for the second time: the note may be older than the lock
                         self._failure = LogLockedError(
-                            f"reading log {self.storage.root}: another process now receives another feed into it; set "
-                            "another walLocation for one of them"
+                            f"reading log {self.storage.root}: another process now receives another feed into it "
+                            f"({other_feed(self.storage, self._options) or 'unknown'}); set another walLocation for "
+                            "one of them"
                         )
                         return
                     else:
-                        foreign = True
+                        is_foreign = True
                     # A process whose attempt to receive fails has the lock for a moment, too.
-                    received = now if received is None else received
-                    if now - received >= _STABLE_SECONDS:
-                        failing = None
+                    received_since = received_since or now
+                    if now - received_since >= _STABLE_SECONDS:
+                        failing_since = None
                     continue
-                received, foreign = None, False
+                received_since, is_foreign = None, False
                 if self._gives_way():
                     continue
                 if self._take_over():
@@ -259,9 +271,10 @@ class Feed:
             except Exception as e:  # an error that lasts must end the query, or it would wait for ever
                 if isinstance(e, LogLockedError) and not isinstance(e, OtherDivisionError):
                     continue  # another process was quicker
-                failing = time.monotonic() if failing is None else failing
-                patience = self._options.wal_retry_timeout if isinstance(e, DiskFaultError) else 0.0
-                if time.monotonic() - failing >= max(self.takeover_seconds, patience):
+                now = time.monotonic()
+                failing_since = failing_since or now
+                retry_timeout = self._options.wal_retry_timeout if isinstance(e, DiskFaultError) else 0.0
+                if now - failing_since >= max(self.takeover_seconds, retry_timeout):
                     self._failure = e
                     return
                 self._faults.warn("receiving in place of a process that has ended: %s", e)

@@ -1,25 +1,35 @@
-"""Read a log that another process fills. ``FollowingSource`` has the methods of ``Ingest``, but receives nothing."""
+"""Log partitions that this process does not fill: another process fills them, or none does any more."""
 
 from __future__ import annotations
 
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError, SocketError
+from zmq_datasource.errors import LogError, LogLockedError, SocketError
 from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log import REFRESH_SECONDS, LogFollower, LogStorage, read_saved_state
+from zmq_datasource.log import (
+    REFRESH_SECONDS,
+    LogFollower,
+    LogStorage,
+    LogWriter,
+    Readers,
+    read_index,
+    read_saved_state,
+)
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracker
 from zmq_datasource.source.incidents import Incidents
-from zmq_datasource.source.location import is_replayed
+from zmq_datasource.source.location import feed_of, is_replayed
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
-__all__ = ["FollowingSource"]
+__all__ = ["FollowingSource", "IdlePartition"]
 
 
 class FollowingSource:
     """Reads a log partition that another process fills (the writer). Opens no socket, and does not take the log's lock.
+
+    It has the methods of ``Ingest``, so that a ``Feed`` can have either.
 
     Args:
         storage: The partition.
@@ -33,9 +43,9 @@ class FollowingSource:
         self._storage = storage
         self.log = LogFollower(storage, options.wal_retry_timeout)
         self._faults = LimitedLog(__name__, "states that could not be read")
-        # The newest saved state that was read: the end of the log at that time, the writer's counters and totals.
+        # From the newest saved state that was read: the end of the log then, the writer's counters and its totals.
         self._saved: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
-        self._stops, self._next_stops = StopRecord(), 0.0  # and when to read the record of stops again
+        self._stops, self._next_stops = StopRecord(), 0.0  # the record of stops, and when to read it again
 
     def start(self) -> None:
         """Do nothing: another process receives."""
@@ -52,10 +62,10 @@ class FollowingSource:
     @property
     def received_end(self) -> int:
         """The durable end of the log."""
-        return self.seal()
+        return self.refresh()
 
-    def seal(self) -> int:
-        """Look for new chunks, and return the durable end of the log as this process knows it. Only the writer seals.
+    def refresh(self) -> int:
+        """List new chunks. Returns the durable end of the log that they show. (Only the writer makes messages durable.)
 
         Raises:
             LogError: The log cannot be listed. A fault that may pass is raised only after ``walRetryTimeout``.
@@ -69,19 +79,19 @@ class FollowingSource:
     def wait_for_more(self, end: int, seconds: float) -> None:
         """Wait until the durable end is beyond ``end``, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
-        while self.seal() <= end and (left := deadline - time.monotonic()) > 0:
+        while self.refresh() <= end and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, REFRESH_SECONDS))
 
     def receive_for(self, _timeout: float, _idle_timeout: float | None) -> int:
         """Return the durable end at once: only the writer receives."""
-        return self.seal()
+        return self.refresh()
 
     def commit(self, end: int) -> None:
         """Do nothing: only the writer deletes chunks."""
 
     def facts(self) -> SourceFacts:
         """The figures of the writer when it sealed the newest chunk, and the counters of this query."""
-        end = self.seal()  # a long batch asks for no offset, so nothing else looks for new chunks
+        end = self.refresh()  # during a long batch Spark asks for no offset, so nothing else lists new chunks
         self._read_saved(end)
         if time.monotonic() >= self._next_stops:
             self._next_stops = time.monotonic() + REFRESH_SECONDS + self._storage.leisure
@@ -125,8 +135,8 @@ class _FollowedLosses:
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
         self._incidents = Incidents(options, None, None)
-        self._first_serial: int | None = None  # gaps with a smaller one are older than the query
-        self._reported: set[int] = set()
+        self._first_serial: int | None = None  # a gap with a smaller serial number is older than the query
+        self._reported: set[int] = set()  # the serial numbers of the gaps that were reported
 
     @property
     def failure(self) -> SocketError | None:
@@ -153,8 +163,8 @@ class _FollowedLosses:
             if gap.serial >= self._first_serial and gap.healed is None and gap.serial not in self._reported
         ]
         if new and is_replayed(self._storage):
-            asked = {gap.serial for key in {gap.key for gap in new} for gap in tracker.missing(key)}
-            new = [gap for gap in new if gap.final or gap.serial not in asked]
+            requested = {gap.serial for key in {gap.key for gap in new} for gap in tracker.missing(key)}
+            new = [gap for gap in new if gap.final or gap.serial not in requested]
         self._incidents.tracker = tracker
         self._incidents.report_lost(new)
         # Forget gaps that have left the table, so that the set stays as small as the table.
@@ -164,3 +174,59 @@ class _FollowedLosses:
     def flush(self) -> None:
         """Log how many warnings the rate limit has left out."""
         self._incidents.flush()
+
+
+class IdlePartition:
+    """Deletes chunks of a partition that no receiver fills any more, because the number of receivers has changed.
+
+    A process that receives or follows the feed's other partitions has it. The newest chunk stays, because it has the
+    partition's last state.
+
+    Args:
+        storage: The partition.
+        options: The options of the feed.
+
+    Attributes:
+        check_seconds: How often ``expire`` reads the partition to find chunks to delete.
+    """
+
+    check_seconds = 10.0
+
+    def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
+        self._storage = storage
+        self._options = options
+        self._readers = Readers(storage, options.wal_retention)
+        self._next_check = 0.0
+
+    def expire(self) -> None:
+        """Delete the chunks that all queries have read, and that are past their retention.
+
+        Deletes nothing if another process writes the partition, or no query has read it, and waits for no lock. Most
+        calls do nothing: see ``check_seconds``.
+
+        Raises:
+            LogError: The partition cannot be read or opened.
+        """
+        if time.monotonic() < self._next_check:
+            return
+        self._next_check = time.monotonic() + self.check_seconds + self._storage.leisure
+        options, readers = self._options, self._readers
+        needed, index = readers.needed(), read_index(self._storage)
+        retention = max(float(options.wal_retention), readers.retention)
+        if needed is None or not index.removable(needed, time.time() - retention):
+            return
+        log = LogWriter(
+            self._storage,
+            chunk_bytes=options.wal_chunk_bytes,
+            max_bytes=options.wal_max_bytes,
+            retention=retention,
+            readers=readers,
+        )
+        try:
+            log.open(0.0, feed_of(options))
+        except LogLockedError:  # another process writes the partition
+            return
+        try:
+            log.commit(needed)
+        finally:
+            log.close()

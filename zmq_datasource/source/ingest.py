@@ -32,6 +32,7 @@ from zmq_datasource.source.location import (
     dead_letters_beside,
     feed_of,
     log_storage,
+    other_feed,
     refuse_other_division,
 )
 from zmq_datasource.source.receiver import LogReceiver, Receiver
@@ -61,9 +62,11 @@ class Ingest:
         filler: Receives, and appends to ``log``.
         readers: The queries and subscribers that read the partition.
         resumed_at: The id of the first message that this process receives; from ``open`` on.
+        lock_wait_seconds: How long to wait for the lock, because another writer may be stopping.
         replaying_seconds: How often ``replaying_query`` looks for such a query.
     """
 
+    lock_wait_seconds = LOCK_WAIT_SECONDS
     replaying_seconds = 1.0
     reader = None  # the name of a query, which a ``Feed`` has in its place
 
@@ -121,18 +124,22 @@ class Ingest:
             readers=self.readers,
         )
 
-    def open(self, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
+    def open(self, lock_wait: float | None = None) -> None:
         """Become the log's writer, without receiving yet.
 
         Args:
-            lock_wait: Seconds to wait for the lock, because another writer may be stopping.
+            lock_wait: Seconds to wait for the lock; by default ``lock_wait_seconds``.
 
         Raises:
             LogError: The log cannot be opened, or another process has the lock.
         """
         allow_many_files()
-        feed = feed_of(self._options)
-        self.log.open(lock_wait, feed, lambda: refuse_other_division(self.storage, feed), self._read_notes)
+        self.log.open(
+            self.lock_wait_seconds if lock_wait is None else lock_wait,
+            feed_of(self._options),
+            lambda: refuse_other_division(self.storage, self._options),
+            self._read_notes,
+        )
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
@@ -152,7 +159,7 @@ class Ingest:
             LogLockedError: Another process receives another feed into the log, or divides this one in another way.
             LogError: The log cannot be opened.
         """
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        deadline = time.monotonic() + self.lock_wait_seconds
         while True:
             try:
                 self.open(0.0)
@@ -161,11 +168,21 @@ class Ingest:
                     return False
                 # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
                 if time.monotonic() >= deadline:
-                    raise
+                    raise self._naming_other_feed(e) from None
                 check_signals()
                 time.sleep(_LOCK_TICK)
             else:
                 return True
+
+    def _naming_other_feed(self, refused: LogLockedError) -> LogLockedError:
+        """The same error, with the options that make this feed another one than the writer's, if they are known."""
+        differences = ""
+        if not isinstance(refused, OtherDivisionError):
+            with suppress(LogError):
+                differences = other_feed(self.storage, self._options)
+        return (
+            LogLockedError(f"{refused}. It receives another feed: {differences}") if differences else refused
+        )
 
     def _is_our_feed(self) -> bool:
         """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
@@ -250,7 +267,7 @@ class Ingest:
     def replaying_query(self) -> str | None:
         """The name of a running query with a ``replayEndpoint``; None if there is none, or this process has one.
 
-        Such a query should receive the feed instead of this process.
+        That query should receive the feed instead of this process.
 
         Raises:
             LogError: The positions of the queries cannot be read.
@@ -279,7 +296,7 @@ class Ingest:
     def _commit(self, end: int, needed: int | None) -> int:
         """Delete the messages below ``end`` and ``needed``. Returns the end of the deleted messages.
 
-        If the log is full, readers that have ended and have no name give up their messages.
+        If the log is full, it also deletes what only queries without a name need that have ended.
         """
         done = end if needed is None else min(end, needed)
         self.log.commit(done)
@@ -320,11 +337,11 @@ class Ingest:
             progress.wait(left)  # polling instead would be most of the load of an idle query
             progress.clear()
 
-    def seal(self, patient: bool = False) -> int:
+    def seal(self, wait_for_disk: bool = False) -> int:
         """Make the messages durable that were received before this call, unless the disk refuses at present.
 
         Args:
-            patient: Whether to wait for a disk that refuses.
+            wait_for_disk: Whether to wait for a disk that refuses.
 
         Returns:
             The durable end of the log.
@@ -336,13 +353,13 @@ class Ingest:
         filler = self.filler.facts()
         if not (filler.pending or filler.appending or self.log.unsealed):
             return self.log.durable_end
-        if self.log.fault is not None and not patient:
+        if self.log.fault is not None and not wait_for_disk:
             return self.log.durable_end
         sealed: Future[Future[int]] | Future[int] = self._receiving.request_seal()
         deadline = time.monotonic() + _SEAL_SECONDS
         while time.monotonic() < deadline:
             if self.log.fault is not None:
-                if not patient:
+                if not wait_for_disk:
                     return self.log.durable_end
                 deadline = time.monotonic() + _SEAL_SECONDS
             try:
@@ -374,7 +391,7 @@ class Ingest:
                 break
             time.sleep(WAIT_MS / 1000)
         # If there are durable messages, do not wait for a full disk: the query reads them, and its commit makes room.
-        return self.seal(patient=self.log.durable_end == begin)
+        return self.seal(wait_for_disk=self.log.durable_end == begin)
 
     def stop(self) -> None:
         """Drain the sockets, seal, and release the log. It may be called if ``start`` has failed.

@@ -89,7 +89,7 @@ def _sees(storage: LogStorage, names: Iterable[str], log_id: str) -> bool:
                 raise  # a connection to the driver needs descriptors and memory, too
             return False
 
-    return retry_reading(sees_all, storage.patience)
+    return retry_reading(sees_all, storage.retry_seconds)
 
 
 class RemoteChunks:
@@ -115,7 +115,9 @@ class RemoteChunks:
     ) -> None:
         self._access, self._storage = access, storage
         self.log_id, self.partition = access.log_id, storage.partition
-        self.patience = storage.patience  # how long to repeat a fetch that the driver cannot answer now
+        self.retry_seconds = (
+            storage.retry_seconds
+        )  # how long to repeat a fetch that the driver cannot answer now
         self._numbers = itertools.count()
         public, secret = zmq.curve_keypair()
         keys = {"serverkey": access.server_key, "publickey": public, "secretkey": secret}
@@ -148,7 +150,7 @@ class RemoteChunks:
         Raises:
             LogFetchError: The driver does not answer, or cannot list the log.
         """
-        found = self._ask(BEGIN, self.patience)
+        found = self._ask(BEGIN, self.retry_seconds)
         return int(found) if found else None
 
     def skipped(self, reader: str, first: int, end: int) -> None:
@@ -159,9 +161,9 @@ class RemoteChunks:
         """
         self._ask(skipped_name(reader, first, end), 0.0)
 
-    def _ask(self, name: str, patience: float) -> bytearray:
+    def _ask(self, name: str, retry_seconds: float) -> bytearray:
         try:
-            return retry_reading(lambda: self._fetch(name), patience)
+            return retry_reading(lambda: self._fetch(name), retry_seconds)
         except OSError as e:
             raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
 

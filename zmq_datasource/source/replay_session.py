@@ -13,8 +13,8 @@ The rules:
   messages after the last one; then after 2 seconds, 4, and so on up to a minute, until a message or a connection comes.
 * The protocol does not say which publisher's messages it repeats. So such a request begins with a message that was
   received, the *sample*. Suppose that the live flow has had a new connection since then, or this process is new. If the
-  publisher now has another message under the sample's number, it has restarted. If it has no message from that number
-  on, it has restarted, too, and all its messages are new. Older gaps are asked for only after this comparison. On the
+  publisher now has another message under the sample's number, it has restarted. If it has messages, but none from that
+  number on, it has restarted, too, and all of them are new. Older gaps are asked for only after this comparison. On the
   same connection a publisher cannot have restarted: then a replay with another message is wrong, and is dropped.
 * A request belongs to an epoch and to a connection. When the publisher restarts, older requests are void. After silence
   the connection is dialled again, so that late replies cannot be taken for new ones.

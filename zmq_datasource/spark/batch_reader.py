@@ -21,7 +21,7 @@ from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
 from zmq_datasource.spark.offset_ids import not_there, nothing_since
 from zmq_datasource.spark.partition_reader import (
-    PATIENCE_SECONDS,
+    RETRY_SECONDS,
     LogInputPartition,
     MessageRows,
     Rows,
@@ -112,7 +112,7 @@ class ZmqLogReader(DataSourceReader):
         self._options = options
         self._rows = rows or MessageRows(options.include_frames)
         self._storage = log_storage(options)
-        self._storage.patience = PATIENCE_SECONDS
+        self._storage.retry_seconds = RETRY_SECONDS
 
     def partitions(self) -> Sequence[InputPartition]:
         options, storage = self._options, self._storage

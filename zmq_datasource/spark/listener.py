@@ -36,7 +36,7 @@ from zmq_datasource.spark.registration import active_history
 __all__ = ["QueryEvents", "ZmqMetricsListener"]
 
 # Short, because one thread of Spark calls all listeners.
-_PATIENCE_SECONDS = 2.0
+_FILE_TIMEOUT_SECONDS = 2.0
 
 _KEPT_SECONDS = 600.0
 
@@ -187,7 +187,7 @@ class ZmqMetricsListener(StreamingQueryListener):
             finally:
                 answered.set()
 
-        progress |= within(_PATIENCE_SECONDS, "reading the accounts", read)
+        progress |= within(_FILE_TIMEOUT_SECONDS, "reading the accounts", read)
 
     def _failed(self, outlet: str, why: str) -> None:
         if self._outlet is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pprint
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,17 @@ __all__ = [
     "metrics_dataframe",
     "records",
 ]
+
+
+# Of a printed event.
+_COLUMNS = 110
+
+
+class _Event(dict[str, Any]):
+    """A dictionary that prints over several lines, because in one line an event has thousands of characters."""
+
+    def __repr__(self) -> str:
+        return pprint.pformat(dict(self), width=_COLUMNS, sort_dicts=False)
 
 
 class QueryMetrics(NamedTuple):
@@ -73,10 +85,10 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
     events = [json.loads(progress.json) for progress in query.recentProgress]
     fill_in_sources(events)
     fill_in_sinks(events, location, active_history())
-    recent = [complete(event) for event in events]
+    recent: list[dict[str, Any]] = [_Event(complete(event)) for event in events]
     if not recent:
-        return QueryMetrics(complete(_no_event(query)), recent)
-    last = recent[-1] if location is None else _with_newest_reports(recent[-1], location)
+        return QueryMetrics(_Event(complete(_no_event(query))), recent)
+    last = recent[-1] if location is None else _Event(_with_newest_reports(recent[-1], location))
     return QueryMetrics(last, recent)
 
 

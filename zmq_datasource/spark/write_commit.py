@@ -35,7 +35,7 @@ __all__ = ["abort_batch", "commit_batch"]
 _log = logging.getLogger(__name__)
 
 # How long a batch waits for its file. The process that commits may end right after, so the file is not written later.
-_PATIENCE_SECONDS = 2.0
+_FILE_TIMEOUT_SECONDS = 2.0
 
 
 def commit_batch(
@@ -96,7 +96,7 @@ def _report(options: WriteOptions, account: Account, accumulator: Accumulator[An
         store = MetricsStore(options.metrics_location, options.metrics_retention)
         what = f"writing the account of batch {account.batch}"
         try:
-            within(_PATIENCE_SECONDS, what, lambda given_up: store.write_batch(account, given_up))
+            within(_FILE_TIMEOUT_SECONDS, what, lambda given_up: store.write_batch(account, given_up))
         except MetricsError as e:
             account.figures["metricsFailures"] = 1
             _log.error(

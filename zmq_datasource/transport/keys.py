@@ -72,8 +72,8 @@ def _is_certificate(content: str) -> bool:
 def _key_of(name: str, path: Path) -> str:
     try:
         public, secret = zmq.auth.load_certificate(path)
-    except ValueError as e:
-        raise OptionError(f"option zmq.{name}: {path} is no certificate: it has no public key") from e
+    except ValueError:
+        raise OptionError(f"option zmq.{name}: {path} is no certificate: it has no public key") from None
     key = secret if name == "curve_secretkey" else public
     if key is None:
         raise OptionError(

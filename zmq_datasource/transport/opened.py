@@ -126,13 +126,13 @@ class OpenSocket:
             self.lost = broken or not ended_in_order(held, self.watch.possibly_lost - lost_before)
         return written and read and time.monotonic() < deadline
 
-    def wait_until_flushed(self, patience: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+    def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
         """Wait until libzmq's and the kernel's queues are empty for ``quiet`` seconds. For rows to count as sent.
 
         Queues of connections that libzmq is making again are not included.
 
         Args:
-            patience: Seconds to wait while the peers take nothing.
+            stall_seconds: Seconds to wait while the peers take nothing.
             most: Seconds to wait in all.
 
         Returns:
@@ -142,7 +142,7 @@ class OpenSocket:
         with ExitStack() as stack:
             held = self._handles(stack)
             now = time.monotonic()
-            end, deadline, empty, before = now + most, now + patience, 0, None
+            end, deadline, empty, before = now + most, now + stall_seconds, 0, None
             while empty < checks:
                 unsent = [unwritten(sock) for sock, _ in held]
                 if any(unsent) or not io_threads_sleep(self._threads):
@@ -152,7 +152,7 @@ class OpenSocket:
                     ]
                     empty = 0
                     if taken != before:
-                        before, deadline = taken, time.monotonic() + patience
+                        before, deadline = taken, time.monotonic() + stall_seconds
                     if time.monotonic() >= min(end, deadline):
                         return False
                 else:
