@@ -167,6 +167,7 @@ class Replayer(Link):
         endpoint: The endpoint of the publisher's live messages.
         replay_endpoint: The endpoint of its ROUTER.
         counters: The counters to increase.
+        tracker: Tracks the sequences of the feed.
 
     Attributes:
         session: The session.
@@ -178,6 +179,7 @@ class Replayer(Link):
         endpoint: Endpoint,
         replay_endpoint: Endpoint,
         counters: SourceCounters,
+        tracker: SequenceTracker,
     ) -> None:
         connect = Endpoints((replay_endpoint,))
         spec = SocketSpec(
@@ -187,7 +189,9 @@ class Replayer(Link):
             zmq=options.zmq,
             access=options.access,
         )
-        self.session = ReplaySession(str(endpoint), str(connect), float(options.replay_timeout), counters)
+        self.session = ReplaySession(
+            str(endpoint), str(connect), float(options.replay_timeout), counters, tracker
+        )
         super().__init__(spec, self.session, _ask_for_topics)
 
     def keep_alive(self) -> None:
@@ -206,21 +210,21 @@ class Replayer(Link):
             session.receive(frames, now)
         return most
 
-    def fetch_history(self, tracker: SequenceTracker, start: int) -> None:
+    def fetch_history(self, start: int) -> None:
         """See ``ReplaySession.fetch_history``."""
-        self.session.fetch_history(tracker, start, time.monotonic())
+        self.session.fetch_history(start, time.monotonic())
         self.send_outbox()
 
-    def take(self, tracker: SequenceTracker) -> tuple[Sequence[Reply], bool]:
+    def take(self) -> tuple[Sequence[Reply], bool]:
         """See ``ReplaySession.take``."""
         self.check_connection()
-        taken = self.session.take(tracker, time.monotonic())
+        taken = self.session.take(time.monotonic())
         self.send_outbox()
         return taken
 
-    def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None) -> list[Gap]:
+    def step(self, live_waits: bool, start: int | None) -> list[Gap]:
         """See ``ReplaySession.step``."""
-        given_up = self.session.step(tracker, live_waits, start, time.monotonic())
+        given_up = self.session.step(live_waits, start, time.monotonic())
         self.send_outbox()
         return given_up
 
@@ -230,7 +234,9 @@ def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
     sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())
 
 
-def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channel]:
+def make_channels(
+    options: ReadOptions, counters: SourceCounters, tracker: SequenceTracker | None
+) -> list[Channel]:
     """Make the channels of a feed. They are not open yet."""
     numbering = options.numbering
     spec, prefixes = SocketSpec.of_source(options), []
@@ -245,7 +251,9 @@ def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channe
             msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
             counters,
             prefixes,
-            None if replay is None else Replayer(options, endpoint, replay, counters),
+            None
+            if replay is None or tracker is None
+            else Replayer(options, endpoint, replay, counters, tracker),
         )
         for endpoint, replay in zip(options.connect, replays, strict=True)
     ]

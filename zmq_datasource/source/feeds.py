@@ -160,10 +160,6 @@ class Feeds:
             if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
 
-    def begin(self, begins: Mapping[int, int]) -> None:
-        """Record that the query has no checkpoint and begins at these ids."""
-        self.reader.begin(begins)
-
     def commit(self, ends: Mapping[int, int]) -> None:
         """Let the log delete messages below these ids, because the query has committed them.
 

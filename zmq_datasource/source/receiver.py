@@ -74,7 +74,7 @@ class Receiver:
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
-        self.channels = make_channels(options, counters)
+        self.channels = make_channels(options, counters, self.intake.tracker)
         letters = _dead_letters(options, counters, beside_log)
         self._incidents = Incidents(options, self.intake.tracker, letters)
         self._poller: zmq.Poller | None = None
@@ -110,7 +110,7 @@ class Receiver:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
-                    channel.replayer.fetch_history(self._tracker, start)
+                    channel.replayer.fetch_history(start)
 
     def _watch_sockets(self) -> None:
         """Make the poller of all sockets, if there are several. It leaves out a live flow that waits for history."""
@@ -215,13 +215,13 @@ class Receiver:
         batches = []
         was = replayer.session.awaits_history, replayer.socket
         onwards = replayer.session.onwards
-        replies, restarted = replayer.take(tracker)
+        replies, restarted = replayer.take()
         if replies:
             arrival = self._arrival(channel, len(replies))
             batch, findings = self.intake.read_replies(replies, arrival, onwards, restarted)
             batches.append(batch)
             self._act_on(findings, len(replies))
-        given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
+        given_up = replayer.step(channel.waiting, self.intake.first_sequence(channel.name))
         tracker.gaps.mark_final(given_up)
         self._incidents.report_lost(given_up)
         if (replayer.session.awaits_history, replayer.socket) != was:

@@ -82,7 +82,7 @@ class OffsetIds:
                 self._initial = self._resolve(Offset(self._feeds.log_id, found.next))
             else:
                 self._initial = self._first_ids()
-            self._feeds.begin(self._initial)
+            self._feeds.reader.begin(self._initial)
         return Offset(
             self._feeds.log_id, self._initial, self._initial, self._writers(self._initial)
         ).to_json()

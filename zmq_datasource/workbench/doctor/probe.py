@@ -74,10 +74,12 @@ class Probe:
         by_place: bool = False,
     ) -> None:
         prefixes = (prefix.decode() for prefix in subscriptions(options.framing, options.topics))
-        plain = replace(options, framing=Framing("plain"), topics=Topics(prefixes), dead_letter_location=None)
+        as_frames = replace(
+            options, framing=Framing("plain"), topics=Topics(prefixes), dead_letter_location=None
+        )
         self._bind, self._given = bool(options.bind), given
         self._endpoint = str((*options.connect, *options.bind)[0])
-        self._receiver = Receiver(plain, SourceCounters())
+        self._receiver = Receiver(as_frames, SourceCounters())
         self.messages = 0
         self.framing = {"framing": "plain"} if framing is None else dict(framing)
         self.suggested: dict[str, str] = {}
@@ -100,7 +102,7 @@ class Probe:
             OptionError, EndpointError: The socket cannot be opened with these options.
         """
         self._began = time.monotonic()
-        self._shaken_at: float | None = None
+        self._connected_at: float | None = None
         self._failed_at: float | None = None
         self._receiver.__enter__()
         self.socket = self._receiver.channels[0].socket
@@ -124,21 +126,21 @@ class Probe:
         Call it every few hundred milliseconds or more often.
         """
         self._receiver.keep_alive()
-        if self._watch.connections and self._shaken_at is None:
-            self._shaken_at = time.monotonic()
+        if self._watch.connections and self._connected_at is None:
+            self._connected_at = time.monotonic()
         if self._watch.failures and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     @property
-    def shaken(self) -> bool:
+    def has_connected(self) -> bool:
         """Whether a handshake has succeeded."""
-        return self._shaken_at is not None
+        return self._connected_at is not None
 
     @property
-    def decided(self) -> bool:
-        """Whether a handshake has succeeded, or one has failed and none has succeeded soon after it."""
+    def connection_decided(self) -> bool:
+        """Whether a handshake has succeeded, or has failed and no later one has succeeded soon."""
         failed = self._failed_at is not None and not self._bind
-        return self.shaken or (
+        return self.has_connected or (
             failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
         )
 
@@ -152,22 +154,22 @@ class Probe:
         """The result of the handshake so far."""
         watch = self._watch
         failure = None if watch.connections else watch.failure
-        unshaken: Literal["failed", "hung_up", "none"] = (
+        otherwise: Literal["failed", "hung_up", "none"] = (
             "failed" if failure is not None else "hung_up" if watch.failures else "none"
         )
         return Handshake(
-            state="succeeded" if watch.connections else unshaken,
+            state="succeeded" if watch.connections else otherwise,
             event=None if failure is None else failure.name,
-            seconds=round((self._shaken_at or self._failed_at or self._began) - self._began, 6),
+            seconds=round((self._connected_at or self._failed_at or self._began) - self._began, 6),
             waited=watch.waited or bool(self._bind and watch.connections),
             connections=watch.connections,
             disconnects=watch.lost,
         )
 
     def kernel_bytes(self) -> tuple[int | None, int | None]:
-        """The bytes that wait in the kernel over all connections: in our receive buffers, in the peers' send buffers.
+        """The bytes that wait in the kernel: in all our receive buffers, and in the peers' send buffers.
 
-        A figure is None if this system does not show it: a peer on another machine does not show its send buffer.
+        A figure is None if this system does not show it, such as the send buffer of a peer on another machine.
         """
         with ExitStack() as stack:
             streams = [stack.enter_context(stream) for stream, _ in self._watch.handles()]
@@ -219,8 +221,8 @@ class Probe:
         else:
             self._follow(raw)
 
-    def end(self) -> None:
-        """Call after the last message: decide on the framing, even from a smaller sample than usual."""
+    def finish_sample(self) -> None:
+        """Decide on the framing, even from a smaller sample than usual. Called after the last message."""
         self.flush()
         if self._sample is not None:
             self._decide(self._sample)
@@ -307,7 +309,7 @@ def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], boo
         for probe in probes:
             if probe.socket in ready:
                 probe.receive()
-            if probe.socket not in ready or not probe.shaken:
+            if probe.socket not in ready or not probe.has_connected:
                 probe.keep_alive()
 
 
