@@ -50,7 +50,9 @@ def test_the_recipe_for_numbers_in_json_prints_what_it_shows(spark: SparkSession
     page = _DOCS / "recipes.md"
     lines = page.read_text(encoding="utf-8").splitlines()
     begin = lines.index("## Numbers in JSON")
-    end = lines.index("In a table that has the messages already, `messages` here, window functions find the gaps:")
+    end = lines.index(
+        "In a table that has the messages already, `messages` here, window functions find the gaps:"
+    )
     recipe = (snippet for snippet in snippets(page, tmp_path) if begin < snippet.line <= end)
     with ExitStack() as stack:
         assert run(recipe, stack, tmp_path)["spark"] is spark
