@@ -872,3 +872,24 @@ def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
     assert (dict(one.rows)[2], dict(other.rows)[2]) == (b"2", b"other 2")
     with querying(log, one.checkpoint, **options) as one_again, pytest.raises(DataLossError):
         one_again.step()
+
+
+def test_queries_started_together_read_the_same_messages_with_earliest(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint, startingOffsets="earliest") as first:
+        first.step()
+        send(push, 0, 10)
+        first.until(10)
+        with (
+            querying(tmp_path, connect=endpoint, startingOffsets="earliest") as second,
+            querying(tmp_path, connect=endpoint) as late,
+        ):
+            late.step()
+            second.until(10)
+            send(push, 10, 20)
+            for query, count in ((first, 20), (second, 20), (late, 10)):
+                query.until(count)
+            assert second.rows == first.rows
+            assert late.rows == first.rows[10:]

@@ -225,7 +225,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         _numbered(
             "What happens when sequences are missing: they are counted (`count`), counted and logged "
             "(`warn`), or the query fails (`fail`). When you start it again, it continues after the loss. With "
-            "`replayEndpoint` only those count that could not be fetched again."
+            "`replayEndpoint`, only messages that could not be fetched count as missing."
         ),
     ] = OnLoss("warn")
     max_publishers: Annotated[

@@ -141,8 +141,9 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         StoreLocation | None,
         doc(
             "The bucket of the message log, in place of `walLocation`, as a URI (`s3://bucket/orders`). The scheme is "
-            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when it is there, and another machine "
-            "can continue the log. While the bucket is away, memory fills up to its bound, and receiving waits. "
+            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when the bucket has it, and another "
+            "machine can continue the log. While the bucket is away, memory fills up to its bound, and receiving "
+            "waits. "
             "Needs `pip install zmq_datasource[bucket]`. See docs/scaling.md.",
         ),
     ] = None
@@ -159,8 +160,9 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     wal_retention: Annotated[
         Duration,
         doc(
-            "How long messages stay in the log after they were received, even if no query needs them any more. They "
-            "are history, which gives way when the log would pass `walMaxBytes`. What a query without a name "
+            "How long messages stay in the log after they were received, even if no query needs them any more. "
+            "Messages that no query needs are deleted earlier if the log would exceed `walMaxBytes`. What a query "
+            "without a name "
             "(`reader`) has not read is kept for the same time after it has ended. See docs/delivery.md.",
             Role.STREAM,
             Role.WRITER,
@@ -188,10 +190,10 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     wal_flush_interval: Annotated[
         Duration,
         doc(
-            "Received messages are sealed after this time even if Spark has not asked for them. If the machine "
-            "or the source runner crashes, what was not yet sealed is lost, and what was in the queues of libzmq "
-            "and of the kernel. While the disk is slow or refuses to write, this can be more than was received in "
-            "this time.",
+            "Received messages are sealed after this time even if Spark has not asked for them. If the machine or the "
+            "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
+            "and the kernel. While the disk is slow or refuses to write, these can be more than the messages of this "
+            "time.",
             Role.STREAM,
             Role.WRITER,
         ),

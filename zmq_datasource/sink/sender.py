@@ -61,6 +61,7 @@ class Sender:
 
     Attributes:
         counters: The account so far; complete after ``finish``.
+        socket: The socket, in the ``with`` block; ``finish`` may replace it.
         in_flight: The rows that would be sent again if a connection were lost now.
     """
 
@@ -86,16 +87,11 @@ class Sender:
             NoPeerError: The peers have not come within ``connectTimeout``. With ``noblock`` or dead letters the task
                 continues instead, and its rows are dropped or become dead letters.
         """
-        self._socket = SendingSocket(self._options, self._unsent.continues)
+        self.socket = SendingSocket(self._options, self._unsent.continues)
         return self
 
-    @property
-    def socket(self) -> SendingSocket:
-        """The socket; ``finish`` may replace it."""
-        return self._socket
-
     def __exit__(self, *error: object) -> None:
-        self._socket.close(linger=0)
+        self.socket.close(linger=0)
 
     def send(
         self, value: pa.Array | None = None, topic: pa.Array | None = None, frames: pa.Array | None = None
@@ -111,7 +107,7 @@ class Sender:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
         batch = RowBatch(value, topic, frames, self.counters.rows)
-        sock = self._socket
+        sock = self.socket
         self._recover()
         # Before the rows are sent: a consumer that has the last row may leave before this thread runs again.
         sock.hold_connections()
@@ -142,7 +138,7 @@ class Sender:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
             SendTimeoutError: As in ``send``.
         """
-        sock, noblock, at_end, sent_again = self._socket, self._options.noblock, attempts is not None, False
+        sock, noblock, at_end, sent_again = self.socket, self._options.noblock, attempts is not None, False
         while not self._is_pub and sock.losses():
             time.sleep(_QUEUE_DROP_SECONDS)
             sock.process_commands()
@@ -173,7 +169,7 @@ class Sender:
             sum(batch.sent for batch in batches),
         )
         for batch in batches:
-            self._delivery.send(self._socket, batch, again=True)
+            self._delivery.send(self.socket, batch, again=True)
 
     def _write_off(self) -> None:
         lost = self._unsent.write_off(self.in_flight.batches)
@@ -198,11 +194,11 @@ class Sender:
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
         self._recover(attempts)
         while True:
-            self._delivery.announce_end(self._socket)
+            self._delivery.announce_end(self.socket)
             deadline = time.monotonic() + linger
-            self._socket.hold_connections()
+            self.socket.hold_connections()
             if linger:
-                self._socket.wait_until_flushed(linger, linger)
+                self.socket.wait_until_flushed(linger, linger)
             if self._recover(attempts):
                 continue
             if self._close(deadline):
@@ -213,13 +209,13 @@ class Sender:
 
     def _open_again(self) -> None:
         try:
-            self._socket = SendingSocket(self._options, self._unsent.continues)
+            self.socket = SendingSocket(self._options, self._unsent.continues)
         except NoPeerError as e:
             raise NoPeerError(f"sending rows again whose connection was lost: {e}") from e
 
     def _close(self, deadline: float) -> bool:
         """Close the socket. Returns False if rows are to be sent again through another one."""
-        options, counters, sock = self._options, self.counters, self._socket
+        options, counters, sock = self._options, self.counters, self.socket
         counters.peers, counters.sndhwm = sock.watch.peers, sock.sndhwm
         may_repeat = bool(self.in_flight) and not options.noblock
         linger = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
@@ -31,8 +30,9 @@ from zmq_datasource.source.location import (
     compare_terms,
     dead_letters_beside,
     feed_of,
+    has_feed,
     log_storage,
-    other_feed,
+    naming_other_feed,
     refuse_other_division,
 )
 from zmq_datasource.source.receiver import LogReceiver, Receiver
@@ -164,31 +164,15 @@ class Ingest:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                if not isinstance(e, OtherDivisionError) and self._is_our_feed():
+                if not isinstance(e, OtherDivisionError) and has_feed(self.storage, self._options):
                     return False
                 # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
                 if time.monotonic() >= deadline:
-                    raise self._naming_other_feed(e) from None
+                    raise naming_other_feed(e, self.storage, self._options) from None
                 check_signals()
                 time.sleep(_LOCK_TICK)
             else:
                 return True
-
-    def _naming_other_feed(self, refused: LogLockedError) -> LogLockedError:
-        """The same error, with the options that make this feed another one than the writer's, if they are known."""
-        differences = ""
-        if not isinstance(refused, OtherDivisionError):
-            with suppress(LogError):
-                differences = other_feed(self.storage, self._options)
-        return (
-            LogLockedError(f"{refused}. It receives another feed: {differences}") if differences else refused
-        )
-
-    def _is_our_feed(self) -> bool:
-        """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
-        with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
-            return self.storage.feed() == feed_of(self._options)
-        return False
 
     def start(self) -> None:
         """Open the log, unless it is open, and the sockets, and begin to receive. A second call does nothing.

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zmq_datasource.errors import LogError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError
 from zmq_datasource.log import (
     DEAD_LETTERS_NAME,
     PARTITION,
@@ -43,8 +43,10 @@ __all__ = [
     "dead_letters_beside",
     "default_location",
     "feed_of",
+    "has_feed",
     "is_replayed",
     "log_storage",
+    "naming_other_feed",
     "other_feed",
     "refuse_other_division",
     "terms_of",
@@ -170,7 +172,7 @@ def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> No
 
 def terms_of(options: StreamReadOptions) -> ReaderTerms | None:
     """The terms that a query records with its position; None if it does not receive."""
-    if not (options.connect or options.bind):
+    if not options.has_endpoints:
         return None
     return ReaderTerms(float(options.wal_retention), bool(options.replay_endpoint))
 
@@ -204,6 +206,24 @@ def warn_of_terms(storage: LogStorage, options: StreamReadOptions) -> None:
         _log.warning(
             "%s is received by another process with other options, and those apply: %s", storage, differences
         )
+
+
+def has_feed(storage: LogStorage, options: StreamReadOptions) -> bool:
+    """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
+    with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
+        return storage.feed() == feed_of(options)
+    return False
+
+
+def naming_other_feed(
+    refused: LogLockedError, storage: LogStorage, options: StreamReadOptions
+) -> LogLockedError:
+    """The same error, with the options in which this feed differs from the last writer's, if they are known."""
+    if not isinstance(refused, OtherDivisionError):
+        with suppress(LogError):
+            if differences := other_feed(storage, options):
+                return LogLockedError(f"{refused}. It receives another feed: {differences}")
+    return refused
 
 
 def other_feed(storage: LogStorage, options: StreamReadOptions) -> str:

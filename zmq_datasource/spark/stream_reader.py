@@ -64,6 +64,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Attributes:
         idle: How long polls wait while there are no new messages.
+        feeds: The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it.
     """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
@@ -71,7 +72,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.idle = Idle()
         self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
-        self._feeds: Feeds | None = None
+        self.feeds: Feeds | None = None
         self._offsets: OffsetIds | None = None
         self._monitors: SourceMonitors | None = None
         self._admission = Admission(options)
@@ -82,11 +83,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked: tuple[dict[str, Any], dict[int, int]] | None = None  # the newest start, and its ids
         self._idle_at = 0.0  # when a poll last found no new messages
 
-    @property
-    def feeds(self) -> Feeds | None:
-        """The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it."""
-        return self._feeds
-
     def _open(self, position: dict[str, Any] | None = None) -> tuple[Feeds, OffsetIds]:
         """Open the log on the first call. Returns its partitions, and the translation of offsets.
 
@@ -96,25 +92,25 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             position: The newest offset in Spark's call; None if the query has no checkpoint.
         """
-        if self._feeds is None:
+        if self.feeds is None:
             # Imported here, because only the source runner receives.
             from zmq_datasource.source.feeds import Feeds  # noqa: PLC0415
 
             set_up_worker()
-            self._feeds = Feeds(self._options)
+            self.feeds = Feeds(self._options)
             exit_on_signals()
             try:
-                self._feeds.open(begins=position is None)
+                self.feeds.open(begins=position is None)
             except BaseException:
-                self._feeds = None
+                self.feeds = None
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             # Runs before stop: a first SIGTERM in the first steps of stop at exit would skip the rest of it.
             atexit.register(ignore_signals)
-            self._offsets = OffsetIds(self._feeds, self._options)
+            self._offsets = OffsetIds(self.feeds, self._options)
         assert self._offsets is not None
-        return self._feeds, self._offsets
+        return self.feeds, self._offsets
 
     def _receive(self, feeds: Feeds) -> SourceMonitors:
         """Start receiving, on the first call."""
@@ -123,7 +119,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             feeds.start()
         except Exception:
-            self._feeds = None
+            self.feeds = None
             raise
         from zmq_datasource.monitoring.source import SourceMonitors  # noqa: PLC0415 - see _open
 
@@ -172,14 +168,16 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.end_offset(start, begins, ends)
 
     def _ends(self, feeds: Feeds, begins: dict[int, int], limit: ReadLimit) -> dict[int, int]:
-        if isinstance(limit, ReadAllAvailable):
-            return _not_before(begins, self._receive_for_timeout(feeds))
-        if self._available_now and self._targets is None:
-            self._targets = self._receive_for_timeout(feeds)
+        once = isinstance(limit, ReadAllAvailable)  # Trigger.Once
+        if once or (self._available_now and self._targets is None):
+            received = feeds.receive_for(self._options.timeout, self._options.idle_timeout)
+            if once:
+                return _not_before(begins, received)
+            self._targets = received
         feeds.check()  # also where a batch is held back
         wait = self._targets is None and not feeds.is_full
-        received = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
-        if wait and self._admission.holds_back(received):
+        waiting = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
+        if wait and self._admission.holds_back(waiting):
             return begins  # without cutting a chunk
         available = feeds.seal() if self._targets is None else self._targets
 
@@ -200,15 +198,12 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ``latestOffset``."""
         self._available_now = True
 
-    def _receive_for_timeout(self, feeds: Feeds) -> dict[int, int]:
-        return feeds.receive_for(self._options.timeout, self._options.idle_timeout)
-
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The log's end and the metrics, which Spark shows as ``sources[].latestOffset`` in the query's progress."""
-        if self._feeds is None or self._offsets is None or self._monitors is None:
+        if self.feeds is None or self._offsets is None or self._monitors is None:
             return None  # receiving has not started
-        ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
+        ends = {partition: feed.log.durable_end for partition, feed in self.feeds.parts.items()}
         return self._offsets.offset(ends) | self._monitors.metrics()
 
     @defers_signals
@@ -291,10 +286,10 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Drain the socket, seal the chunk and release the log. Called by Spark, on SIGTERM and at exit."""
-        if self._feeds is None:
+        if self.feeds is None:
             return
         ignore_signals()  # before anything else is done
-        feeds, self._feeds = self._feeds, None
+        feeds, self.feeds = self.feeds, None
         monitors, self._monitors = self._monitors, None
         try:
             self._serving.stop()  # first, because the next run may use the same endpoint
