@@ -183,6 +183,11 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     )
 
     @property
+    def has_endpoints(self) -> bool:
+        """Whether an endpoint is named. Without one, no socket is opened."""
+        return bool(self.connect or self.bind)
+
+    @property
     def endpoints(self) -> str:
         """All endpoints as one text."""
         return ",".join(map(str, (*self.connect, *self.bind)))

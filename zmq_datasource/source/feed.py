@@ -22,7 +22,6 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.options.offsets import Place
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource, IdlePartition
 from zmq_datasource.source.ingest import Ingest
@@ -68,7 +67,7 @@ class Feed:
 
     def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
-        self._is_live = bool(options.connect or options.bind) and partition < options.receivers
+        self._is_live = options.has_endpoints and partition < options.receivers
         self._idle: IdlePartition | None = None
         self._source: Ingest | FollowingSource
         self.reader: str | None = None
@@ -79,13 +78,8 @@ class Feed:
         self.storage = log_storage(options, partition)
         if self.storage.leisure:  # each request to a bucket costs money
             self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
-        if (options.connect or options.bind) and partition >= options.receivers:
+        if options.has_endpoints and not self._is_live:
             self._idle = IdlePartition(self.storage, options)
-        self.starting_place = options.start or Place(
-            # A query without sockets reads a log that another process fills, so it wants all of it.
-            "latest" if options.connect or options.bind else "earliest",
-            None,
-        )
         self.counters = SourceCounters()
         self.resumed_at = 0
 

@@ -100,8 +100,8 @@ class Feeds:
 
     def _open_missing(self) -> list[Feed]:
         """Open the partitions that are not open. Returns their feeds."""
-        live = self._options.connect or self._options.bind
-        there = {*self.storage.partitions(), *(range(self._options.receivers) if live else ())}
+        ours = range(self._options.receivers) if self._options.has_endpoints else ()
+        there = {*self.storage.partitions(), *ours}
         opened: dict[int, Feed] = {}
         try:
             for partition in sorted(there - self.parts.keys()):

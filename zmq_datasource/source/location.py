@@ -172,7 +172,7 @@ def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> No
 
 def terms_of(options: StreamReadOptions) -> ReaderTerms | None:
     """The terms that a query records with its position; None if it does not receive."""
-    if not (options.connect or options.bind):
+    if not options.has_endpoints:
         return None
     return ReaderTerms(float(options.wal_retention), bool(options.replay_endpoint))
 

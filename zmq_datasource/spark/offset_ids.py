@@ -88,13 +88,13 @@ class OffsetIds:
         ).to_json()
 
     def _first_ids(self) -> dict[int, int]:
-        position = self._feeds.parts[PARTITION].starting_place
-        if position.offset is not None:
-            self._check_partitions(position.offset)
-            return {partition: part.first_named(position.offset) for partition, part in self._parts.items()}
-        if position.time is not None:
-            return self._first_since(position.time)
-        if position.word == "earliest":
+        place = self._options.starting_place
+        if place.offset is not None:
+            self._check_partitions(place.offset)
+            return {partition: part.first_named(place.offset) for partition, part in self._parts.items()}
+        if place.time is not None:
+            return self._first_since(place.time)
+        if place.word == "earliest":
             return {partition: part.log.earliest for partition, part in self._parts.items()}
         return {partition: feed.resumed_at for partition, feed in self._feeds.parts.items()}
 

@@ -62,7 +62,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
     """
     given = {name: str(value) for name, value in options.items()}
     parsed = parse(StreamReadOptions, given)
-    if not (parsed.connect or parsed.bind):
+    if not parsed.has_endpoints:
         raise OptionError("neither connect nor bind is set; name the feed to receive")
     if not parsed.has_log:
         raise OptionError(

@@ -116,7 +116,7 @@ def examine(request: Request) -> Examination:
 
 def _cases(request: Request) -> Iterator[_Case]:
     options = parse(ReadOptions, request.given)
-    if not (options.connect or options.bind):
+    if not options.has_endpoints:
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
     check_socket_options(SocketSpec.of_source(options))
     others = {name: value for name, value in request.given.items() if name.lower() not in ("connect", "bind")}
