@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from zmq_datasource.acknowledged import sender_session
 from zmq_datasource.acknowledged.protocol import (
     BUSY,
     MOST_BYTES_ON_THE_WAY,
@@ -343,11 +342,11 @@ def test_messages_without_progress_do_not_extend_the_timeout() -> None:
         it.receive(taken(it, 0), TIMEOUT)
 
 
-def test_a_row_larger_than_a_receiver_takes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_larger_than_a_receiver_takes_is_an_error() -> None:
     it = greeted()
-    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 100)
+    it.most_frame_bytes = 100
     it.pack(ROW)
-    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 50)
+    it.most_frame_bytes = 50
     with pytest.raises(RowError, match="of 100 bytes: a receiver takes 50 at most"):
         it.pack(ROW)
 

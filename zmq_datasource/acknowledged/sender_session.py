@@ -122,9 +122,11 @@ class SenderSession(RequestSession):
         kept, kept_bytes: The data messages that the receiver has not taken yet, each with its size and frames.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
         again: Whether the committed transaction was in the log before the commit was asked for.
+        most_frame_bytes: The size of the largest column of a row that the receiver takes.
     """
 
     states = ATTEMPT_STATES
+    most_frame_bytes = MOST_FRAME_BYTES
 
     def __init__(self, producer: str, number: int, partition: int, timeout: float, receiver: str) -> None:
         super().__init__(min(ASK_AGAIN_SECONDS, timeout / 2))
@@ -168,9 +170,10 @@ class SenderSession(RequestSession):
         """
         columns, buffers = pack_columns(piece)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]  # type: ignore[arg-type]
-        if max(sizes) > MOST_FRAME_BYTES:
+        most = self.most_frame_bytes
+        if max(sizes) > most:
             raise RowError(
-                f"sending a row of {max(sizes)} bytes: a receiver takes {MOST_FRAME_BYTES} at most; send it in parts"
+                f"sending a row of {max(sizes)} bytes: a receiver takes {most} at most; send it in parts"
             )
         header = Data(
             attempt=self.attempt,
