@@ -93,7 +93,7 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
 
 
 def _no_event(query: StreamingQuery) -> dict[str, Any]:
-    """What is known of a query before its first event."""
+    """An event with the facts that are known of a query before its first event."""
     return {
         "id": str(query.id),
         "runId": str(query.runId),
