@@ -116,7 +116,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Delimiter | None,
         _plain(
             "What separates the topic from the value in messages of a single frame: a space, `:`, `\\0`, or other "
-            "bytes. Such a message is read as if topic and value had come in two frames: the topic is what is before "
+            "bytes. Such a message is read as if topic and value had come in two frames: the topic is the part before "
             "the first delimiter. A message of several frames, or without the delimiter, stays as it is."
         ),
     ] = None

@@ -214,7 +214,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         doc(
             "How long writing the log is repeated while the disk is full or has an I/O error, the process has too "
             "many open files, or the bucket (`walStore`) is away. Receiving pauses meanwhile. After this time "
-            "receiving ends, and what was received and not sealed is lost.",
+            "receiving ends, and messages that were received and not sealed are lost.",
             Role.STREAM,
         ),
     ] = Duration(300)

@@ -67,7 +67,7 @@ class InFlight:
     """The rows to send again if a connection were lost now.
 
     Args:
-        keep: At least so many bytes of the newest rows stay here.
+        keep: At least this many bytes of the newest rows stay here.
 
     Attributes:
         batches: The oldest first.

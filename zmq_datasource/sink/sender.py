@@ -49,7 +49,7 @@ _GONE_MS = 500
 class Sender:
     """A PUSH or PUB socket for the rows of one task; use it in a ``with`` block, in one thread.
 
-    If the block ends without ``finish``, because of an error, what is queued is given up: the task has failed, and
+    If the block ends without ``finish``, because of an error, queued messages are dropped: the task has failed, and
     Spark runs it again.
 
     Args:

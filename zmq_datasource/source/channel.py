@@ -33,7 +33,7 @@ __all__ = ["WAIT_MS", "Channel", "Replayer", "make_channels"]
 _log = logging.getLogger(__name__)
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
-# After some silence, housekeeping is the only other duty, so the wait is longer: what was received is sealed by then.
+# After some silence, housekeeping is the only other duty, so the wait is longer. Received messages are sealed by then.
 WAIT_MS, _SILENT_WAIT_MS = 10, 100
 _SILENT_SECONDS = 2.0
 # The publisher sends a replay as fast as it can. Its own queue should limit the replay, not this one.

@@ -38,7 +38,7 @@ __all__ = ["Feed"]
 _log = logging.getLogger(__name__)
 
 _STANDBY_IN_A_BUCKET_SECONDS = 2.0
-# A process that has had the log's lock for so long receives without errors.
+# A process that has had the log's lock for this long receives without errors.
 _STABLE_SECONDS = 2.0
 
 
@@ -145,7 +145,7 @@ class Feed:
 
     @property
     def received_end(self) -> int:
-        """The id after the last received message, as far as this process knows."""
+        """The id after the last received message that this process knows of."""
         return self._source.received_end
 
     def list_earliest(self) -> int:

@@ -65,7 +65,7 @@ class MalformedMessage(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was found in messages and is in no row: messages that do not fit, losses, restarts.
+    """The findings in messages that no row shows: messages that do not fit, losses, restarts.
 
     Attributes:
         abandoned: Gaps, found earlier, that no replay can fill any more.

@@ -34,10 +34,10 @@ from zmq_datasource.transport.peers import count_connections
 __all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
 
 # Bounds of one round over all sockets. They keep a round short, because the thread has other duties, and small: a round
-# exceeds the bytes by one message at most, so what was received always fits an Arrow batch.
+# exceeds the bytes by one message at most, so a round always fits an Arrow batch.
 ROUND_MESSAGES = 4096
 ROUND_BYTES = 4 << 20
-# A record batch is made when so many messages or bytes are pending. Spark is fastest with 10,000 rows and more.
+# A record batch is made when this many messages or bytes are pending. Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1

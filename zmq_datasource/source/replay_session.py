@@ -329,7 +329,7 @@ class ReplaySession(Session):
         return []
 
     def _is_same_publisher(self) -> bool:
-        """Whether the connected publisher is the one that sent the last message, as far as that can be known."""
+        """Whether the connected publisher counts as the one that sent the last message. Without a sample it does."""
         return self._sample is None or (self.live is not None and self._tracker.is_same_publisher(self._key))
 
     @property

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 # task that has failed.)
 RETRY_SECONDS = 60.0
 
-# A task logs so many values that do not fit, each with the reason. After that it logs only how many there were.
+# A task logs this many values that do not fit, each with the reason. After that it logs only how many there were.
 _MOST_LINES = 10
 
 
@@ -89,7 +89,7 @@ class TableRows(Rows):
 
 
 class _Unfit:
-    """Logs what is wrong with values, or fails the query (``FAILFAST``)."""
+    """Logs why values do not fit the schema, or fails the query (``FAILFAST``)."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
@@ -182,7 +182,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a share, in the order of their ids.
 
     Raises:
-        DamagedChunkError: A chunk is not what was written.
+        DamagedChunkError: A chunk differs from the one that was written.
         DataLossError: A chunk is gone. If the log's writer has deleted it and ``failOnDataLoss`` is false, the rows
             continue after it instead.
         DiskFaultError: A chunk could not be read for ``RETRY_SECONDS``.

@@ -41,7 +41,7 @@ __all__ = ["Receivers", "start_receivers"]
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-# A job that has run for so long before it fails is started again after the first pause.
+# A job that has run for this long before it fails is started again after the first pause.
 _SETTLED_SECONDS = 60.0
 
 

@@ -194,7 +194,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admission.ends(begins, _not_before(begins, available), size_of, end_within, wait=wait)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is durable after ``timeout`` or ``idleTimeout``, and end. Receiving starts with
+        """Read the messages that are durable after ``timeout`` or ``idleTimeout``, and end. Receiving starts with
         ``latestOffset``."""
         self._available_now = True
 
