@@ -21,7 +21,7 @@ from zmq_datasource.monitoring.accounts import Account, BatchHistory
 from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.metrics import fill_in_sinks
+from zmq_datasource.spark.queries import fill_in_sinks
 
 NOW = 1_795_000_000.0
 GOLDEN = DATA / "metrics-2"

@@ -28,7 +28,7 @@ from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.metrics import records as live_records
+from zmq_datasource.spark.queries import records as live_records
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]

@@ -201,8 +201,8 @@ def _probe_again(case: _Case, watched: Probe, request: Request) -> None:
     if options.socket_type == "SUB" and facts.handshake.disconnects and limit is not None:
         others = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
         seen = _peek(replace(options, zmq=others), request.wait, seconds, int(limit))
-        if seen.largest_frame > int(limit):
-            case.add(limit_hit=seen.largest_frame)
+        if seen.tally.largest_frame > int(limit):
+            case.add(limit_hit=seen.tally.largest_frame)
     if facts.traffic is None and facts.filtered:
         other = _peek(replace(options, topics=Topics(("",))), request.wait, seconds).traffic()
         if other is not None:
@@ -219,7 +219,7 @@ def _peek(options: ReadOptions, wait: float, seconds: float, until_frame: int | 
 
     def enough() -> bool:
         probe.flush()
-        return until_frame is not None and probe.largest_frame > until_frame
+        return until_frame is not None and probe.tally.largest_frame > until_frame
 
     with Probe(options, {}, {"framing": "plain"}) as probe:
         receive_all([probe], wait, until=lambda: probe.has_connected)

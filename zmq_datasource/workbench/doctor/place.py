@@ -54,17 +54,23 @@ class Promise(NamedTuple):
 # A bucket.
 
 
-def examine_storage(location: Location) -> list[Promise]:
+def examine_storage(
+    location: Location, open_store: Callable[[Location], Store] = BucketStore, rounds: int = ROUNDS
+) -> list[Promise]:
     """Try everything that a log does in a bucket; what was put for that is deleted.
 
     A promise that the bucket rarely breaks may be kept in each of these trials.
+
+    Args:
+        open_store: Opens the bucket; called twice, as two writers do.
+        rounds: How often each step is tried.
 
     Raises:
         OptionError: The location makes no sense.
         LogError: The bucket cannot be used at all; says why.
     """
-    store, other = BucketStore(location), BucketStore(location)
-    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(ROUNDS)]
+    store, other = open_store(location), open_store(location)
+    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(rounds)]
     try:
         return list(_try_bucket(store, other, keys))
     finally:
@@ -105,7 +111,7 @@ def _try_bucket(store: Store, other: Store, keys: list[str]) -> Iterator[Promise
         ("replace", outdated, "a read gets what was put last", "gave what had been replaced"),
         ("delete", still_listed, "a listing does not show what was deleted", "showed what was just deleted"),
     ):
-        times = f"{failures} of {ROUNDS} times it {broken}; a log there would lose messages"
+        times = f"{failures} of {len(keys)} times it {broken}; a log there would lose messages"
         yield _judged(name, kept, times if failures else None)
     if found is None:
         yield Promise("clock", "doubtful", "cannot be compared with the clock of this machine")
@@ -127,8 +133,13 @@ def _listed(store: Store, key: str) -> Entry | None:
 # A directory.
 
 
-def examine_directory(location: str) -> list[Promise]:
+def examine_directory(
+    location: str, start_second: Callable[[Path], SecondProcess] | None = None
+) -> list[Promise]:
     """Try everything that a log does in a directory; what was made for that is removed.
+
+    Args:
+        start_second: Starts the second process; by default ``SecondProcess``.
 
     Raises:
         LogWriteError: It cannot be used at all; says why.
@@ -141,18 +152,18 @@ def examine_directory(location: str) -> list[Promise]:
         directory.mkdir()
     try:
         with writing(f"trying {root}"):
-            return list(_try_directory(directory))
+            return list(_try_directory(directory, start_second or SecondProcess))
     finally:
         for path in (*directory.glob("*"), directory, *made):
             with suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
-def _try_directory(directory: Path) -> Iterator[Promise]:
+def _try_directory(directory: Path, start_second: Callable[[Path], SecondProcess]) -> Iterator[Promise]:
     kind = file_system_of(directory)
     yield _check_file_system(kind)
     yield _check_fsync(directory, kind)
-    second = SecondProcess(directory)
+    second = start_second(directory)
     try:
         yield _check_link(directory)
         yield _check_rename(directory, second)
@@ -281,6 +292,7 @@ class SecondProcess:
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-c", f"import {__name__} as place; place.answer()", str(directory)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
 
     def ask(self, *words: str) -> str:
         """Have the second process do something, and return its answer.

@@ -100,7 +100,7 @@ def stall(
     held = held_before(gaps, before, rate / max(1, counters)) if outcome == "dropped" else None
     marks = None
     if held is not None and not broken:
-        marks = explain(held, before, options.rcvhwm, watched.wire_bytes, ours, theirs, expected)
+        marks = explain(held, before, options.rcvhwm, watched.tally.wire_bytes, ours, theirs, expected)
     return Stalled(
         outcome=outcome,
         seconds=seconds,
@@ -112,7 +112,7 @@ def stall(
         held=held,
         kernel_bytes=None if ours is None else ours + (theirs or 0),
         measured=theirs is not None,
-        beyond=beyond(options.rcvhwm, watched.wire_bytes, ours, theirs)[1],
+        beyond=beyond(options.rcvhwm, watched.tally.wire_bytes, ours, theirs)[1],
         marks=marks,
     )
 

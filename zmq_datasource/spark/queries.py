@@ -1,4 +1,4 @@
-"""The metrics of queries in a user's session.
+"""What a user's session shows of queries: their metrics, and why a query has failed (``reason``).
 
 ``metrics`` takes a query's progress, and fills in the figures of the Python source and sink, which Spark leaves out.
 ``live_view`` shows them as a table. ``metrics_dataframe`` reads what ``metricsLocation`` holds of all queries.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pprint
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ from zmq_datasource.spark.registration import active_history
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectQuery
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "live_view",
     "metrics",
     "metrics_dataframe",
+    "reason",
     "records",
 ]
 
@@ -49,6 +52,12 @@ class _Event(dict[str, Any]):
 
     def __repr__(self) -> str:
         return pprint.pformat(dict(self), width=_COLUMNS, sort_dicts=False)
+
+
+# A traceback ends with the error, behind which Spark writes its own.
+_ERROR = re.compile(
+    r"^(?:zmq_datasource\.errors\.)(\w+: .*?)(?=\n SQLSTATE|\n\n|\n\tat |\n=== |\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 class QueryMetrics(NamedTuple):
@@ -303,3 +312,26 @@ def _reading(store: MetricsStore) -> Callable[[Iterable[pa.RecordBatch]], Iterat
                 yield pa.RecordBatch.from_arrays([records], ["record"])
 
     return read
+
+
+def reason(failed: StreamingQuery | ConnectQuery | BaseException) -> str | None:
+    """Say why a query, a read or a write has failed, without Spark's stack of Python and Java frames.
+
+    >>> query.awaitTermination()  # doctest: +SKIP
+    >>> reason(query)  # doctest: +SKIP
+    'EndpointError: binding tcp://*:5556: Address already in use; ...'
+
+    Args:
+        failed: A query, or what ``load``, ``save``, ``collect`` or ``awaitTermination`` has raised.
+
+    Returns:
+        This package's error with its way out (docs/errors.md). If the error is another one, the first line that Spark
+        says. None if the query has not failed.
+    """
+    error = failed if isinstance(failed, BaseException) else failed.exception()
+    if error is None:
+        return None
+    text = str(error).strip()
+    found = _ERROR.findall(text)
+    # Of a chain of errors the last one is what the others led to.
+    return str(found[-1]).strip() if found else text.partition("\n")[0]
