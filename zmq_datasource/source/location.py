@@ -35,7 +35,7 @@ from zmq_datasource.log import (
 )
 from zmq_datasource.options import ReadOptions, StreamReadOptions
 from zmq_datasource.options.parser import ZmqOptions, describe
-from zmq_datasource.options.types import Duration, Location
+from zmq_datasource.options.types import Duration, Location, Topics
 
 __all__ = [
     "OtherDivisionError",
@@ -260,8 +260,8 @@ def _text(value: object) -> str:
         return f"{value:g}s"
     if isinstance(value, ZmqOptions):
         return repr(ZmqOptions(sorted(value.items())))  # without secrets
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
+    if isinstance(value, Topics):
+        return ",".join(value)
     return "" if value is None else str(value)
 
 
