@@ -10,10 +10,11 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks.idle import EMPTY, FIRST_ROWS, IDLE, MANY_CHUNKS, ZMQ, measure_idle
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import peer
 from benchmarks.queries import CHECKPOINTS
-from benchmarks.section import Section
+from benchmarks.section import Section, Target, at_most
 
 __all__ = ["SECTION", "latencies_of", "measure_latency", "our_latencies"]
 
@@ -27,12 +28,30 @@ SECTION = Section(
     "latency",
     "Latency",
     "Milliseconds from the sender's `zmq_send` until the user's function (`foreachBatch`) has the row: messages of "
-    "100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval. " + CHECKPOINTS,
+    "100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval. *First row*: from "
+    "`start()` until the user's function has a row, of a feed that sends 1,000 messages a second. "
+    f"*{EMPTY}* has a row as soon as it is asked. *Idle query*: CPU of the JVM and all of Spark's Python processes "
+    "while no message arrives. " + CHECKPOINTS,
+    targets=(
+        *(
+            Target(
+                case,
+                ZMQ,
+                f"at most 1,000 ms more than {EMPTY}",
+                lambda found, case=case: found[case, EMPTY].median + 1000,  # type: ignore[misc]
+                upper=True,
+            )
+            for case in FIRST_ROWS
+        ),
+        at_most(IDLE, ZMQ, 1.0),
+        at_most(IDLE, MANY_CHUNKS, 1.0),
+    ),
 )
 
 
 def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
-    """Milliseconds, the median and the 99th of a hundred, for every rate."""
+    """Milliseconds, the median and the 99th of a hundred, for every rate; then the first row, and an idle query."""
+    yield from measure_idle(spark, times)
     for rate in _RATES:
         found: dict[str, list[float]] = {}
         methods = {

@@ -76,11 +76,17 @@ def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSess
 
 @contextmanager
 def noop_query(
-    spark: SparkSession, source: str, options: Mapping[str, str], checkpoint: Path
+    spark: SparkSession, source: str, options: Mapping[str, str], checkpoint: Path, trigger: str = ""
 ) -> Iterator[StreamingQuery]:
-    """A running query from ``format(source)`` into Spark's cheapest sink."""
+    """A running query from ``format(source)`` into Spark's cheapest sink.
+
+    Args:
+        trigger: The interval of its micro-batches; they follow each other at once, if it is empty.
+    """
     stream = spark.readStream.format(source).options(**options).load()
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    if trigger:
+        writer = writer.trigger(processingTime=trigger)
     query = writer.start()
     try:
         yield query
@@ -158,18 +164,20 @@ def live_rate(
     options: Mapping[str, str],
     times: Times,
     size: int,
+    trigger: str = "",
 ) -> Sample:
     """Rows a second from a PUSH that never pauses, through ``format(source)``, into Spark's cheapest sink.
 
     Args:
         options: Of the source, without the endpoint and the place of the log.
         size: Of the messages, in bytes.
+        trigger: As for ``noop_query``.
     """
     with temporary_directory() as scratch, peer("push", size=size) as push:
         options = {"connect": push.endpoint, **options}
         if source != "tutorial":
             options |= {"socketType": "PULL", "walLocation": str(scratch / "log")}
-        with noop_query(spark, source, options, scratch / "checkpoint") as query:
+        with noop_query(spark, source, options, scratch / "checkpoint", trigger) as query:
             push.go()
             sample = steady_rate(query, times, {"sender": push.pid})
             push.stop()  # a source that stops takes what is still there

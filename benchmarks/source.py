@@ -31,10 +31,11 @@ __all__ = [
     "measure_source",
 ]
 
-_RAW, _TUTORIAL, _DURABLE, _UNSYNCED, _BACKLOG = (
+_RAW, _TUTORIAL, _DURABLE, _TRIGGER, _UNSYNCED, _BACKLOG = (
     "raw pyzmq",
     "tutorial source",
     "zmq",
+    "zmq, trigger of 1 s",
     "zmq, walSync=false",
     "the log alone",
 )
@@ -46,9 +47,16 @@ SECTION = Section(
     f"C that never pauses. *{_RAW}*: a loop of `recv()`, without Spark. *{_TUTORIAL}*: a "
     "`SimpleDataSourceStreamReader` that drains the socket at each trigger, for at most a second (0.1 s above 100 "
     f"B); each message is a tuple, and nothing is durable. *{_DURABLE}*: this package with its defaults; each chunk "
-    f"is forced to the disk. *{_BACKLOG}*: a log that was filled before is read, without a socket. This is what the "
-    "JVM and its workers allow. " + CHECKPOINTS,
-    ratios=((_DURABLE, _TUTORIAL), (_DURABLE, _BACKLOG), (_DURABLE, _RAW), (_UNSYNCED, _RAW)),
+    f"is forced to the disk, and micro-batches follow each other at once. *{_TRIGGER}*: a micro-batch each second. "
+    f"*{_BACKLOG}*: a log that was filled before is read, without a socket. This is what the JVM and its workers "
+    "allow. " + CHECKPOINTS,
+    ratios=(
+        (_DURABLE, _TUTORIAL),
+        (_DURABLE, _BACKLOG),
+        (_DURABLE, _RAW),
+        (_TRIGGER, _DURABLE),
+        (_UNSYNCED, _RAW),
+    ),
     targets=(
         share("100 B", _DURABLE, 4.5, _TUTORIAL),
         within_cpu(
@@ -78,6 +86,7 @@ def measure_source(spark: SparkSession, times: Times) -> Iterator[Measurement]:
                 _RAW: partial(_raw_rate, size, times),
                 _TUTORIAL: partial(live_rate, spark, "tutorial", _tutorial_options(size), times, size=size),
                 _DURABLE: partial(live_rate, spark, "zmq", {}, times, size=size),
+                _TRIGGER: partial(live_rate, spark, "zmq", {}, times, size=size, trigger="1 second"),
                 _UNSYNCED: partial(live_rate, spark, "zmq", {"walSync": "false"}, times, size=size),
                 _BACKLOG: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
             }

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
 # After some silence, housekeeping is the only other duty, so the wait is longer. Received messages are sealed by then.
-WAIT_MS, _SILENT_WAIT_MS = 10, 100
+WAIT_MS, _SILENT_WAIT_MS = 10, 250
 _SILENT_SECONDS = 2.0
 # The publisher sends a replay as fast as it can. Its own queue should limit the replay, not this one.
 _RCVHWM = 100_000
@@ -133,7 +133,7 @@ class Channel:
         """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded.
 
         Args:
-            wait: Whether to wait for the first message: 10 ms, or 100 ms after two seconds without a message.
+            wait: Whether to wait for the first message: 10 ms, or 250 ms after two seconds without a message.
         """
         now = time.monotonic()
         if wait and (wait_ms := _SILENT_WAIT_MS if now >= self._silent_from else WAIT_MS) != self._wait_ms:

@@ -56,7 +56,7 @@ class Idle(NamedTuple):
     """
 
     poll_seconds: float = 0.05
-    wait_seconds: float = 0.1
+    wait_seconds: float = 0.25
 
 
 class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
