@@ -1,6 +1,6 @@
 """The messages of the transaction protocol, to bytes and back; and digests. Pure; docs/protocol.md specifies all of it.
 
-``transport.envelope`` has the common form of messages. The buffers of a data message are columns (``messages.packed``).
+``transport.session`` has the common form of messages. The buffers of a data message are columns (``messages.packed``).
 
 The digest of a transaction's rows shows whether a repeated transaction is the same. The digest of a row is a chain over
 its frames (topic and value, value alone, or all of ``frames``): XXH3-64 of each frame, seeded with the hash of the
@@ -25,7 +25,7 @@ from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.packed import MOST_BUFFERS, MOST_ROWS, unpack_columns
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
-from zmq_datasource.transport.envelope import Envelope, Header
+from zmq_datasource.transport.session import Envelope, Header
 
 __all__ = [
     "BUSY",
