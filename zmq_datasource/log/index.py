@@ -101,7 +101,7 @@ class ChunkIndex:
         share = (min(limit, chunk.end) - chunk.first) / (chunk.end - chunk.first)
         return self._bytes_before[at] + chunk.size * share
 
-    def sealed_by(self, now: float) -> None:
+    def limit_sealing_times(self, now: float) -> None:
         """Replace each sealing time after ``now`` by ``now``: the clock was ahead when that chunk was sealed."""
         self._chunks = [c if c.sealed_at <= now else c._replace(sealed_at=now) for c in self._chunks]
 

@@ -35,7 +35,7 @@ __all__ = [
     "Deletions",
     "Slice",
     "begin_of",
-    "deleted",
+    "deleted_error",
     "end_within_bytes",
     "first_chunk_since",
     "first_since",
@@ -256,7 +256,7 @@ def read_slices(
 _log = logging.getLogger(__name__)
 
 
-def deleted(storage: LogStorage, first: int, end: int) -> DataLossError:
+def deleted_error(storage: LogStorage, first: int, end: int) -> DataLossError:
     """The error of a read whose ids ``[first, end)`` the log's writer has deleted since the read was planned."""
     return DataLossError(
         f"reading: {_what(storage, first, end)}. Raise walMaxBytes or walRetention where the log is written. To go on "
@@ -311,14 +311,14 @@ class Deletions:
 
         Raises:
             DataLossError: Without the log, ``gone``. With ``failOnDataLoss``, ``gone`` if the chunk is lost, and
-                ``deleted`` if the writer has deleted it.
+                ``deleted_error`` if the writer has deleted it.
         """
         begin = self._begin(gone)
         is_deleted = begin >= chunk_end
         if self._fails and not is_deleted:
             raise gone
         if self._fails:
-            raise deleted(self._storage, first, min(begin, end)) from gone
+            raise deleted_error(self._storage, first, min(begin, end)) from gone
         skipped = min(begin, end) if is_deleted else chunk_end
         _log.warning(
             "data loss: %s; continuing after these ids because failOnDataLoss=false",
