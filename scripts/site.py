@@ -35,7 +35,13 @@ API = {
         "start_receivers",
         "Receivers",
     ],
-    "Values": ["functions.from_msgpack", "functions.from_cbor", "functions.to_msgpack"],
+    "Values": [
+        "functions.from_msgpack",
+        "functions.from_cbor",
+        "functions.to_msgpack",
+        "functions.decompress",
+        "functions.compress",
+    ],
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from tests.source.test_feed import querying
-from tests.support import Socket, free_endpoint, take_over, wait_for
+from tests.support import Socket, free_endpoint, keep_handlers, take_over, wait_for
 from tests.support.hostile import Attacker, greeting, message, ready
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
@@ -144,7 +144,7 @@ def test_no_source_fails_its_honest_peers(
     times: int,
     messages: int,
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keep_handlers(monkeypatch)
     take_over(monkeypatch, standby=0.01)
     endpoint = free_endpoint()
     options = {"bind": endpoint, "socketType": kind, "maxMessagesPerTrigger": 20_000}

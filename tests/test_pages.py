@@ -42,3 +42,17 @@ def test_each_snippet_about_the_rest_of_spark_runs_as_printed(spark: SparkSessio
     assert spark.read.parquet(f"{tmp_path}/spark/readings").first()["city"] == "Oslo"
     for view in ("weather_now", "feed"):
         spark.catalog.dropTempView(view)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_the_recipe_for_numbers_in_json_prints_what_it_shows(spark: SparkSession, tmp_path: Path) -> None:
+    page = _DOCS / "recipes.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    begin = lines.index("## Numbers in JSON")
+    end = lines.index(
+        "In a table that has the messages already, `messages` here, window functions find the gaps:"
+    )
+    recipe = (snippet for snippet in snippets(page, tmp_path) if begin < snippet.line <= end)
+    with ExitStack() as stack:
+        assert run(recipe, stack, tmp_path)["spark"] is spark

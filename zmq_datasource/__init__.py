@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from zmq_datasource.proxy.handle import Proxy
     from zmq_datasource.proxy.subscriber import DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
-    from zmq_datasource.spark.failure import reason
     from zmq_datasource.spark.listener import ZmqMetricsListener
-    from zmq_datasource.spark.metrics import QueryMetrics, live_view, metrics, metrics_dataframe
+    from zmq_datasource.spark.queries import QueryMetrics, live_view, metrics, metrics_dataframe, reason
     from zmq_datasource.spark.receivers import Receivers, start_receivers
     from zmq_datasource.spark.registration import register
 
@@ -99,14 +98,14 @@ _HOMES = {
     "DurableSubscriber": "proxy.subscriber",
     "Producer": "acknowledged.producer",
     "Proxy": "proxy.handle",
-    "QueryMetrics": "spark.metrics",
+    "QueryMetrics": "spark.queries",
     "Receivers": "spark.receivers",
     "ZmqDataSource": "spark.datasource",
     "ZmqMetricsListener": "spark.listener",
-    "live_view": "spark.metrics",
-    "metrics": "spark.metrics",
-    "metrics_dataframe": "spark.metrics",
-    "reason": "spark.failure",
+    "live_view": "spark.queries",
+    "metrics": "spark.queries",
+    "metrics_dataframe": "spark.queries",
+    "reason": "spark.queries",
     "register": "spark.registration",
     "start_receivers": "spark.receivers",
 }

@@ -42,7 +42,7 @@ from zmq_datasource.errors import LogError, ZmqDataSourceError
 from zmq_datasource.log import LogStorage
 from zmq_datasource.monitoring.tables import Cell, Row, shown, stack
 from zmq_datasource.monitoring.view import LiveView
-from zmq_datasource.spark.metrics import records
+from zmq_datasource.spark.queries import records
 
 __all__ = ["Account", "findings", "run_demo"]
 

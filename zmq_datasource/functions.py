@@ -1,4 +1,4 @@
-"""Functions for values: from MessagePack or CBOR to columns, and back to MessagePack.
+"""Functions for values: from MessagePack or CBOR to columns, back to MessagePack, and compressed values.
 
 They are like Spark's ``from_json`` and ``to_json``, for formats that many ZeroMQ programs send::
 
@@ -24,12 +24,15 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from zmq_datasource.errors import OptionError, RowError
 
-__all__ = ["from_cbor", "from_msgpack", "to_msgpack"]
+__all__ = ["compress", "decompress", "from_cbor", "from_msgpack", "to_msgpack"]
 
 _Fit = Callable[[Any], Any]
 # What a tag contains, cbor2 gives as a tuple.
 _ARRAY = (list, tuple)
 _Mode = Literal["permissive", "failfast"]
+_Codec = Literal["zstd", "lz4", "gzip"]
+# Arrow's limit for a column of one batch.
+_MOST_BYTES = 2**31 - 1
 _INTEGERS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
 
 
@@ -118,8 +121,7 @@ def _decode_cbor(value: bytes) -> Any:
 
 
 def _read(form: _Format, column: Column | str, schema: t.DataType | str, mode: _Mode) -> Column:
-    if mode not in ("permissive", "failfast"):
-        raise OptionError(f"{form.function}(mode={mode!r}): it must be 'permissive' or 'failfast'")
+    _check_mode(form.function, mode)
     kind = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
     try:
         fit = _fit_of(kind, "schema", mode == "permissive")
@@ -140,7 +142,7 @@ def _read(form: _Format, column: Column | str, schema: t.DataType | str, mode: _
                 raise RowError(
                     f"{form.function}: {e}, in a value of {len(value)} bytes that begins with {value[:32]!r}; correct "
                     "the schema, or use mode='permissive' to read such values as null"
-                ) from e
+                ) from None
             return None
 
     def convert(values: pa.Array) -> pa.Array:
@@ -161,6 +163,101 @@ def to_msgpack(column: Column | str) -> Column:
         return pa.array([msgspec.msgpack.encode(row) for row in rows], pa.binary())
 
     return _applied(convert, t.BinaryType(), column)
+
+
+def decompress(
+    column: Column | str, codec: _Codec, max_bytes: int = 16 << 20, mode: _Mode = "permissive"
+) -> Column:
+    """Decompress values (BINARY).
+
+    The values may come from any program: frames of zstd with or without their size, frames of lz4 (not its raw blocks),
+    and gzip. A zstd frame that needs a dictionary, or more than 128 MiB for decompression, cannot be read.
+
+    Args:
+        column: BINARY, as the column ``value`` of a source.
+        codec: ``zstd``, ``lz4`` or ``gzip``.
+        max_bytes: A value that would be larger is not decompressed further, because a few bytes can stand for
+            gigabytes. A task needs memory for the values of one batch
+            (``spark.sql.execution.arrow.maxRecordsPerBatch`` rows).
+        mode: With ``permissive``, a value that cannot be decompressed, or is larger, is null. With ``failfast``, the
+            query fails and shows the value's beginning.
+
+    Raises:
+        OptionError: The codec or the mode is unknown, or ``max_bytes`` is not between 1 and 2**31 - 2.
+    """
+    _check_codec("decompress", codec)
+    _check_mode("decompress", mode)
+    if not 0 < max_bytes < _MOST_BYTES:
+        raise OptionError(f"decompress(max_bytes={max_bytes}): it must be from 1 to {_MOST_BYTES - 1}")
+
+    def read(value: bytes | None) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            return _decompressed(value, codec, max_bytes)
+        except (OSError, _UnfitError) as e:
+            if mode == "failfast":
+                raise RowError(
+                    f"decompress: {e}, in a value of {len(value)} bytes that begins with {value[:32]!r}; correct the "
+                    "codec or max_bytes, or use mode='permissive' to read such values as null"
+                ) from None
+            return None
+
+    def convert(values: pa.Array) -> pa.Array:
+        whole, size = [], 0
+        for value in values.to_pylist():
+            whole.append(read(value))
+            size += len(whole[-1] or b"")
+            if size > _MOST_BYTES:
+                raise RowError(
+                    f"decompress: the values of a batch of {len(values)} rows have more than 2 GiB; set "
+                    f"spark.sql.execution.arrow.maxRecordsPerBatch below {len(values)}"
+                )
+        return pa.array(whole, pa.binary())
+
+    return _applied(convert, t.BinaryType(), column)
+
+
+def _decompressed(value: bytes, codec: _Codec, max_bytes: int) -> bytes:
+    # Arrow reads no bytes as no frames.
+    if not value:
+        raise _UnfitError("no bytes")
+    with pa.CompressedInputStream(pa.BufferReader(value), codec) as stream:
+        content: bytes = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _UnfitError(f"more than {max_bytes} bytes (max_bytes)")
+    return content
+
+
+def compress(column: Column | str, codec: _Codec) -> Column:
+    """Compress values (STRING or BINARY) for ``decompress``, or for other programs: each as one frame.
+
+    Args:
+        column: The values. A null stays null.
+        codec: ``zstd``, ``lz4`` or ``gzip``.
+
+    Raises:
+        OptionError: The codec is unknown.
+    """
+    _check_codec("compress", codec)
+
+    def convert(values: pa.Array) -> pa.Array:
+        rows = values.cast(pa.binary()).to_pylist()
+        return pa.array(
+            [None if row is None else pa.compress(row, codec, asbytes=True) for row in rows], pa.binary()
+        )
+
+    return _applied(convert, t.BinaryType(), column)
+
+
+def _check_codec(function: str, codec: str) -> None:
+    if codec not in ("zstd", "lz4", "gzip"):
+        raise OptionError(f"{function}(codec={codec!r}): it must be 'zstd', 'lz4' or 'gzip'")
+
+
+def _check_mode(function: str, mode: str) -> None:
+    if mode not in ("permissive", "failfast"):
+        raise OptionError(f"{function}(mode={mode!r}): it must be 'permissive' or 'failfast'")
 
 
 def _applied(convert: Callable[[pa.Array], pa.Array], kind: t.DataType, column: Column | str) -> Column:

@@ -349,10 +349,10 @@ def test_a_transaction_larger_than_the_log_is_refused(tmp_path: Path) -> None:
                 link.finish()
 
 
-def test_a_row_too_large_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.acknowledged.sender_session.MOST_FRAME_BYTES", 1000)
+def test_a_row_too_large_is_refused_here(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), uplink(endpoint) as link:
+        link.session.most_frame_bytes = 1000
         link.greet()
         with pytest.raises(RowError, match="1000 at most"):
             link.send(rows("x" * 2000))

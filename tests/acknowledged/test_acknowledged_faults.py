@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from tests.acknowledged.test_acknowledged import accept_with, commit, receiving, rows, stage, uplink, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError, TransactionError
-from zmq_datasource.acknowledged import sender_session
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.protocol import Commit, as_text, decode, digest_of
 from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
@@ -307,7 +307,7 @@ def test_the_session_that_is_silent_for_longest_is_replaced(
 
 
 def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 2_000_000)
+    monkeypatch.setattr(SenderSession, "most_frame_bytes", 2_000_000)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
         for size in (1_500_000, 3_000_000):

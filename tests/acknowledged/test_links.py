@@ -18,7 +18,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-from tests.support import log_at, log_rows
+from tests.support import at_failpoints, log_at, log_rows
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.acknowledged.protocol import (
     Abort,
@@ -36,7 +36,6 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogLockedError, LogWriteError
-from zmq_datasource.host import failpoints
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.state import read_saved_state
@@ -313,7 +312,7 @@ def test_a_full_disk_at_the_end_of_a_chunk_leaves_the_attempts_unchanged(
         with Receiver(tmp_path, retry_timeout=20.0 if waits else 0.0) as receiver:
             attempts.extend(receiver.stage(n, partition=p, letter=b"%d" % p) for p, n in enumerate(sizes))
             sizes_before = [staged_path(tmp_path, attempt).stat().st_size for attempt in attempts]
-            monkeypatch.setattr(failpoints, "reach", refuse)
+            at_failpoints(monkeypatch, refuse)
             receiver.commit(attempts, sum(sizes))
             try:
                 assert committed(receiver.settled()) == [("q", 0, False)]
@@ -352,7 +351,7 @@ def test_rows_that_a_crash_has_appended_to_a_staged_file_are_not_read(
             if name == "log.chunk.before_put":
                 kept.append(file.read_bytes())
 
-        monkeypatch.setattr(failpoints, "reach", keep)
+        at_failpoints(monkeypatch, keep)
         receiver.commit([first, second], 2 * LARGE)
         receiver.settled()
         monkeypatch.undo()
@@ -378,7 +377,7 @@ class Stopped:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
         self._point = point
         self._there, self._go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(failpoints, "reach", self._stop)
+        at_failpoints(monkeypatch, self._stop)
 
     def _stop(self, name: str) -> None:
         if name == self._point and not self._there.is_set():

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from zmq_datasource.acknowledged import sender_session
 from zmq_datasource.acknowledged.protocol import (
     BUSY,
     MOST_BYTES_ON_THE_WAY,
@@ -119,7 +118,7 @@ def test_a_timeout_names_the_missing_answer(ask: Callable[[SenderSession], None]
 def test_sent_rows_and_bytes_are_counted() -> None:
     it = greeted()
     sizes = [push(it), push(it)]
-    assert (it.rows, it.bytes, it.kept_bytes) == (2, sum(sizes), sum(sizes))
+    assert (it.rows, it.bytes, it.kept.bytes) == (2, sum(sizes), sum(sizes))
     assert [len(frames) for frames in it.outbox] == [4, 4], "a head, a header, and the two buffers of value"
 
 
@@ -201,15 +200,15 @@ def test_control_characters_of_a_refusal_are_escaped() -> None:
 
 def test_one_data_message_is_on_the_way_before_the_first_is_taken_and_two_after_it() -> None:
     it = greeted()
-    assert it.has_room(1 << 30)
+    assert it.kept.has_room(1 << 30)
     push(it)
-    assert not it.has_room(1)
+    assert not it.kept.has_room(1)
     it.receive(taken(it, 1), 0)
     size = push(it)
-    assert it.has_room(MOST_BYTES_ON_THE_WAY - size)
-    assert not it.has_room(MOST_BYTES_ON_THE_WAY - size + 1), "a large message is on the way alone"
+    assert it.kept.has_room(MOST_BYTES_ON_THE_WAY - size)
+    assert not it.kept.has_room(MOST_BYTES_ON_THE_WAY - size + 1), "a large message is on the way alone"
     push(it)
-    assert not it.has_room(1)
+    assert not it.kept.has_room(1)
 
 
 def test_waiting_for_room_sends_no_request_at_first() -> None:
@@ -221,7 +220,7 @@ def test_waiting_for_room_sends_no_request_at_first() -> None:
     assert said(it) == []
     it.receive(taken(it, 1), 1)
     assert not it.waiting
-    assert it.kept_bytes == 0
+    assert it.kept.bytes == 0
 
 
 def test_a_busy_receiver_is_asked_until_it_has_a_place() -> None:
@@ -343,11 +342,11 @@ def test_messages_without_progress_do_not_extend_the_timeout() -> None:
         it.receive(taken(it, 0), TIMEOUT)
 
 
-def test_a_row_larger_than_a_receiver_takes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_larger_than_a_receiver_takes_is_an_error() -> None:
     it = greeted()
-    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 100)
+    it.most_frame_bytes = 100
     it.pack(ROW)
-    monkeypatch.setattr(sender_session, "MOST_FRAME_BYTES", 50)
+    it.most_frame_bytes = 50
     with pytest.raises(RowError, match="of 100 bytes: a receiver takes 50 at most"):
         it.pack(ROW)
 
@@ -368,7 +367,7 @@ def test_data_is_sent_again_from_the_message_that_the_receiver_names() -> None:
     assert indices(said(it)) == [3, 4]
     it.receive(taken(it, 5), 4)
     assert not it.waiting
-    assert it.kept_bytes == 0
+    assert it.kept.bytes == 0
 
 
 def test_after_a_pause_of_the_receiver_data_is_sent_again_once() -> None:

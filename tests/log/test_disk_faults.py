@@ -30,6 +30,7 @@ from tests.support import (
     bound,
     fill_disk,
     free_endpoint,
+    keep_handlers,
     log_rows,
     offer,
     stop_sooner,
@@ -255,7 +256,7 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
 
     from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
 
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
     total = 20_000  # more than twice of what the disk holds
     reader = ZmqStreamReader(
@@ -298,7 +299,7 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
 ) -> None:
     from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
 
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     _, endpoint = bound(context, zmq.PUSH)
     reader = ZmqStreamReader(stream_options(connect=endpoint, socketType="PULL", walLocation=disk / "log"))

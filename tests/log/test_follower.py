@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.log.machines import Machines, MemoryBucket, Watched, WatchedDirectory, fill
 from tests.log.test_readers import written
-from tests.support import stream_options
+from tests.support import keep_handlers, stream_options
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
@@ -279,7 +279,7 @@ def test_a_trigger_without_news_lists_nothing(tmp_path: Path, monkeypatch: pytes
         lists.append(prefix)
         return list_directory(store, prefix, after)
 
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keep_handlers(monkeypatch)
     it = ZmqStreamReader(stream_options(walLocation=tmp_path))
     try:
         begin = it.initialOffset()

@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support import batch_of, log_rows
+from tests.support import at_failpoints, batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.host import failpoints
 from zmq_datasource.log import directory_store, open_chunk_files
 from zmq_datasource.log.growing import GrowingTail, read_groups
 from zmq_datasource.log.layout import chunk_name, compact_name, growing_name
@@ -468,7 +467,7 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
     for i in range(groups):
         append(log, b"%d" % i)
     if step == "link":
-        monkeypatch.setattr(failpoints, "reach", refuse_once)
+        at_failpoints(monkeypatch, refuse_once)
     else:
         monkeypatch.setattr(OpenChunkFiles, "remove", refuse_to_remove)
     assert log.cut().result() == groups
@@ -492,7 +491,7 @@ def test_a_key_that_another_writer_has_taken_is_no_success_without_the_open_chun
             other.open_chunk_files().remove_all()
             other.put_chunk(0, [b"with another message"])
 
-    monkeypatch.setattr(failpoints, "reach", overtaken)
+    at_failpoints(monkeypatch, overtaken)
     with pytest.raises(OvertakenError):
         log.cut().result()
 

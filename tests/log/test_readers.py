@@ -15,7 +15,16 @@ import zmq
 from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, batch_of, bound, log_rows, stop_sooner, stream_options, wait_for
+from tests.support import (
+    Socket,
+    batch_of,
+    bound,
+    keep_handlers,
+    log_rows,
+    stop_sooner,
+    stream_options,
+    wait_for,
+)
 from zmq_datasource import receive as receive_module
 from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError, DiskFaultError
@@ -35,7 +44,7 @@ ALL = ReadMaxRows(1)  # any limit: ours are options
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     # No peer sends when these stop.
     stop_sooner(monkeypatch)
 

@@ -20,11 +20,10 @@ from typing import TypeVar
 import pyarrow as pa
 import pytest
 
-from tests.support import REPOSITORY, wait_for
+from tests.support import REPOSITORY, at_failpoints, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
-from zmq_datasource.host import failpoints
 from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
@@ -433,7 +432,7 @@ def reaching(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]
         if reached == name and left:
             left.pop()()
 
-    monkeypatch.setattr(failpoints, "reach", reach)
+    at_failpoints(monkeypatch, reach)
 
 
 def refuse(code: int = errno.EIO) -> None:

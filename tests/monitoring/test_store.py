@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import DATA
+from tests.support import DATA, at_failpoints
 from zmq_datasource.counters import SinkCounters, figures, iso
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host import failpoints
@@ -21,7 +21,7 @@ from zmq_datasource.monitoring.accounts import Account, BatchHistory
 from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.metrics import fill_in_sinks
+from zmq_datasource.spark.queries import fill_in_sinks
 
 NOW = 1_795_000_000.0
 GOLDEN = DATA / "metrics-2"
@@ -302,7 +302,7 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pyt
     def full(_: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(failpoints, "reach", full)
+    at_failpoints(monkeypatch, full)
     with pytest.raises(MetricsError, match="No space left"):
         store(tmp_path).write_batch(account(0))
     assert files(tmp_path) == []

@@ -318,6 +318,9 @@ def test_a_refusal_names_the_value_and_the_way_out(
         parse(kind, options)
     assert names in str(refused.value)
     assert way_out in str(refused.value)
+    # A notebook would print an inner error first, as another stack that says the same or less.
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from tests.support import Socket, stream_options, wait_for
+from tests.support import Socket, keep_handlers, stream_options, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import Client, ProxyThreads, endpoints, receive, subscriber
 from zmq_datasource import (
@@ -35,9 +35,10 @@ from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.proxy import fetch_wire, names, positions, subscriber_session
+from zmq_datasource.proxy import fetch_wire, subscriber_session
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Lost, Open, Opened, Refused, session_number
 from zmq_datasource.proxy.fetch_wire import Request, Router
+from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.view import LogMoment, LogView, Progress
 from zmq_datasource.source.ingest import Ingest
@@ -1185,9 +1186,8 @@ def readers(*arguments: object) -> Result:
 def test_the_command_line_moves_a_subscriber_that_is_away_and_none_that_is_present(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
-    monkeypatch.setattr(positions, "PRESENT_SECONDS", 1.5)
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+    keep_handlers(monkeypatch)
+    with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(present_seconds=1.5)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
         proxy.flow.journal.log.commit(0)
         wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
@@ -1220,10 +1220,9 @@ def test_a_client_that_the_command_line_has_moved_is_refused(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Its program was busy for so long that it was away for the proxy."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(positions, "PRESENT_SECONDS", 1.5)
+    keep_handlers(monkeypatch)
     to = ("--to", "2") if command == "seek" else ()
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(present_seconds=1.5)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
         proxy.flow.journal.log.commit(0)
         wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
@@ -1241,10 +1240,9 @@ def test_a_client_that_the_command_line_has_moved_is_refused(
 
 
 def test_a_client_that_was_away_continues_without_an_open(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(positions, "PRESENT_SECONDS", 0.5)
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(present_seconds=0.5)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(30)))
         with DurableSubscriber(proxy.sides["durable"], "me", max_bytes=1) as me:
             for begin in (0, 10, 20):
@@ -1256,11 +1254,10 @@ def test_a_client_that_was_away_continues_without_an_open(
 def test_a_subscriber_that_is_away_for_too_long_is_forgotten(
     context: zmq.Context[Socket],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(positions, "PRESENT_SECONDS", 0.5)
-    with ProxyThreads(tmp_path, endpoints(*SIDES), subscriberExpiry="2s") as proxy:
+    brief = NameBounds(present_seconds=0.5)
+    with ProxyThreads(tmp_path, endpoints(*SIDES), names=brief, subscriberExpiry="2s") as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
         with DurableSubscriber(proxy.sides["durable"], "here", auto_ack=False) as here:
             with DurableSubscriber(proxy.sides["durable"], "away") as away:
@@ -1279,13 +1276,9 @@ def test_a_subscriber_that_is_away_for_too_long_is_forgotten(
 # Bounds.
 
 
-def test_a_thousand_names_are_the_most(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (names.MOST_NAMES, names.MOST_SHOWN) == (1000, 100)
-    monkeypatch.setattr(names, "MOST_NAMES", 50)
-    monkeypatch.setattr(names, "MOST_SHOWN", 10)
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+def test_a_thousand_names_are_the_most(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    assert (NAME_BOUNDS.names, NAME_BOUNDS.shown) == (1000, 100)
+    with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(names=50, shown=10)) as proxy:
         client = Client(context, proxy.sides["durable"])
         for at in range(60):  # all at once, more than there is room for
             client.send(Open(name=f"n{at}", session=at + 1, start="latest"))
@@ -1307,12 +1300,11 @@ def test_a_thousand_names_are_the_most(
 
 
 def test_the_topics_of_all_durable_subscriptions_have_a_bound(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
-    assert names.MOST_TOPIC_BYTES == 2 << 20
-    monkeypatch.setattr(names, "MOST_TOPIC_BYTES", 420_000)
+    assert NAME_BOUNDS.topic_bytes == 2 << 20
     large = [b"%03d" % i + bytes(29) for i in range(1000)]  # the most that one name may have
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+    with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(topic_bytes=420_000)) as proxy:
         client = Client(context, proxy.sides["durable"])
         client.send(Open(name="too many", session=1), [*large, b""])
         assert client.refused().code == "protocol"

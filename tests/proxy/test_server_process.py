@@ -49,9 +49,8 @@ PROGRESS = Progress(0, 0, None)
 def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process, "Child", FakeChild)
     monkeypatch.setattr(FakeChild, "started", 0)
-    server = process.ServerProcess({}, restart_seconds=0.01)
+    server = process.ServerProcess({}, restart_seconds=0.01, child=FakeChild)
     server.start(PROGRESS)
     server.step(PROGRESS)
     FakeChild.newest.ended = True
@@ -76,10 +75,9 @@ def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(
 def test_a_server_process_that_cannot_be_started_at_first_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "Child", FakeChild)
     monkeypatch.setattr(FakeChild, "refusal", OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     with pytest.raises(SocketError, match="starting the proxy's server process: Cannot allocate memory"):
-        process.ServerProcess({}).start(PROGRESS)
+        process.ServerProcess({}, child=FakeChild).start(PROGRESS)
 
 
 def test_a_line_that_a_process_has_not_finished_is_ignored(

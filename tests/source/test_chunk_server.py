@@ -20,10 +20,9 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.support import REPOSITORY, Socket, batch_of, free_endpoint, wait_for
+from tests.support import REPOSITORY, Socket, at_failpoints, batch_of, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogFetchError
-from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_chunk, times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.layout import Chunk
@@ -64,7 +63,7 @@ def server(log: LogStorage) -> Iterator[ChunkServer]:
 def reached(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each failpoint was reached."""
     counted: Counter[str] = Counter()
-    monkeypatch.setattr(failpoints, "reach", lambda name: counted.update([name]))
+    at_failpoints(monkeypatch, lambda name: counted.update([name]))
     return counted
 
 
@@ -163,7 +162,7 @@ def test_a_chunk_that_the_driver_cannot_read_now_is_requested_again(
         if name == "source.chunk.before_read" and faults:
             raise faults.pop()
 
-    monkeypatch.setattr(failpoints, "reach", refuse)
+    at_failpoints(monkeypatch, refuse)
     patient, impatient = LogStorage("/not/here"), LogStorage("/not/here")
     patient.retry_seconds = 30.0
     with RemoteChunks(server.access, impatient) as chunks, pytest.raises(DiskFaultError, match="too many"):
@@ -388,7 +387,7 @@ def test_no_request_ends_the_server_and_a_server_that_has_ended_can_be_stopped(
         if error := fails.pop(name, None):
             raise error
 
-    monkeypatch.setattr(failpoints, "reach", fail)
+    at_failpoints(monkeypatch, fail)
     with pytest.raises(DiskFaultError, match="whatever may be wrong"):
         read(server.access, chunk)
     assert read(server.access, chunk).num_rows == 1

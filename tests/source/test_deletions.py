@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import batch_of, free_endpoint, stream_options, wait_for
+from tests.support import batch_of, free_endpoint, keep_handlers, stream_options, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
@@ -36,7 +36,7 @@ VALUE = b"v" * 1000
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
 
 
 class Discarding:
@@ -301,7 +301,7 @@ def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: D
                 share.pieces,
                 share.rows,
                 share.log_id,
-                share.fails,
+                share.fail_on_data_loss,
                 access=share.access,
                 reader=share.reader,
             )

@@ -25,6 +25,7 @@ from tests.support import (
     bind_when_free,
     bound,
     free_endpoint,
+    keep_handlers,
     log_at,
     log_options,
     log_rows,
@@ -50,7 +51,7 @@ Offset = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
 
@@ -203,7 +204,7 @@ def test_another_feed_in_the_same_log_is_refused(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query would read messages of a feed that it did not ask for."""
-    monkeypatch.setattr(ingest_module, "LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(ingest_module.Ingest, "lock_wait_seconds", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     other = free_endpoint()
     with querying(tmp_path, connect=endpoint) as one:
@@ -871,3 +872,24 @@ def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
     assert (dict(one.rows)[2], dict(other.rows)[2]) == (b"2", b"other 2")
     with querying(log, one.checkpoint, **options) as one_again, pytest.raises(DataLossError):
         one_again.step()
+
+
+def test_queries_started_together_read_the_same_messages_with_earliest(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint, startingOffsets="earliest") as first:
+        first.step()
+        send(push, 0, 10)
+        first.until(10)
+        with (
+            querying(tmp_path, connect=endpoint, startingOffsets="earliest") as second,
+            querying(tmp_path, connect=endpoint) as late,
+        ):
+            late.step()
+            second.until(10)
+            send(push, 10, 20)
+            for query, count in ((first, 20), (second, 20), (late, 10)):
+                query.until(count)
+            assert second.rows == first.rows
+            assert late.rows == first.rows[10:]

@@ -23,7 +23,16 @@ from tests.source.test_feed import (
     querying,
     send,
 )
-from tests.support import Connections, batch_of, bound, free_endpoint, stop_sooner, take_over, wait_for
+from tests.support import (
+    Connections,
+    batch_of,
+    bound,
+    free_endpoint,
+    keep_handlers,
+    stop_sooner,
+    take_over,
+    wait_for,
+)
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
@@ -37,7 +46,7 @@ from zmq_datasource.source.ingest import Ingest
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(Reader, "hold_seconds", 0.1)

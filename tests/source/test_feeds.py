@@ -24,6 +24,7 @@ from tests.support import (
     batch_of,
     bound,
     free_endpoint,
+    keep_handlers,
     offer,
     stop_sooner,
     stream_options,
@@ -49,7 +50,7 @@ Row = tuple[int, int, bytes]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(Feeds, "refresh_seconds", 0.01)
@@ -332,11 +333,8 @@ def test_a_repeated_first_batch_has_no_rows_of_a_newer_partition(context: Contex
         assert again.values == list(range(100))
 
 
-def test_a_receiver_with_another_division_of_the_feed_is_refused(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receiver_with_another_division_of_the_feed_is_refused(context: Context, tmp_path: Path) -> None:
     """It would receive some messages twice."""
-    monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     endpoints = ",".join(bound(context, zmq.XPUB)[1] for _ in range(4))
     options = {"socketType": "SUB", "connect": endpoints, "walLocation": tmp_path}
     last = Ingest(stream_options(**options, receivers=4), 3)
@@ -366,17 +364,18 @@ def shared_otherwise(location: Path) -> Iterator[None]:
 
 
 def test_the_noted_feed_of_a_stopped_receiver_refuses_no_other_division(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, tmp_path: Path
 ) -> None:
     """Otherwise the query would wait for that receiver for ever."""
-    monkeypatch.setattr("zmq_datasource.source.ingest.LOCK_WAIT_SECONDS", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     options = stream_options(socketType="PULL", connect=endpoint, walLocation=tmp_path, receivers=2)
     before = Ingest(options, 1)
     before.start()
     before.stop()
     with shared_otherwise(tmp_path), pytest.raises(LogLockedError, match="receives into its partition 5"):
-        Ingest(options, 1).open_unless_received()
+        again = Ingest(options, 1)
+        again.lock_wait_seconds = 0.1
+        again.open_unless_received()
 
 
 def test_a_standby_with_another_division_of_the_feed_fails(

@@ -15,6 +15,7 @@ import zmq
 
 from tests.support import (
     Socket,
+    at_failpoints,
     bound,
     channel_of,
     free_endpoint,
@@ -24,7 +25,6 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource.errors import EndpointError, LogLockedError, LogWriteError, NoPeerError
-from zmq_datasource.host import failpoints
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.location import log_storage
@@ -34,7 +34,7 @@ Context = zmq.Context[Socket]
 
 def at_each_write(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Let the store of the log call this before each write."""
-    monkeypatch.setattr(failpoints, "reach", lambda name: name == "log.store.before_write" and act())
+    at_failpoints(monkeypatch, lambda name: name == "log.store.before_write" and act())
 
 
 def fail() -> None:

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from tests.source.test_feeds import Several, several
-from tests.support import Socket, bound, free_endpoint, stop_sooner, wait_for
+from tests.support import Socket, bound, free_endpoint, keep_handlers, stop_sooner, wait_for
 from tests.support.publishers import Publisher
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -24,7 +24,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
 
 

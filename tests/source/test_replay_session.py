@@ -23,9 +23,9 @@ class Asking:
     def __init__(self, heard: int = 5, sample: bool = False) -> None:
         self.now = 0.0
         self.counters = SourceCounters()
-        self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters)
-        self.it.reachable = True
         self.tracker = SequenceTracker(Numbering(("endpoint",)), 10, 10)
+        self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters, self.tracker)
+        self.it.reachable = True
         self.it.silence.restart(self.now)
         self.live(1)
         if heard:
@@ -44,7 +44,7 @@ class Asking:
         self.it.silence.restart(self.now)
 
     def step(self, live_waits: bool = False) -> list[Gap]:
-        return self.it.step(self.tracker, live_waits, self.tracker.next_number(KEY) or 0, self.now)
+        return self.it.step(live_waits, self.tracker.next_number(KEY) or 0, self.now)
 
     def asked(self) -> list[int]:
         """Take the requests: the sequences from which on they ask."""
@@ -64,7 +64,7 @@ class Asking:
     def take(self) -> tuple[list[int | None], bool]:
         """Take replies, track them, and return them and whether the publisher has restarted."""
         onwards = self.it.onwards
-        replies, restarted = self.it.take(self.tracker, self.now)
+        replies, restarted = self.it.take(self.now)
         if restarted:
             self.tracker.restart(KEY, 0, SequenceFindings())
         for reply in replies:
@@ -341,7 +341,7 @@ def test_replies_that_are_not_valid_are_counted(caplog: pytest.LogCaptureFixture
 
 def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
     asking = Asking(heard=0)
-    asking.it.fetch_history(asking.tracker, 0, 0)
+    asking.it.fetch_history(0, 0)
     assert asking.asked() == [0]
     assert asking.it.awaits_history
     asking.reply(0, 1, None)
@@ -352,7 +352,7 @@ def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
 
 def test_a_request_for_history_is_repeated_while_the_live_flow_is_silent() -> None:
     asking = Asking(heard=0)
-    asking.it.fetch_history(asking.tracker, 0, 0)
+    asking.it.fetch_history(0, 0)
     asking.asked()
     asking.now = TIMEOUT
     asking.step(live_waits=False)

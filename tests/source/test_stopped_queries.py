@@ -12,7 +12,7 @@ import pytest
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, bound, stop_sooner
+from tests.support import Socket, bound, keep_handlers, stop_sooner
 from tests.weather.engine import Source, read_output
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -23,7 +23,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
 
 

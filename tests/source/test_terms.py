@@ -13,11 +13,21 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Query, send
-from tests.support import Socket, bound, free_endpoint, stop_sooner, stream_options, take_over, wait_for
+from tests.support import (
+    Socket,
+    bound,
+    free_endpoint,
+    keep_handlers,
+    stop_sooner,
+    stream_options,
+    take_over,
+    wait_for,
+)
 from tests.support.publishers import Publisher
-from zmq_datasource.errors import MessageLossError
+from zmq_datasource.errors import LogLockedError, MessageLossError
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 
 Context = zmq.Context[Socket]
@@ -25,7 +35,7 @@ Context = zmq.Context[Socket]
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
     take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(Ingest, "replaying_seconds", 0.1)
@@ -122,6 +132,59 @@ def test_a_receiver_logs_the_options_that_differ_from_the_last_receivers(
         assert len(said) == warnings
         if said:
             assert said[0].endswith("those of this process apply: walRetention=600s (before: 86400s)")
+
+
+def test_a_query_that_follows_logs_its_options_that_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = {"zmq.curve_secretkey": "a" * 40, "zmq.curve_publickey": "b" * 40, "zmq.curve_server": "1"}
+    common: dict[str, Any] = {"walLocation": tmp_path, "socketType": "PULL", "bind": free_endpoint()}
+    ingest = Ingest(stream_options(**common, **secret, walRetention="1d"))
+    ingest.open()
+    try:
+        followers: tuple[tuple[dict[str, Any], str], ...] = (
+            (
+                secret | {"walMaxBytes": "1g", "rcvhwm": 7},
+                "walMaxBytes=1 GiB (there: 4 GiB), rcvhwm=7 (there: 1000)",
+            ),
+            (secret | {"walRetention": "1h"}, ""),  # both retentions have an effect
+            ({}, "zmq.*={} (there: {'curve_publickey': "),
+        )
+        for options, differences in followers:
+            caplog.clear()
+            feed = Feed(stream_options(**common, **options))
+            feed.open()
+            feed.stop()
+            said = [r.getMessage() for r in caplog.records if "and those apply: " in r.getMessage()]
+            assert len(said) == bool(differences)
+            assert differences in "".join(said)
+            assert "a" * 40 not in caplog.text
+    finally:
+        ingest.stop()
+    assert "a" * 40 not in (tmp_path / "0" / "terms.json").read_text()
+
+
+def test_a_query_of_another_feed_is_refused_with_the_options_that_differ(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Ingest, "lock_wait_seconds", 0.1)
+    monkeypatch.setattr(Ingest, "warn_seconds", 0.0)
+    _, endpoint = bound(context, zmq.XPUB)
+    common: dict[str, Any] = {"walLocation": tmp_path, "connect": endpoint}
+    other = stream_options(**common, topics="b,c", topicDelimiter="+")
+    ingest = Ingest(stream_options(**common, topics="a"))
+    ingest.open()
+    try:
+        with pytest.raises(LogLockedError) as refused:
+            Feed(other).open()
+    finally:
+        ingest.stop()
+    differences = "It receives another feed: topics=b,c (there: a), topicDelimiter=+ (there: not set)"
+    assert str(refused.value).endswith(differences)
+    assert f"{differences}; waiting up to 0 s more for that process to end" in caplog.text
+    # Afterwards it may receive into this log, and says so.
+    Ingest(other).open()
+    assert "those of this process apply: topics=b,c (before: a)" in caplog.text
 
 
 # Replay.

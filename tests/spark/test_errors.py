@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,43 @@ def test_overwriting_is_refused(spark: SparkSession) -> None:
     rows = spark.sql("SELECT 'x' AS value")
     with pytest.raises(PySparkException, match="use mode\\('append'\\)"):
         rows.write.format("zmq").mode("overwrite").option("connect", FEED).save()
+
+
+_PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from zmq_datasource import register
+
+class Another(DataSource):
+    @classmethod
+    def name(cls):
+        return "another"
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+register(spark)
+register(spark)
+spark.dataSource.register(Another)
+spark.dataSource.register(Another)
+feed = spark.readStream.format("zmq").option("connect", sys.argv[1]).option("walLocation", sys.argv[2] + "/wal")
+query = feed.load().writeStream.format("noop").option("checkpointLocation", sys.argv[2] + "/checkpoint").start()
+query.stop()
+spark.stop()
+"""
+
+
+def test_spark_does_not_warn_that_the_source_replaces_itself(tmp_path: Path) -> None:
+    program = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, free_endpoint(), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "data source zmq" not in program.stderr
+    # Nothing else is hidden.
+    assert "WARN DataSourceManager: The data source another replaced" in program.stderr
+    assert "INFO DataSourceManager" not in program.stderr
 
 
 def test_registration_warns_of_workers_without_the_package(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import cbor2
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.functions import struct
 
 from zmq_datasource import OptionError
-from zmq_datasource.functions import from_cbor, from_msgpack, to_msgpack
+from zmq_datasource.functions import compress, decompress, from_cbor, from_msgpack, to_msgpack
 
 pytestmark = pytest.mark.spark
 
@@ -193,3 +195,58 @@ def test_what_is_no_cbor_is_null_or_fails(spark: SparkSession) -> None:
             one.select(from_cbor("value", "INT", mode="failfast")).collect()
     with pytest.raises(OptionError, match="for which CBOR has no value"):
         from_cbor("value", "at DATE")
+
+
+TEXT = b"a row of text, " * 20
+# Made by other programs: python-zstandard 0.25 (a stream, whose size is not in the frame), lz4 4.4, and gzip.
+FOREIGN = {
+    "zstd": "28b52ffd0058b50000786120726f77206f6620746578742c2001001aa2ce3a",
+    "lz4": "04224d186040821b000000ff006120726f77206f6620746578742c200f00ff06506578742c2000000000",
+    "gzip": gzip.compress(TEXT).hex(),
+}
+
+
+def decompressed(spark: SparkSession, values: list[bytes | None], codec: str, **more: Any) -> list[Any]:
+    rows = spark.createDataFrame([(at, value) for at, value in enumerate(values)], "at INT, value BINARY")
+    read = rows.orderBy("at").select(decompress("value", codec, **more).alias("read")).collect()
+    return [None if row.read is None else bytes(row.read) for row in read]
+
+
+@pytest.mark.parametrize("codec", FOREIGN)
+def test_compressed_values_of_other_programs_are_read(spark: SparkSession, codec: str) -> None:
+    frame = bytes.fromhex(FOREIGN[codec])
+    values = [frame, None, frame + frame, b"", frame[:-3], b"no frame", frame + b"and more"]
+    assert decompressed(spark, values, codec) == [TEXT, None, TEXT + TEXT, None, None, None, None]
+
+
+@pytest.mark.parametrize("codec", FOREIGN)
+def test_what_is_compressed_is_decompressed(spark: SparkSession, codec: str) -> None:
+    rows = spark.createDataFrame([("Oslø" * 9,), (None,), ("",)], "value STRING")
+    read = rows.select(decompress(compress("value", codec), codec).cast("string").alias("read"))
+    assert [row.read for row in read.collect()] == ["Oslø" * 9, None, ""]
+
+
+def test_a_value_that_would_become_too_large_is_refused(spark: SparkSession) -> None:
+    bomb = pa.compress(bytes(1 << 30), "zstd", asbytes=True)
+    assert len(bomb) < 100_000
+    assert decompressed(spark, [bomb, pa.compress(b"x" * 100, "zstd", asbytes=True)], "zstd") == [
+        None,
+        b"x" * 100,
+    ]
+    with pytest.raises(PySparkException, match=r"more than 1000 bytes \(max_bytes\)"):
+        decompressed(spark, [bomb], "zstd", max_bytes=1000, mode="failfast")
+    at_most = pa.compress(b"x" * 1000, "zstd", asbytes=True)
+    assert decompressed(spark, [at_most], "zstd", max_bytes=1000, mode="failfast") == [b"x" * 1000]
+
+
+def test_wrong_arguments_of_compression_are_refused(spark: SparkSession) -> None:
+    for wrong, said in (
+        ({"codec": "snappy"}, "must be 'zstd', 'lz4' or 'gzip'"),
+        ({"codec": "zstd", "mode": "strict"}, "must be 'permissive' or 'failfast'"),
+        ({"codec": "zstd", "max_bytes": 0}, "must be from 1 to"),
+        ({"codec": "zstd", "max_bytes": 2**31 - 1}, "must be from 1 to"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            decompress("value", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="must be 'zstd', 'lz4' or 'gzip'"):
+        compress("value", "brotli")  # type: ignore[arg-type]

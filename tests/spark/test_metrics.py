@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import threading
@@ -27,7 +28,7 @@ from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.view import LiveView
 from zmq_datasource.options.types import Location
-from zmq_datasource.spark.metrics import records as live_records
+from zmq_datasource.spark.queries import records as live_records
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -153,6 +154,8 @@ def test_retried_rows_and_dead_letters_are_accounted_for(
 def read_what_is_documented(query: StreamingQuery, **more: Any) -> dict[str, Any]:
     """README's and docs/metrics.md's own words; none of them may raise, whenever."""
     shown = metrics(query, **more)
+    assert max(map(len, repr(shown.last).splitlines())) < 200
+    assert ast.literal_eval(repr(shown.last)) == shown.last
     totals = shown.last["sink"]["metrics"]
     assert totals["rows"] == totals["sent"] + totals["dropped"] + totals["deadLettered"]
     source = shown.last["sources"][0]["metrics"]

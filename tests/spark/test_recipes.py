@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+import struct
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import cbor2
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 import zmq
 from pyspark.sql import SparkSession
 
 from tests.support import REPOSITORY, bound
+from tests.support.maven import SPARK_AVRO, fetched
 
 pytestmark = pytest.mark.spark
 
@@ -154,4 +160,72 @@ def test_numpy(spark: SparkSession, context: zmq.Context[zmq.Socket[bytes]]) -> 
     assert [tuple(row) for row in names["numbers"].orderBy("id").collect()] == [
         (0, [2, 3], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
         (1, [1], [0.5]),
+    ]
+
+
+def test_compressed_values(spark: SparkSession) -> None:
+    reading = pa.compress(msgspec.msgpack.encode({"city": "Oslo", "celsius": 7.5}), "zstd", asbytes=True)
+    rows = [(0, "a", reading), (1, "a", b"plain")]
+    names: dict[str, Any] = {"feed": spark.createDataFrame(rows, "id INT, topic STRING, value BINARY")}
+    exec(compile(blocks_of("compressed"), "recipes.md", "exec"), names)
+    read = names["readings"].orderBy("id").selectExpr("id", "r.city", "r.celsius").collect()
+    assert [tuple(row) for row in read] == [(0, "Oslo", 7.5), (1, None, None)]
+    assert [row.id for row in names["unreadable"].collect()] == [1]
+    smaller = [bytes(row.value) for row in names["smaller"].collect()]
+    assert [
+        pa.decompress(value, size, "zstd", asbytes=True)
+        for value, size in zip(smaller, (len(reading), 5), strict=True)
+    ] == [
+        reading,
+        b"plain",
+    ]
+
+
+_AVRO = """
+import json, sys
+from pyspark.sql import SparkSession
+
+jar, recipe, values = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.jars", jar)
+spark = builder.getOrCreate()
+rows = [(at, None if value is None else bytes.fromhex(value)) for at, value in enumerate(values)]
+names = {"feed": spark.createDataFrame(rows, "id INT, value BINARY")}
+exec(recipe, names)
+read = names["readings"].orderBy("id").selectExpr("schema", "reading", "reading.city", "reading.celsius")
+print(json.dumps([[row.schema, row.reading is not None, row.city, row.celsius] for row in read.collect()]))
+"""
+
+
+def test_avro_with_a_schema_registry() -> None:
+    """In a process of its own, because Spark needs the jar when it starts."""
+
+    def framed(schema: int, body: bytes) -> str:
+        return (b"\0" + schema.to_bytes(4, "big") + body).hex()
+
+    oslo = bytes([2 * len(b"Oslo")]) + b"Oslo"
+    degrees = struct.pack("<d", 7.5)
+    values = [
+        framed(7, oslo),
+        framed(9, oslo + degrees),
+        framed(8, oslo),
+        b"{}".hex(),
+        framed(9, b"\xff"),
+        None,
+        "",
+    ]
+    program = subprocess.run(
+        [sys.executable, "-c", _AVRO, str(fetched(SPARK_AVRO)), blocks_of("avro"), json.dumps(values)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert json.loads(program.stdout.splitlines()[-1]) == [
+        [7, True, "Oslo", 0.0],
+        [9, True, "Oslo", 7.5],
+        [8, False, None, None],
+        [None, False, None, None],
+        [9, True, None, None],
+        [None, False, None, None],
+        [None, False, None, None],
     ]

@@ -12,7 +12,16 @@ import pytest
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import REPOSITORY, Socket, bound, free_endpoint, stop_sooner, stream_options, wait_for
+from tests.support import (
+    REPOSITORY,
+    Socket,
+    bound,
+    free_endpoint,
+    keep_handlers,
+    stop_sooner,
+    stream_options,
+    wait_for,
+)
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.spark import serving
@@ -26,7 +35,7 @@ _CHILD = "from zmq_datasource.spark.serving import in_local_mode; print(in_local
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
 
 

@@ -16,7 +16,16 @@ import zmq
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stream_options, wait_for
+from tests.support import (
+    Socket,
+    bound,
+    free_endpoint,
+    keep_handlers,
+    offer,
+    stop_sooner,
+    stream_options,
+    wait_for,
+)
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
@@ -41,7 +50,7 @@ def reader(endpoint: str, location: Path, **options: Any) -> Iterator[ZmqStreamR
 
 @pytest.fixture(autouse=True)
 def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
     # No publisher sends at the stop.
     stop_sooner(monkeypatch)
 

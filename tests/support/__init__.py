@@ -20,6 +20,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tests.support.ports import free_port
+from zmq_datasource.host import failpoints
 from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
@@ -194,6 +195,16 @@ def fill_disk(disk: Path) -> Path:
 def stop_sooner(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     """Have receivers that stop wait so long for what may still come; in most tests, senders have ended by then."""
     monkeypatch.setattr(ReceivingThread, "quiet_seconds", seconds)
+
+
+def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have readers that run in pytest's own process leave its signal handlers as they are."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+
+def at_failpoints(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
+    """Call ``act`` with the name of each failpoint that is reached."""
+    monkeypatch.setattr(failpoints, "reach", act)
 
 
 def take_over(

@@ -30,6 +30,14 @@ JEROMQ = Jar(
     "org.zeromq", "jeromq", "0.6.0", "4784ff6d6e91b8eecd917b73d07b161c19a808ef870a5bdb760515bb67e208d3"
 )
 
+# Spark's Avro, which PySpark does not have. It also runs on the next minor version.
+SPARK_AVRO = Jar(
+    "org.apache.spark",
+    "spark-avro_2.13",
+    "4.2.0",
+    "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f",
+)
+
 # An S3 server that keeps its objects on the disk.
 S3MOCK = Jar(
     "com.adobe.testing",

@@ -24,6 +24,7 @@ from zmq_datasource.proxy.backend import REQUEST_BOUNDS, RequestBounds
 from zmq_datasource.proxy.child import NewestReader, NewestWriter
 from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, FromClient, FromProxy, Open, Opened, Refused
 from zmq_datasource.proxy.flow import LiveFlow
+from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.server import Server, serve
 
 
@@ -39,9 +40,15 @@ class ProxyThreads:
     """The two processes of a proxy as two threads."""
 
     def __init__(
-        self, location: Path, sides: dict[str, str], bounds: RequestBounds = REQUEST_BOUNDS, **options: Any
+        self,
+        location: Path,
+        sides: dict[str, str],
+        bounds: RequestBounds = REQUEST_BOUNDS,
+        names: NameBounds = NAME_BOUNDS,
+        **options: Any,
     ) -> None:
         self.sides = sides
+        self._names = names
         self._bounds = bounds
         self._wanted: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
         text = {
@@ -115,7 +122,7 @@ class ProxyThreads:
         def report(status: dict[str, Any]) -> None:
             self.status = status
 
-        with closing(Server(self.options, self.flow.journal.progress)) as self.server:
+        with closing(Server(self.options, self.flow.journal.progress, self._names)) as self.server:
             self._ready.set()
             serve(self.server, self._progress, report)
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from tests.support import free_endpoint
+from tests.support import free_endpoint, keep_handlers
 from tests.support.proxies import ProxyThreads
 from tests.weather.damage import (
     KINDS,
@@ -50,7 +50,7 @@ _PROXY = {"walChunkBytes": "64k", "walFlushInterval": "10m"}
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
 
 
 def due(transactions: int) -> set[str]:

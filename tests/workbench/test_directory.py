@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,25 +16,37 @@ from zmq_datasource.cli import main
 from zmq_datasource.errors import LogError
 from zmq_datasource.workbench.doctor import examine_directory
 from zmq_datasource.workbench.doctor import place as place_module
-from zmq_datasource.workbench.doctor.place import Verdict
+from zmq_datasource.workbench.doctor.place import SecondProcess, Verdict
 
 
-def verdicts(location: Path) -> dict[str, Verdict]:
-    return {promise.name: promise.verdict for promise in examine_directory(str(location))}
+def verdicts(
+    location: Path, start_second: Callable[[Path], SecondProcess] | None = None
+) -> dict[str, Verdict]:
+    return {promise.name: promise.verdict for promise in examine_directory(str(location), start_second)}
 
 
-@contextmanager
-def stopped_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The second process stands still, as in a lock on a file system of the network."""
-    init = place_module.SecondProcess.__init__
+class Stopped(SecondProcess):
+    """A second process that stands still, as in a lock on a file system of the network."""
 
-    def stopped(self: place_module.SecondProcess, directory: Path) -> None:
-        init(self, directory)
-        self._process.send_signal(signal.SIGSTOP)
+    answer_seconds = 2.0
 
-    with monkeypatch.context() as patch:
-        patch.setattr(place_module.SecondProcess, "__init__", stopped)
-        yield
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        os.kill(self.pid, signal.SIGSTOP)
+
+
+class Lying(SecondProcess):
+    """A second process that gives one answer of its own."""
+
+    lie = ("", "")
+
+    def ask(self, *words: str) -> str:
+        word, answer = self.lie
+        return answer if words[0] == word else super().ask(*words)
+
+
+def lying(word: str, answer: str) -> type[Lying]:
+    return type("Lying", (Lying,), {"lie": (word, answer)})
 
 
 NAMES = ["file system", "fsync", "link", "rename", "directory times", "lock", "lock of the dead"]
@@ -47,10 +59,9 @@ def test_a_directory_of_this_machine_is_fit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "what was made for that is removed"
 
 
-def test_a_lock_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_module.SecondProcess, "answer_seconds", 2.0)
-    with stopped_second(monkeypatch), pytest.raises(LogError, match="no answer within 2 s when asked for"):
-        examine_directory(str(tmp_path))
+def test_a_lock_that_hangs_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no answer within 2 s when asked for"):
+        examine_directory(str(tmp_path), Stopped)
 
 
 def test_memory_is_said_to_be_memory(tmp_path: Path) -> None:
@@ -73,25 +84,25 @@ LIES = {
     "a lock stays held": ("lock", "no", "lock"),
     "a name is not seen": ("see", "-1 0", "rename"),
     "a file is seen in part": ("see", "0.1 17", "rename"),
-    "nobody else can lock": ("hold", "no", "lock of the dead"),
+    "no other process can lock": ("hold", "no", "lock of the dead"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_broken_promise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+def test_a_broken_promise_is_named(tmp_path: Path, lie: str) -> None:
     word, answer, name = LIES[lie]
-    ask = place_module.SecondProcess.ask
-    monkeypatch.setattr(
-        place_module.SecondProcess,
-        "ask",
-        lambda second, *words: answer if words[0] == word else ask(second, *words),
-    )
-    assert verdicts(tmp_path) == dict.fromkeys(NAMES, "kept") | {name: "broken"} | _of_this_disk(tmp_path)
+    expected = dict.fromkeys(NAMES, "kept") | {name: "broken"} | _of_this_disk(tmp_path)
+    assert verdicts(tmp_path, lying(word, answer)) == expected
+
+
+def test_the_command_exits_with_1_for_a_broken_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_module, "SecondProcess", lying("hold", "no"))
     told = CliRunner().invoke(main, ["doctor", "--wal-location", str(tmp_path), "--json"])
     assert told.exit_code == 1
-    assert {each["name"] for each in json.loads(told.output)["promises"] if each["verdict"] == "broken"} == {
-        name
-    }
+    broken = [p["name"] for p in json.loads(told.output)["promises"] if p["verdict"] == "broken"]
+    assert broken == ["lock of the dead"]
 
 
 def _of_this_disk(location: Path) -> dict[str, Verdict]:
@@ -103,13 +114,5 @@ def test_an_object_store_is_no_place_for_a_log(tmp_path: Path, monkeypatch: pyte
     assert verdicts(tmp_path)["file system"] == "broken"
 
 
-def test_directory_times_that_do_not_change_are_doubtful(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask = place_module.SecondProcess.ask
-    monkeypatch.setattr(
-        place_module.SecondProcess,
-        "ask",
-        lambda second, *words: "no" if words[0] == "stamped" else ask(second, *words),
-    )
-    assert verdicts(tmp_path)["directory times"] == "doubtful"
+def test_directory_times_that_do_not_change_are_doubtful(tmp_path: Path) -> None:
+    assert verdicts(tmp_path, lying("stamped", "no"))["directory times"] == "doubtful"

@@ -20,26 +20,20 @@ from tests.support import stream_options
 from zmq_datasource.cli import main
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.sequences import Gap
-from zmq_datasource.workbench.doctor import (
+from zmq_datasource.workbench.doctor import Examination, diagnose, document, exit_code, greeting, show
+from zmq_datasource.workbench.doctor.facts import (
     Consumed,
     Durable,
-    Examination,
     Examined,
     Expected,
-    Glance,
+    Greeting,
     Handshake,
     Numbers,
     Stalled,
     Traffic,
-    diagnose,
-    document,
-    exit_code,
-    greeting,
-    show,
 )
 from zmq_datasource.workbench.doctor.framing import Numbered, guess, options_of, per_topic
-from zmq_datasource.workbench.doctor.hwm import explain, fits
-from zmq_datasource.workbench.doctor.stall import held_before, outcome_of
+from zmq_datasource.workbench.doctor.stall import explain, fits, held_before, outcome_of
 
 TRAFFIC = Traffic(
     messages=5000,
@@ -79,7 +73,7 @@ def examined(**facts: Any) -> Examined:
         "endpoint": "tcp://feed:5556",
         "role": "feed",
         "socket_type": "SUB",
-        "glance": Glance(state="greeted", version="3.1", mechanism="NULL", socket_type="PUB"),
+        "greeting": Greeting(state="greeted", version="3.1", mechanism="NULL", socket_type="PUB"),
         "handshake": Handshake(state="succeeded", connections=1),
         "traffic": TRAFFIC,
         "numbers": NUMBERS,
@@ -102,28 +96,28 @@ READY = b"\x04\x26\x05READY\x08Identity\x00\x00\x00\x00\x0bSocket-Type\x00\x00\x
 
 
 def test_a_greeting_tells_the_security_and_the_socket_type() -> None:
-    found = greeting.read_greeting(greeted(b"NULL", READY))
+    found = greeting.parse_greeting(greeted(b"NULL", READY))
     assert (found.version, found.mechanism) == ("3.1", "NULL")
-    assert greeting.read_greeting(greeted(b"NULL", READY)).socket_type == "PUB"
+    assert greeting.parse_greeting(greeted(b"NULL", READY)).socket_type == "PUB"
     assert greeting.is_complete(greeted(b"NULL", READY))
     assert not greeting.is_complete(greeted(b"NULL", READY[:-1]))
-    assert greeting.read_greeting(greeted(b"CURVE")).mechanism == "CURVE"
+    assert greeting.parse_greeting(greeted(b"CURVE")).mechanism == "CURVE"
 
 
 def test_nothing_in_a_greeting_steers_the_terminal_of_the_doctor() -> None:
     evil = b"\x1b]0;owned\x07"
-    mechanism = greeting.read_greeting(greeted(evil)).mechanism
+    mechanism = greeting.parse_greeting(greeted(evil)).mechanism
     assert mechanism == r"\x1b]0;owned\x07"
     property_ = b"\x0bSocket-Type" + len(evil).to_bytes(4, "big") + evil
     command = b"\x05READY" + property_
     told = greeted(b"NULL", b"\x04" + bytes([len(command)]) + command)
-    assert greeting.read_greeting(told).socket_type == r"\x1b]0;owned\x07"
+    assert greeting.parse_greeting(told).socket_type == r"\x1b]0;owned\x07"
 
 
 def test_our_own_greeting_is_one() -> None:
     whole = greeting.OPENING + greeting.REST
     assert len(whole) == greeting.GREETING_BYTES
-    assert greeting.read_greeting(whole).mechanism == "NULL"
+    assert greeting.parse_greeting(whole).mechanism == "NULL"
 
 
 @pytest.mark.parametrize(
@@ -136,15 +130,15 @@ def test_our_own_greeting_is_one() -> None:
     ],
 )
 def test_what_is_no_greeting_is_told_apart(received: bytes, state: str) -> None:
-    assert greeting.read_greeting(received).state == state
+    assert greeting.parse_greeting(received).state == state
 
 
 @settings(max_examples=50)
 @given(st.binary(max_size=100))
 def test_no_bytes_behind_a_greeting_stop_the_doctor(rest: bytes) -> None:
     greeting.is_complete(greeted(b"NULL", rest))
-    greeting.read_greeting(greeted(b"NULL", rest))
-    greeting.read_greeting(greeted(b"NULL", b"\x04\x50\x05READY" + rest))
+    greeting.parse_greeting(greeted(b"NULL", rest))
+    greeting.parse_greeting(greeted(b"NULL", b"\x04\x50\x05READY" + rest))
 
 
 # Framings.
@@ -378,16 +372,18 @@ def test_a_slow_receiver_is_found_by_being_behind_and_a_fast_one_is_not() -> Non
 
 
 @pytest.mark.parametrize(
-    ("glance", "found"),
+    ("greeting", "found"),
     [
-        (Glance(state="no_answer", reason="nothing answered within 2 s"), "no_answer"),
-        (Glance(state="not_zeromq"), "not_zeromq"),
-        (Glance(state="greeted", mechanism="NULL", socket_type="PUB"), "hung_up"),
+        (Greeting(state="no_answer", reason="nothing answered within 2 s"), "no_answer"),
+        (Greeting(state="not_zeromq"), "not_zeromq"),
+        (Greeting(state="greeted", mechanism="NULL", socket_type="PUB"), "hung_up"),
     ],
 )
-def test_an_endpoint_that_cannot_be_examined_is_worth_its_own_exit_code(glance: Glance, found: str) -> None:
+def test_an_endpoint_that_cannot_be_examined_is_worth_its_own_exit_code(
+    greeting: Greeting, found: str
+) -> None:
     findings = diagnose(
-        [examined(glance=glance, handshake=Handshake(state="hung_up"), traffic=None, numbers=None)],
+        [examined(greeting=greeting, handshake=Handshake(state="hung_up"), traffic=None, numbers=None)],
         None,
         Expected(),
     )
@@ -448,7 +444,7 @@ def test_the_document_has_a_format_and_what_was_not_measured_is_null() -> None:
     assert (told["format"], told["healthy"], told["exitCode"]) == (1, True, 0)
     (one,) = told["endpoints"]
     assert list(one) == [
-        *("endpoint", "role", "socketType", "glance", "handshake", "mechanism", "filtered", "traffic"),
+        *("endpoint", "role", "socketType", "greeting", "handshake", "mechanism", "filtered", "traffic"),
         *("numbers", "buffers", "consumed", "stalled", "elsewhere", "limitHit", "lostBehind"),
     ]
     assert one["buffers"] is None

@@ -24,15 +24,8 @@ from click.testing import CliRunner
 from tests.support import bound, free_endpoint, wait_for
 from tests.support.doctor_peers import Running
 from zmq_datasource.cli import main
-from zmq_datasource.workbench.doctor import (
-    Examined,
-    Expected,
-    Finding,
-    Request,
-    diagnose,
-    examine,
-    exit_code,
-)
+from zmq_datasource.workbench.doctor import Expected, Finding, Request, diagnose, examine, exit_code
+from zmq_datasource.workbench.doctor.facts import Examined
 
 # Many processes, whose rates and queues are measured; and all scenarios run at once, for all tests of this file.
 pytestmark = [pytest.mark.spark, pytest.mark.alone]
@@ -360,7 +353,7 @@ def test_a_healthy_chain_is_found_healthy(found: Found) -> None:
     result = found("healthy", lambda result: not result.ids)
     assert (result.ids, result.exit_code) == (set(), 0), result
     (one,) = result.endpoints
-    assert one.glance.socket_type == "PUB"
+    assert one.greeting.socket_type == "PUB"
     assert one.numbers is not None
     assert (one.numbers.framing, one.numbers.lost) == ("sequenced", 0)
     assert one.stalled is not None
@@ -381,7 +374,7 @@ def test_a_healthy_proxy_is_told_from_its_publisher(found: Found) -> None:
     result = found("healthy proxy", lambda result: not result.ids)
     assert (result.ids, result.exit_code) == (set(), 0), result
     proxy, publisher = result.endpoints
-    assert (proxy.glance.socket_type, publisher.glance.socket_type) == ("XPUB", "PUB")
+    assert (proxy.greeting.socket_type, publisher.greeting.socket_type) == ("XPUB", "PUB")
     assert (proxy.role, publisher.role, proxy.lost_behind) == ("feed", "upstream", 0)
     assert proxy.numbers is not None
     assert proxy.numbers.framing == "vllm"
@@ -430,7 +423,7 @@ def test_the_other_topics_are_named(found: Found) -> None:
     assert found("other topics").endpoints[0].elsewhere == ["weather"]
 
 
-def test_a_glance_takes_no_message_from_a_push(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_to_ask_a_push_for_its_greeting_takes_no_message(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     assert look({"connect": endpoint}, wait=2.0).ids == {"wrong_socket_type"}
     push.setsockopt(zmq.SNDTIMEO, 0)

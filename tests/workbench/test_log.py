@@ -17,7 +17,7 @@ import zmq
 from click.testing import CliRunner, Result
 
 from tests.source.test_feed import Context, filled, numbered, querying, send
-from tests.support import batch_of, bound
+from tests.support import batch_of, bound, keep_handlers
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.log.bucket_store import bucket_at
@@ -29,7 +29,7 @@ from zmq_datasource.options.types import Location
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own process keeps its handlers
+    keep_handlers(monkeypatch)
 
 
 def run(*arguments: object) -> Result:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,15 +17,9 @@ from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.store import Entry
 from zmq_datasource.options.types import Location
 from zmq_datasource.workbench.doctor import examine_storage
-from zmq_datasource.workbench.doctor import place as place_module
 from zmq_datasource.workbench.doctor.place import Verdict
 
 NAMES = ["put", "put if absent", "listing", "replace", "delete", "clock"]
-
-
-@pytest.fixture(autouse=True)
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_module, "ROUNDS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +33,35 @@ def location(server: BucketServer) -> Location:
     return Location(server.location(f"logs/{uuid.uuid4().hex}"))
 
 
-def verdicts(location: Location) -> dict[str, Verdict]:
-    return {promise.name: promise.verdict for promise in examine_storage(location)}
+def verdicts(location: Location, open_store: type[BucketStore] = BucketStore) -> dict[str, Verdict]:
+    return {promise.name: promise.verdict for promise in examine_storage(location, open_store, rounds=3)}
+
+
+class Replacing(BucketStore):
+    """Replaces an object with a key that is taken."""
+
+    def put_new(self, key: str, content: Sequence[Any]) -> None:
+        self.put(key, b"".join(content))
+
+
+class Lagging(BucketStore):
+    """A listing shows nothing yet."""
+
+    def list(self) -> list[Entry]:
+        return []
+
+
+class Forgetful(BucketStore):
+    """Neither replaces nor deletes."""
+
+    def put(self, key: str, content: bytes) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+
+class Unreadable(BucketStore):
+    def open(self, key: str) -> Any:
+        raise DiskFaultError(f"reading {self.path_of(key)}: no answer")
 
 
 def test_a_bucket_that_keeps_its_promises_is_fit(location: Location) -> None:
@@ -48,53 +70,35 @@ def test_a_bucket_that_keeps_its_promises_is_fit(location: Location) -> None:
 
 
 def test_a_bucket_that_replaces_an_object_whose_key_is_taken_is_no_place_for_a_log(
-    location: Location, monkeypatch: pytest.MonkeyPatch
+    location: Location,
 ) -> None:
-    monkeypatch.setattr(BucketStore, "put_new", lambda self, key, content: self.put(key, b"".join(content)))
-    found = verdicts(location)
+    found = verdicts(location, Replacing)
     assert {name for name, verdict in found.items() if verdict == "broken"} == {"put if absent"}
 
 
-def test_a_listing_that_lags_is_no_place_for_a_log(
-    location: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BucketStore, "list", lambda self: [])
-    found = verdicts(location)
+def test_a_listing_that_lags_is_no_place_for_a_log(location: Location) -> None:
+    found = verdicts(location, Lagging)
     assert (found["listing"], found["clock"]) == ("broken", "doubtful")
     assert {found[name] for name in NAMES if name not in ("listing", "clock")} == {"kept"}
 
 
-def test_what_was_replaced_or_deleted_must_not_come_back(
-    location: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(BucketStore, "put", lambda self, key, content: None)
-    monkeypatch.setattr(BucketStore, "delete", lambda self, key: None)
-    found = verdicts(location)
+def test_what_was_replaced_or_deleted_must_not_come_back(location: Location) -> None:
+    found = verdicts(location, Forgetful)
     assert {name for name, verdict in found.items() if verdict == "broken"} == {"replace", "delete"}
 
 
 @pytest.mark.parametrize(("ahead", "verdict"), [(-90.0, "broken"), (90.0, "broken"), (20.0, "kept")])
-def test_clocks_that_differ_much_are_named(
-    location: Location, monkeypatch: pytest.MonkeyPatch, ahead: float, verdict: Verdict
-) -> None:
-    listed = BucketStore.list
+def test_clocks_that_differ_much_are_named(location: Location, ahead: float, verdict: Verdict) -> None:
+    class Elsewhere(BucketStore):
+        def list(self) -> list[Entry]:
+            return [found._replace(modified=found.modified + ahead) for found in super().list()]
 
-    def elsewhere(self: BucketStore) -> list[Entry]:
-        return [found._replace(modified=found.modified + ahead) for found in listed(self)]
-
-    monkeypatch.setattr(BucketStore, "list", elsewhere)
-    assert verdicts(location)["clock"] == verdict
+    assert verdicts(location, Elsewhere)["clock"] == verdict
 
 
-def test_one_that_does_not_answer_is_left_as_it_was_and_says_why(
-    location: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(self: BucketStore, key: str) -> None:
-        raise DiskFaultError(f"reading {self.path_of(key)}: no answer")
-
-    with monkeypatch.context() as patch, pytest.raises(LogError, match="no answer"):
-        patch.setattr(BucketStore, "open", refused)
-        examine_storage(location)
+def test_a_bucket_that_does_not_answer_is_left_as_it_was(location: Location) -> None:
+    with pytest.raises(LogError, match="no answer"):
+        verdicts(location, Unreadable)
     assert BucketStore(location).list() == []
 
 

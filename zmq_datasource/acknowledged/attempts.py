@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import suppress
-from typing import NamedTuple
 
 from zmq_datasource.acknowledged.answers import Answers, RefusedError
 from zmq_datasource.acknowledged.committer import Committer, UnknownAttemptError
@@ -30,14 +29,14 @@ from zmq_datasource.acknowledged.protocol import (
     digest_of_rows,
     rows_of,
 )
-from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
+from zmq_datasource.acknowledged.sessions import AcceptorTerms, Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import StagedFile, StagedFiles, Staging, TransactionPart
 
-__all__ = ["AcceptorTerms", "Attempts"]
+__all__ = ["Attempts"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,24 +45,6 @@ _BATCH_OVERHEAD = 512
 # How often rows that the disk has refused are written again.
 _RETRY_SECONDS = 0.1
 _DISK_REFUSES = "the receiver's disk refuses to stage rows; send them again later"
-
-
-class AcceptorTerms(NamedTuple):
-    """The limits for senders.
-
-    Attributes:
-        transaction_timeout: Seconds after which the attempts of a silent sender are discarded.
-        most_staged_bytes: The bytes on disk of all attempts that are not committed.
-        most_attempts: The number of these attempts. Each is a file, which the next writer has to open.
-        retry_seconds: How long senders wait for a disk that refuses.
-        senders: How many senders send at a time.
-    """
-
-    transaction_timeout: float
-    most_staged_bytes: int
-    most_attempts: int = 16_384
-    retry_seconds: float = 300.0
-    senders: SenderBounds = SENDER_BOUNDS
 
 
 class _DiskFault:
@@ -172,6 +153,7 @@ class Attempts:
     # Messages.
 
     def hello(self, peer: bytes, message: Hello, now: float) -> None:
+        """Answer how much of an attempt is here, and what its producer has committed last."""
         session, last = self.sessions.get(message.attempt), self._transactions.last(message.producer)
         if session is not None:
             session.mark_heard(peer, now)
@@ -187,6 +169,7 @@ class Attempts:
         )
 
     def data(self, peer: bytes, message: Data, buffers: Sequence[bytes], now: float) -> None:
+        """Add rows to their attempt, and write them. The first data of an attempt begins its session."""
         session = self.sessions.get(message.attempt)
         if session is not None or message.index > 0:
             session = self._session(peer, message.attempt, now)
@@ -290,6 +273,7 @@ class Attempts:
         self.answers.add(session.peer, Taken(attempt=session.attempt, received=session.received))
 
     def retry_refused(self, now: float) -> None:
+        """Write the rows again that the disk has refused, if it is time. Call it often."""
         session = self._fault.take_due(now)
         if session is None:
             return
@@ -301,6 +285,7 @@ class Attempts:
                     raise
 
     def end(self, peer: bytes, message: End, now: float) -> None:
+        """Have the file of an attempt completed and forced to the disk; ``answer_staged`` answers then."""
         if self._staging.get(message.attempt) is not None:
             with suppress(DiskFaultError):  # no file can be opened now; the sender asks again
                 self.answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
@@ -326,6 +311,7 @@ class Attempts:
             raise UnknownAttemptError(str(e)) from e
 
     def answer_staged(self, now: float) -> None:
+        """Answer for the attempts that are on the disk by now. Call it often."""
         for session in [s for s in self._finishing if s.finishing is not None and s.finishing.done()]:
             self._finishing.remove(session)
             with self.answers.refusing(session.peer, session.attempt):

@@ -326,4 +326,4 @@ def _bytes(text: bytes | str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as e:
-        raise RowError(f"sending a {what} that UTF-8 cannot encode: {e}") from e
+        raise RowError(f"sending a {what} that UTF-8 cannot encode: {e}") from None

@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from zmq_datasource.acknowledged.answers import RefusedError
-from zmq_datasource.acknowledged.attempts import AcceptorTerms, Attempts
+from zmq_datasource.acknowledged.attempts import Attempts
 from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog
 from zmq_datasource.acknowledged.protocol import (
     Abort,
@@ -34,6 +34,7 @@ from zmq_datasource.acknowledged.protocol import (
     Message,
     decode,
 )
+from zmq_datasource.acknowledged.sessions import AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import ProtocolError

@@ -103,6 +103,41 @@ class _Question:
     deadline: float
 
 
+class _Kept:
+    """The data messages of an attempt that the receiver has not taken.
+
+    Attributes:
+        sent, taken: How many data messages were sent, and how many of them the receiver has taken.
+        messages: The others, oldest first, each with its size and frames.
+        bytes: The sum of their sizes.
+    """
+
+    def __init__(self) -> None:
+        self.sent = self.taken = 0
+        self.messages: deque[tuple[int, Sequence[Any]]] = deque()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def has_room(self, size: int) -> bool:
+        """Whether one more data message of this size may be on the way."""
+        most = MOST_ON_THE_WAY if self.taken else 1  # a busy receiver then refuses one, not two
+        return not self.messages or (len(self) < most and self.bytes + size <= MOST_BYTES_ON_THE_WAY)
+
+    def add(self, size: int, frames: Sequence[Any]) -> None:
+        self.messages.append((size, frames))
+        self.bytes += size
+        self.sent += 1
+
+    def drop_taken(self, taken: int) -> None:
+        """Drop the messages that the receiver has taken by now: so many since the first one."""
+        while self.taken < taken and self.messages:
+            size, _ = self.messages.popleft()
+            self.bytes -= size
+            self.taken += 1
+
+
 class SenderSession(RequestSession):
     """A conversation with one receiver.
 
@@ -119,12 +154,14 @@ class SenderSession(RequestSession):
         attempt: The id of this attempt.
         state: Its state (``ATTEMPT_STATES``).
         rows, bytes: Sent so far; the bytes of their columns.
-        kept, kept_bytes: The data messages that the receiver has not taken yet, each with its size and frames.
+        kept: The data messages that the receiver has not taken yet.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
         again: Whether the committed transaction was in the log before the commit was asked for.
+        most_frame_bytes: The size of the largest column of a row that the receiver takes.
     """
 
     states = ATTEMPT_STATES
+    most_frame_bytes = MOST_FRAME_BYTES
 
     def __init__(self, producer: str, number: int, partition: int, timeout: float, receiver: str) -> None:
         super().__init__(min(ASK_AGAIN_SECONDS, timeout / 2))
@@ -139,9 +176,7 @@ class SenderSession(RequestSession):
     def _begin(self) -> None:
         self.attempt = uuid.uuid4().hex
         self.rows = self.bytes = 0
-        self._sent = self._received = 0
-        self.kept: deque[tuple[int, Sequence[Any]]] = deque()  # the first one has the number _received
-        self.kept_bytes = 0
+        self.kept = _Kept()
         self._resumed = -math.inf  # when the kept messages were sent again, on this connection
         self.state = "new"
         self._question: _Question | None = None
@@ -168,31 +203,25 @@ class SenderSession(RequestSession):
         """
         columns, buffers = pack_columns(piece)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]  # type: ignore[arg-type]
-        if max(sizes) > MOST_FRAME_BYTES:
+        most = self.most_frame_bytes
+        if max(sizes) > most:
             raise RowError(
-                f"sending a row of {max(sizes)} bytes: a receiver takes {MOST_FRAME_BYTES} at most; send it in parts"
+                f"sending a row of {max(sizes)} bytes: a receiver takes {most} at most; send it in parts"
             )
         header = Data(
             attempt=self.attempt,
             producer=self._producer,
             number=self.number,
             partition=self._partition,
-            index=self._sent,
+            index=self.kept.sent,
             rows=piece.num_rows,
             columns=columns,
         )
         return sum(sizes), encode(header, buffers)
 
-    def has_room(self, size: int) -> bool:
-        """Whether one more data message of this size may be on the way."""
-        most = MOST_ON_THE_WAY if self._received else 1  # a busy receiver then refuses one, not two
-        return not self.kept or (len(self.kept) < most and self.kept_bytes + size <= MOST_BYTES_ON_THE_WAY)
-
     def send_packed(self, size: int, frames: Sequence[Any], rows: int) -> None:
         """Send a data message for which there is room."""
-        self.kept.append((size, frames))
-        self.kept_bytes += size
-        self._sent += 1
+        self.kept.add(size, frames)
         self.rows += rows
         self.bytes += size
         self.outbox.append(frames)
@@ -206,7 +235,7 @@ class SenderSession(RequestSession):
 
     def wait_for_room(self, size: int, now: float) -> None:
         """Wait until one more data message of this size may be on the way."""
-        self._wait("room for data", self._hello, lambda _: self.has_room(size), now)
+        self._wait("room for data", self._hello, lambda _: self.kept.has_room(size), now)
 
     def wait_until_taken(self, now: float) -> None:
         """Wait until the receiver has taken all data messages."""
@@ -219,7 +248,7 @@ class SenderSession(RequestSession):
             producer=self._producer,
             number=self.number,
             partition=self._partition,
-            messages=self._sent,
+            messages=self.kept.sent,
             rows=self.rows,
         )
         self._step("end")
@@ -291,12 +320,12 @@ class SenderSession(RequestSession):
         """
         message, _ = decode(frames)
         self._mark_heard(now)
-        received, is_busy = self._received, False
+        taken, is_busy = self.kept.taken, False
         answer: Message | None = None
         match message:
             case Taken() if message.attempt == self.attempt:
                 self._step("TAKEN")  # the receiver had no place before, and has one now
-                self._drop_taken(message.received)
+                self.kept.drop_taken(message.received)
             case Welcome() if message.attempt == self.attempt:
                 self.committed, self.by = message.committed, message.by
                 is_busy = message.busy and bool(self.kept)
@@ -326,30 +355,24 @@ class SenderSession(RequestSession):
         if question is not None and question.answered(answer):
             self._question = None
             self._mark_answered()
-        elif question is not None and (self._received > received or is_busy):
+        elif question is not None and (self.kept.taken > taken or is_busy):
             # There is progress, or a busy receiver that will take data later.
             question.deadline = now + self._timeout
         self._check_deadline(now)
 
-    def _drop_taken(self, received: int) -> None:
-        while self._received < received and self.kept:
-            size, _ = self.kept.popleft()
-            self.kept_bytes -= size
-            self._received += 1
-
     def _send_rest(self, received: int, now: float) -> None:
         """Send the kept messages again that the receiver has not taken: they may have been lost with a connection."""
-        if received < self._received:
+        if received < self.kept.taken:
             raise AttemptLostError(
                 f"sending transaction {self.number} of {self._producer}: the receiver has restarted and lost data that "
                 "it had taken. Send the transaction again"
             )
-        self._drop_taken(received)
+        self.kept.drop_taken(received)
         # After a pause the receiver answers each repeated greeting. The messages are sent again after the first of
         # these answers only.
         if self.kept and now - self._resumed > self.repeat_after:
             self._resumed = now
-            self.outbox.extend(frames for _, frames in self.kept)
+            self.outbox.extend(frames for _, frames in self.kept.messages)
 
     @property
     def _hello(self) -> Hello:

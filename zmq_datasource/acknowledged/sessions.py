@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import BUSY, Data
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
-__all__ = ["SENDER_BOUNDS", "SenderBounds", "Session", "Sessions"]
+__all__ = ["SENDER_BOUNDS", "AcceptorTerms", "SenderBounds", "Session", "Sessions"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,24 @@ class SenderBounds:
 
 
 SENDER_BOUNDS = SenderBounds()
+
+
+class AcceptorTerms(NamedTuple):
+    """The limits for senders.
+
+    Attributes:
+        transaction_timeout: Seconds after which the attempts of a silent sender are discarded.
+        most_staged_bytes: The bytes on disk of all attempts that are not committed.
+        most_attempts: The number of these attempts. Each is a file, which the next writer has to open.
+        retry_seconds: How long senders wait for a disk that refuses.
+        senders: How many senders send at a time.
+    """
+
+    transaction_timeout: float
+    most_staged_bytes: int
+    most_attempts: int = 16_384
+    retry_seconds: float = 300.0
+    senders: SenderBounds = SENDER_BOUNDS
 
 
 @dataclass

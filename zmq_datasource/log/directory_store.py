@@ -75,7 +75,7 @@ class DirectoryStore:
         try:
             self.root = Path(LogLocation.read(os.fspath(root)))
         except ValueError as e:
-            raise OptionError(f"option walLocation={str(root)!r}: {e}") from e
+            raise OptionError(f"option walLocation={str(root)!r}: {e}") from None
         self.sync = sync
         # A follower looks up names all the time, and strings are faster to join than paths.
         self._path = str(self.root)

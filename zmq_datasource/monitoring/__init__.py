@@ -1,7 +1,7 @@
-"""What sources and sinks report, and its outlets.
+"""The figures of sources, sinks and proxies, and how users see them.
 
-``source`` puts a source's figures together. ``accounts`` adds up what a sink has written, batch by batch. ``store``
-keeps both at ``metricsLocation``, and ``prometheus`` serves them. ``view`` shows them in tables and lines, those of a
-``proxy`` too; ``top`` reads files and URLs for that. Counters come in, from ``spark``, ``receive`` and a proxy's
-status; dictionaries of figures go out. The figures are declared where they are counted (``counters``).
+``source`` computes the figures of a source from its counters. ``accounts`` adds up what a sink has written, batch by
+batch. ``store`` keeps both at ``metricsLocation`` (with ``files``), and ``prometheus`` serves them. ``view`` shows
+them, and a proxy's status, in tables and lines (with ``tables``); ``top`` reads files and URLs for it. The figures are
+declared where they are counted (``counters``).
 """

@@ -3,9 +3,9 @@
 An *account* is what one batch wrote to one sink. It goes to the user's driver process and into a file of its own
 (``store``). Accounts add up, and readers make the totals: ``BatchHistory`` in the driver, ``MetricsStore`` from files.
 
-The rule: a batch counts once. What one execution of the batch writes to a sink adds up, because ``foreachBatch`` may
-write twice; each of these writes counts once. Another execution means that the batch was repeated after a failure, and
-takes the place of the former one.
+The rule: a batch counts once. The writes of one execution of a batch to one sink add up, because ``foreachBatch`` may
+write twice; each of them counts once. Another execution of the batch repeats it after a failure, and its account
+replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_fie
         datetime.fromisoformat(self.timestamp)
 
     def joined(self, before: Account | None) -> Account:
-        """The account of the batch after this write.
+        """This account, added to the one before it if the rule of the module says so.
 
         Args:
-            before: What there was of the same batch and sink.
+            before: The account of the same batch and sink so far.
         """
         if before is None or before.execution != self.execution:
             return self
@@ -109,7 +109,7 @@ class SinkTotals(NamedTuple):
     total: Mapping[str, Any]
 
     def __add__(self, other: SinkTotals) -> SinkTotals:  # type: ignore[override]
-        """Of two sinks of one query, which write the same batches."""
+        """The totals of two sinks together. They are sinks of one query, and so have the same batches."""
         batches = max(self.total["batches"], other.total["batches"])
         total = {"batches": batches, **added(SINK, (self.total, other.total))}
         return SinkTotals(added(SINK, (self.batch, other.batch)), total)
@@ -121,17 +121,17 @@ class SinkTotals(NamedTuple):
         return SinkTotals(later, total | _state(newest))
 
     def idle(self) -> SinkTotals:
-        """After a batch that wrote nothing; the sockets are as they were."""
+        """The totals after a batch that wrote nothing; the state of the sockets stays."""
         return self._replace(batch=_NOTHING | _state(self.total))
 
     @classmethod
     def none(cls) -> SinkTotals:
-        """Before the first batch."""
+        """The totals before the first batch."""
         return cls.after({})
 
     @classmethod
     def after(cls, total: Mapping[str, Any]) -> SinkTotals:
-        """From this total on; a figure that it lacks is 0."""
+        """The totals with this total and no batch of their own. A missing figure is 0."""
         return cls(_NOTHING, {"batches": 0, **_NOTHING, **total})
 
 
@@ -194,7 +194,7 @@ def _batch(account: Account) -> int:
 
 
 class BatchHistory:
-    """What the sinks of all queries have done, in the user's driver process. Written and read by different threads.
+    """What the sinks of all queries have written, in the user's driver process. Any thread may call it.
 
     Args:
         most_batches: As of ``SinkHistory``.
@@ -220,7 +220,7 @@ class BatchHistory:
                 self._queries.pop(next(iter(self._queries)))
 
     def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
-        """Each sink of a query after each batch; without those in which the batch is only in a total."""
+        """The totals of each sink of a query after each batch; without a batch that is only in a total."""
         with self._lock:
             sinks = {name: history for name, (history, _) in self._queries.get(query, {}).items()}
             return {batch: dict(_known(sinks, batch)) for batch in batches}

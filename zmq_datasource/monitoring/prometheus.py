@@ -1,10 +1,10 @@
 """Figures for Prometheus: served over HTTP, or pushed to a Pushgateway. Needs the extra ``prometheus``.
 
-One outlet serves the listener on Spark's driver, ``receive`` and ``proxy``; each gives a function that says what there
-is to show. Counters are totals, which Prometheus makes rates of.
+The listener on Spark's driver, ``receive`` and ``proxy`` use it; each passes a function that returns the figures to
+show. Counters are totals, from which Prometheus makes rates.
 
-The rule: an outlet that fails is logged, tried again and shown in ``zmq_metrics_outlet_failures_total``; it never
-reaches the data.
+The rule: a failure of the outlet is logged and counted in ``zmq_metrics_outlet_failures_total``, and the outlet tries
+again. It never affects the data.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Shown(NamedTuple):
 
     Attributes:
         metrics: Their declarations.
-        labels: What tells the things apart.
-        things: Of each one the values of the labels, and its figures by name.
+        labels: The names of the labels that identify a thing.
+        things: For each thing the values of these labels, and its figures by name.
     """
 
     metrics: tuple[Metric, ...]
@@ -93,12 +93,12 @@ class PrometheusOutlet:
 
     @property
     def port(self) -> int | None:
-        """Where it is served now; None if it is not."""
+        """The port at which figures are served now; None if they are not."""
         return None if self._server is None else int(self._server.server_port)
 
     @property
     def failures(self) -> int:
-        """How often anything has failed."""
+        """How often an outlet has failed."""
         with self._lock:
             return sum(self._failures.values())
 
@@ -126,7 +126,7 @@ class PrometheusOutlet:
         _log.info("serving metrics on http://%s:%d/metrics", address, self.port)
 
     def serve_if_possible(self, port: int, address: str) -> None:
-        """As ``serve``, unless it is served. A failure is counted, and a call after 10 seconds tries again."""
+        """Call ``serve``, unless it is served already. A failure is counted; a call after 10 seconds tries again."""
         if self._server is not None or self._clock() < self._next_try:
             return
         self._next_try = self._clock() + _RETRY_SECONDS
@@ -157,7 +157,7 @@ class PrometheusOutlet:
                 self._client.push_to_gateway(
                     gateway.with_credentials, job=job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
                 )
-            # urllib raises what it likes.
+            # urllib raises errors of many kinds.
             except Exception as e:
                 why = without_secrets(e, gateway)
                 self.failed("pushgateway", f"pushing metrics to {gateway}: {why}; it is tried again")
@@ -191,10 +191,10 @@ class PrometheusOutlet:
             kind = core.CounterMetricFamily if metric.counts else core.GaugeMetricFamily
             labels = [*shown.labels, metric.label] if metric.label else shown.labels
             family = kind(metric.series, metric.meaning, labels=labels)
-            # The same labels twice would be no exposition: what has them is the same thing.
+            # Prometheus refuses a page with the same labels twice. Things with the same labels are one thing.
             for values, figures in dict(shown.things).items():
                 if metric.name not in figures:
-                    continue  # of a query that follows a log, the receiver's
+                    continue  # a figure of the receiver, in a query that follows a log
                 for more, value in _samples(metric, figures[metric.name]):
                     family.add_metric([*values, *more], value * metric.scale)
             yield family

@@ -1,4 +1,4 @@
-"""A source's metrics: put together when they are asked for, and now and then written to ``metricsLocation``."""
+"""A source's metrics: computed when they are asked for, and now and then written to ``metricsLocation``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RATE_SAMPLE_SECONDS = 0.5
 
 @dataclass
 class _Momentary:
-    """Figures that are put together when they are asked for; None of one that is not known in this process."""
+    """The figures that no counter has: they are computed when they are asked for. None if unknown in this process."""
 
     source: str = state(
         "source",
@@ -113,11 +113,11 @@ SOURCE = declared("zmq_source", _Momentary, SourceCounters, Totals)
 
 
 class SourceMonitor:
-    """Puts together the figures of a running source, and writes reports of them. It never delays or ends the source.
+    """Computes the figures of a running source, and writes reports of them. It never delays or ends the source.
 
     Attributes:
         close_seconds: How long the end of a query waits for its last report.
-        hanging_seconds: A write that takes longer than this counts as failed.
+        hanging_seconds: A write that takes longer than this counts as failed, once.
     """
 
     close_seconds = 2.0
@@ -201,7 +201,7 @@ class SourceMonitor:
         found = {name: value for name, value in figures(now).items() if value is not None}
         if facts.receives:
             found |= figures(facts.counters, lambda metric: not metric.numbered)
-        else:  # what the log keeps of its receiver, and what this process counts as a reader
+        else:  # the receiver's figures as the log has them, and what this process counts as a reader
             if facts.receiver is not None:
                 found |= figures(facts.receiver, lambda metric: metric.since == "log" and not metric.numbered)
             found |= figures(facts.counters, lambda metric: metric.since == "reader")
@@ -210,12 +210,12 @@ class SourceMonitor:
         return found
 
     def _received_at(self, start: int) -> float | None:
-        """When the message ``start`` was received; None if the log cannot tell."""
+        """When the message ``start`` was received, in seconds since the epoch; None if the log does not have it."""
         if self._oldest[0] != start:
             try:
                 pieces = slices(self._source.log.covering(start, start + 1), start, start + 1)
                 batch = next(iter(read_slices(self._source.storage, pieces, whole=False)), None)
-            except DataLossError:  # committed and removed meanwhile
+            except DataLossError:  # it was finished and deleted meanwhile
                 return None
             except LogError as e:  # it is raised where the rows are read
                 self._faults.warn("%s", e)
@@ -231,7 +231,7 @@ class SourceMonitor:
         assert options.metrics_location is not None, "without a location there are no reports"
         store = MetricsStore(options.metrics_location, options.metrics_retention)
         head = {"log": log_id, "walLocation": self._source.storage.root, "source": self._name}
-        # A process that fills a log without a query, and each query, report of it.
+        # Each query that reads the log has a series of its own, and so does a process that only fills it.
         reader = self._source.reader
         partition = self._source.storage.partition
         series = f"{log_id}-{partition}" if reader is None else f"{log_id}-{partition}-{reader}"
@@ -253,7 +253,7 @@ class SourceMonitor:
 
 def _name(options: StreamReadOptions, storage: LogStorage) -> str:
     name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {storage.root}"
-    # A name that is made for each run would begin series of its own in Prometheus at each restart.
+    # Only the user's name for the reader: a name that each run makes would begin new series in Prometheus.
     return name if options.reader is None else f"{name} ({options.reader})"
 
 
@@ -297,7 +297,7 @@ class SourceMonitors:
             self._monitors[partition].read_to(end)
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of one monitor; or those of all together, with those of each under ``partitions``."""
+        """The figures of the source. With several log partitions: of all together, and of each in ``partitions``."""
         parts = {partition: monitor.metrics() for partition, monitor in self._monitors.items()}
         if len(parts) == 1:
             return next(iter(parts.values()))

@@ -1,23 +1,25 @@
 """Metrics at ``metricsLocation``: one small JSON file an account or report, on any file system pyarrow knows.
 
-    <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     one a committed batch
-    <location>/sinks/writes/<write>-<sink>-<0, 20 digits>.json     one a batch write of its own
+    <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     the account of a committed batch
+    <location>/sinks/writes/<write>-<sink>-<0, 20 digits>.json     the account of a batch write outside of a query
     <location>/sums/<query id>/<sink>-<batch, 20 digits>.json      the sum of all batches up to this one
-    <location>/sources/<log id>-<partition>[-<reader>]/<ms since the epoch, 14 digits>.json   one a report
+    <location>/sources/<log id>-<partition>[-<reader>]/<ms since the epoch, 14 digits>.json   a report of a source
 
 The rules:
 
 * A file appears whole: it is written under a hidden name and renamed.
 * The account of a batch needs no other file. A batch that is repeated writes the same file once more (by the rule of
   ``accounts``), so it counts once.
-* Readers add up: the newest sum, and the accounts after it. A sum only saves them reading, and lets old accounts be
-  removed. A writer makes one now and then, of all batches but the newest ones: Spark shows the events of those, and may
-  repeat the last. A sum says by its name what is in it, so nothing counts twice.
-* The newest file of a series has the highest name. Where the clock has stepped back, a report is named one
-  millisecond after the one before it; its ``timestamp`` is what the clock says.
-* A file that is none of ours, or not whole, is logged and left out. A file of another format is an error.
-* Files older than the retention are removed now and then by a process that writes beside them: accounts that are in a
-  sum, and reports and sums but for the two newest.
+* A reader makes the total: it adds the accounts after the newest sum to that sum. With a sum, readers open fewer files,
+  and old accounts can be removed. Now and then a writer makes a sum of all batches but the newest ``apart``: Spark may
+  repeat the last batch, and shows events of the newest ones. The name of a sum says up to which batch it counts, so
+  nothing counts twice.
+* The newest file of a series has the highest number in its name. If the clock was set back, the number of a report is
+  one more than that of the report before; its ``timestamp`` is still what the clock says.
+* A file that this package has not written, or that is not whole, is logged and left out. A file of another format is an
+  error.
+* Now and then a writer removes files beside its own that are older than the retention: accounts that are in a sum, all
+  sums but the newest, and all reports but the two newest.
 """
 
 from __future__ import annotations
@@ -92,9 +94,9 @@ class MetricsStore:
     Args:
         location: A directory, as a path or URI.
         retention: Seconds after which a file may be removed; only for writers.
-        tidying: In how many cases of one hundred ``tidy`` does something. It goes by chance, because the process that
-            writes may write only once.
-        apart: How many of the newest batches are in no sum.
+        tidying: The percentage of calls of ``tidy_batches`` and ``tidy_reports`` that do something. Chance decides,
+            because a process may write only once.
+        apart: How many of the newest batches no sum contains.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class MetricsStore:
             MetricsError: The file system refused.
         """
         directory, name = _place(account)
-        with self._storing(f"writing the account of batch {account.batch}") as (system, root):
+        with self._accessing(f"writing the account of batch {account.batch}") as (system, root):
             path = f"{root}/{directory}/{name}-{account.batch:020d}.json"
             before = _read(system, path)
             joined = account.joined(before if isinstance(before, Account) else None)
@@ -133,7 +135,7 @@ class MetricsStore:
         Raises:
             MetricsError: The file system refused.
         """
-        with self._storing("writing a source's report") as (system, root):
+        with self._accessing("writing a source's report") as (system, root):
             directory = f"{root}/sources/{series}"
             if series not in self._newest_report:  # another process may have written the last one
                 numbers = map(_number, files.find(system, directory))
@@ -187,7 +189,7 @@ class MetricsStore:
     @contextmanager
     def _tidying_up(self) -> Iterator[tuple[Any, str]]:
         try:
-            with self._storing("summing up and removing old metrics") as found:
+            with self._accessing("summing up and removing old metrics") as found:
                 yield found
         except MetricsError as e:
             _log.warning("%s", e)
@@ -195,13 +197,15 @@ class MetricsStore:
     # Reading.
 
     def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
-        """Each sink of a query after each batch; zeros where a batch wrote nothing. Without batches that are in a sum.
+        """The totals of each sink of a query after each batch; without a batch that is only in a sum.
+
+        If a batch wrote nothing to a sink, its own figures are 0.
 
         Raises:
             MetricsError: The file system refused, or a file is of another format.
         """
         found: dict[int, dict[str, SinkTotals]] = {batch: {} for batch in batches}
-        with self._storing(f"reading the accounts of query {query}") as (system, root):
+        with self._accessing(f"reading the accounts of query {query}") as (system, root):
             for series in _sinks_in(system, root, query).values():
                 history = _history(system, series, max(batches))
                 for batch in batches:
@@ -211,7 +215,7 @@ class MetricsStore:
         return found
 
     def newest(self, *, required: bool = False) -> list[dict[str, Any]]:
-        """The newest record of each series, sources first. That of a sink has its total as ``sinkTotal``.
+        """The newest record of each series, sources first. The record of a sink also has its total, ``sinkTotal``.
 
         Args:
             required: Whether to raise if there is none.
@@ -220,35 +224,35 @@ class MetricsStore:
             MetricsError: The file system refused, a file is of another format, or there is none though it is required.
         """
         reports: dict[str, list[str]] = {}
-        with self._storing("reading metrics") as (system, root):
+        with self._accessing("reading metrics") as (system, root):
             for path in files.find(system, f"{root}/sources", recursive=True):
                 reports.setdefault(posixpath.dirname(path), []).append(path)
             sinks = _sinks_in(system, root)
             newest = [_newest_report(system, paths) for paths in reports.values()]
-            newest += [_shown(_history(system, series)) for series in sinks.values()]
+            newest += [_newest_account(_history(system, series)) for series in sinks.values()]
         if required:
             self._require([*reports, *sinks])
         return [record for record in newest if record is not None]
 
     def paths(self) -> list[str]:
-        """All reports and accounts, for ``read``, those of a series in their order.
+        """The paths of all reports and accounts, for ``read``; those of one series in their order.
 
         Raises:
             MetricsError: The file system refused, or there are none.
         """
-        with self._storing("listing metrics") as (system, root):
+        with self._accessing("listing metrics") as (system, root):
             kinds = f"{root}/sources", f"{root}/sinks"
             found = [path for kind in kinds for path in files.find(system, kind, recursive=True)]
         self._require(found)
         return found
 
     def read(self, paths: Sequence[str]) -> Iterator[str]:
-        """What is in those files, as JSON. Leaves out those that are gone by now or hold no record.
+        """Yield the content of each file, as JSON. Leave out files that are gone or hold no record.
 
         Raises:
             MetricsError: The file system refused, or a file is of another format.
         """
-        with self._storing("reading metrics") as (system, _):
+        with self._accessing("reading metrics") as (system, _):
             for path, content in files.load_all(system, paths):
                 if content is not None and _record_in(path, content) is not None:
                     yield content.decode()
@@ -261,13 +265,13 @@ class MetricsStore:
             )
 
     @contextmanager
-    def _storing(self, act: str) -> Iterator[tuple[Any, str]]:
+    def _accessing(self, act: str) -> Iterator[tuple[Any, str]]:
         try:
             system, root = directory_of(self._location)
             yield system, root.rstrip("/")
         except MetricsError:
             raise
-        # Each file system raises what it likes, and its own words may hold a secret.
+        # Each file system raises its own errors, and their texts may hold a secret.
         except Exception as e:
             raise MetricsError(f"{act} in {self._location}: {without_secrets(e, self._location)}") from None
 
@@ -300,7 +304,7 @@ def _sinks_in(system: Any, root: str, query: str | None = None) -> dict[tuple[st
 
 
 def _history(system: Any, series: _Series, last: int = sys.maxsize) -> SinkHistory:
-    """The batches of a sink up to ``last`` that are in no sum, with their totals.
+    """The batches of a sink up to ``last`` that no sum contains, with their totals.
 
     Raises:
         MetricsError: A file is gone that was listed.
@@ -321,7 +325,7 @@ def _history(system: Any, series: _Series, last: int = sys.maxsize) -> SinkHisto
     return history
 
 
-def _shown(history: SinkHistory) -> dict[str, Any] | None:
+def _newest_account(history: SinkHistory) -> dict[str, Any] | None:
     """The newest account of a sink, with its total."""
     if history.newest is None:
         return None

@@ -1,4 +1,4 @@
-"""Tables of figures that fit the screen: no line is wrapped, and a line below a table names the columns left out.
+"""Tables of figures that fit the screen. No line is wrapped. A line below a table names the columns that are left out.
 
 Names and topics come from other programs. They go through ``printed``, so that no control character reaches the
 terminal.

@@ -45,15 +45,15 @@ _UUID_LENGTH = 36
 # Limits for a proxy: rows of one table, topics in one row, characters of a topic.
 _MOST_ROWS, _MOST_TOPICS, _MOST_CHARACTERS = 20, 5, 60
 _LINE_SECONDS = 10.0
-# The reader's name at the end of a source's name; left out beside the query's name.
-_WITHOUT_READER = re.compile(r" \([^()]*\)$")
+# The reader's name at the end of a source's name. It is not shown beside the query's name.
+_READER = re.compile(r" \([^()]*\)$")
 
 
 class LiveView:
     """Makes tables of records. Remembers the records of the previous call, for rates.
 
     Args:
-        since: Leave out records that are older than this many seconds; None shows all.
+        since: Leave out records that are older than this many seconds; None for no limit.
         width: Columns of the screen; None for as many as needed.
     """
 
@@ -103,7 +103,7 @@ class LiveView:
             yield self._sink(record, at, age)
         elif record["kind"] == "proxy":
             yield self._proxy(record, at, age)
-            yield from _around(record["status"])
+            yield from _peers_of_proxy(record["status"])
 
     def _source(self, record: Record, at: float, age: float) -> Row:
         metrics, name = record["sourceMetrics"], record.get("name")
@@ -113,7 +113,7 @@ class LiveView:
             rate = self._rates.of(key, at, metrics)("messagesReceived")
         source = printed(record["source"])
         if name:
-            source = f"{printed(name)}: {_WITHOUT_READER.sub('', source)}"
+            source = f"{printed(name)}: {_READER.sub('', source)}"
         cells = {
             "msg/s": shown(rate, count),
             "backlog": shown(metrics.get("backlogMessages"), count),
@@ -168,7 +168,7 @@ class LiveView:
         return Row("proxy", printed(record["proxy"]), cells)
 
 
-def _around(status: Mapping[str, Any]) -> Iterator[Row]:
+def _peers_of_proxy(status: Mapping[str, Any]) -> Iterator[Row]:
     """The rows of the peers of a proxy: durable subscribers, publishers, plain subscribers, and stalled connections."""
     for account in sorted(status["durable"], key=lambda account: -account["backlog"])[:_MOST_ROWS]:
         acknowledged = account.get("lastAckSeconds")
@@ -222,7 +222,7 @@ def _order(record: Record) -> tuple[str, ...]:
 def _paused(cause: str | None, milliseconds: Mapping[str, float | None] | None) -> Cell:
     if cause:
         return Cell(f"now: {printed(cause)}", fault=True)
-    # A query that only reads the log knows no pauses of the process that receives.
+    # Pauses are unknown in a query that only reads the log: another process receives.
     known = [of_cause for of_cause in (milliseconds or {}).values() if of_cause is not None]
     if not known:
         return Cell("–", fault=False)
@@ -246,7 +246,7 @@ def _some(topics: Sequence[str]) -> str:
 
 
 class _Rates:
-    """By how much figures grow in a second, between the two newest records of a thing with different times."""
+    """How much figures grow in a second, from the two newest records of a thing that have different times."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, list[tuple[float, Mapping[str, Any]]]] = {}
@@ -323,7 +323,7 @@ def watch(
 
 @contextmanager
 def _screen() -> Iterator[tuple[Callable[[Table], None], int]]:
-    """Yield a function that shows a table in the place of the one before, and the width of that place in columns."""
+    """Yield a function that shows a table instead of the one before, and the width of the screen in columns."""
     console = Console()
     if _in_notebook():
         from IPython.display import display  # noqa: PLC0415 - only where it is

@@ -56,8 +56,8 @@ class _Preset(NamedTuple):
 
     Attributes:
         numbering: How they count; None if they do not.
-        nameless: Whether messages do not name their publisher.
-        unnumbered: Why publishers do not count, for errors.
+        nameless: Whether messages lack the name of their publisher.
+        unnumbered: Why messages have no numbers, for errors.
     """
 
     numbering: Numbering | None
@@ -116,7 +116,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Delimiter | None,
         _plain(
             "What separates the topic from the value in messages of a single frame: a space, `:`, `\\0`, or other "
-            "bytes. Such a message is read as if topic and value had come in two frames: the topic is what is before "
+            "bytes. Such a message is read as if topic and value had come in two frames: the topic is the part before "
             "the first delimiter. A message of several frames, or without the delimiter, stays as it is."
         ),
     ] = None
@@ -225,7 +225,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         _numbered(
             "What happens when sequences are missing: they are counted (`count`), counted and logged "
             "(`warn`), or the query fails (`fail`). When you start it again, it continues after the loss. With "
-            "`replayEndpoint` only those count that could not be fetched again."
+            "`replayEndpoint`, only messages that could not be fetched count as missing."
         ),
     ] = OnLoss("warn")
     max_publishers: Annotated[

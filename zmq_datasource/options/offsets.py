@@ -71,7 +71,7 @@ class Offset:
             try:
                 data = json.loads(data)
             except (ValueError, RecursionError) as e:
-                raise OptionError(f"reading offset {data!r}: {e}; an offset looks like {_EXAMPLE}") from e
+                raise OptionError(f"reading offset {data!r}: {e}; an offset looks like {_EXAMPLE}") from None
         match data:
             case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "began", "writers"}:
                 pass

@@ -209,7 +209,7 @@ def _read(option: OptionDoc, text: str) -> Any:
         reason = f"it must be {option.words}" if "got `str`" in str(e) else str(e)
         if isinstance(e, msgspec.ValidationError):
             reason += f" ({option.doc})"
-        raise OptionError(f"option {option.name}={text!r}: {reason}") from e
+        raise OptionError(f"option {option.name}={text!r}: {reason}") from None
 
 
 def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) -> str:

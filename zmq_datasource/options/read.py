@@ -147,8 +147,8 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         Duration,
         doc(
             "How long a batch read of a socket receives, and how long a query with `Trigger.AvailableNow` or "
-            "`Trigger.Once` receives before it reads. With a log that another process fills, they take what "
-            "is there without waiting.",
+            "`Trigger.Once` receives before it reads. If another process fills the log, they read what the log has, "
+            "without waiting.",
             Role.LIVE,
         ),
     ] = Duration(10)
@@ -227,8 +227,8 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         str | None,
         doc(
             "The name of the query among those that read the same log: 1 to 64 letters (A to Z, a to z), digits, `_` "
-            "and `-`. Each query needs its own name. While a named query does not run, the log keeps what it still "
-            "needs for `readerTimeout`. For a query without a name it keeps that for `walRetention`.",
+            "and `-`. Each query needs its own name. While a named query does not run, the log keeps the messages that "
+            "it still needs for `readerTimeout`. For a query without a name it keeps such messages for `walRetention`.",
             Role.STREAM,
             Role.QUERY,
             pattern=READER_PATTERN,

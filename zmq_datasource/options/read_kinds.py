@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.options.offsets import Place
 from zmq_datasource.options.parser import Role
 from zmq_datasource.options.read import ReadOptions
 from zmq_datasource.options.receiving import share_of
@@ -12,6 +13,11 @@ __all__ = ["OF_A_QUERY", "BatchReadOptions", "ReceiveOptions", "StreamReadOption
 
 class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     """``spark.readStream.format("zmq")``."""
+
+    @property
+    def starting_place(self) -> Place:
+        """Where a query without a checkpoint begins. If it only reads a log, it reads all of it by default."""
+        return self.start or Place("latest" if self.has_endpoints else "earliest", None)
 
     def check(self) -> None:
         super().check()
@@ -23,13 +29,12 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
         if self.wal_store is not None:
             self.refuse(("serve_log",), "has no effect with walStore, which the executors read themselves")
         share_of(self, 0)
-        live = bool(self.connect or self.bind)
-        if not live and not self.has_log:
+        if not self.has_endpoints and not self.has_log:
             raise OptionError(
                 "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "
                 "walLocation or walStore alone the log that zmq-datasource receive fills"
             )
-        if not live:
+        if not self.has_endpoints:
             self.refuse_socket(
                 Role.WRITER,
                 "is for the process that receives; this query only reads its log",
@@ -54,7 +59,7 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     def check(self) -> None:
         super().check()
         self.refuse(self.of_role(Role.STREAM), "belongs to a streaming read, not to spark.read")
-        live = bool(self.connect or self.bind)
+        live = self.has_endpoints
         if live and self.has_log:
             raise OptionError(
                 "a batch read takes either connect/bind (a live socket) or walLocation or walStore (a log); keep one"

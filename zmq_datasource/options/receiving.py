@@ -141,8 +141,9 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         StoreLocation | None,
         doc(
             "The bucket of the message log, in place of `walLocation`, as a URI (`s3://bucket/orders`). The scheme is "
-            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when it is there, and another machine "
-            "can continue the log. While the bucket is away, memory fills up to its bound, and receiving waits. "
+            "`s3`, `gs`, `gcs`, `abfs` or `abfss`. A message counts as received when the bucket has it, and another "
+            "machine can continue the log. While the bucket is away, memory fills up to its bound, and receiving "
+            "waits. "
             "Needs `pip install zmq_datasource[bucket]`. See docs/scaling.md.",
         ),
     ] = None
@@ -159,8 +160,9 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     wal_retention: Annotated[
         Duration,
         doc(
-            "How long messages stay in the log after they were received, even if no query needs them any more. They "
-            "are history, which gives way when the log would pass `walMaxBytes`. What a query without a name "
+            "How long messages stay in the log after they were received, even if no query needs them any more. "
+            "Messages that no query needs are deleted earlier if the log would exceed `walMaxBytes`. What a query "
+            "without a name "
             "(`reader`) has not read is kept for the same time after it has ended. See docs/delivery.md.",
             Role.STREAM,
             Role.WRITER,
@@ -188,10 +190,10 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     wal_flush_interval: Annotated[
         Duration,
         doc(
-            "Received messages are sealed after this time even if Spark has not asked for them. If the machine "
-            "or the source runner crashes, what was not yet sealed is lost, and what was in the queues of libzmq "
-            "and of the kernel. While the disk is slow or refuses to write, this can be more than was received in "
-            "this time.",
+            "Received messages are sealed after this time even if Spark has not asked for them. If the machine or the "
+            "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
+            "and the kernel. While the disk is slow or refuses to write, these can be more than the messages of this "
+            "time.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -212,7 +214,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         doc(
             "How long writing the log is repeated while the disk is full or has an I/O error, the process has too "
             "many open files, or the bucket (`walStore`) is away. Receiving pauses meanwhile. After this time "
-            "receiving ends, and what was received and not sealed is lost.",
+            "receiving ends, and messages that were received and not sealed are lost.",
             Role.STREAM,
         ),
     ] = Duration(300)
@@ -336,7 +338,7 @@ def _with_endpoints(options: _Receiving, receiver: int) -> _Receiving:
             f"receivers={count}: SUB sockets share the endpoints, and there are {endpoints}; set fewer receivers, or "
             "receiversBy=topics"
         )
-    # The bound endpoints are given to the receivers after those that have the last of the others, so that each has one.
+    # Deal out the bound endpoints from where dealing out the others has ended, so that each receiver has an endpoint.
     bound = (receiver - len(connect)) % count
     return msgspec.structs.replace(
         options,
@@ -372,7 +374,7 @@ def _with_topics(options: _Receiving, receiver: int) -> _Receiving:
 
 
 def share_topics(topics: Sequence[str], count: int) -> list[list[str]]:
-    """Divide topics into ``count`` shares, of which some may be empty. No message matches topics of two shares."""
+    """Divide topics into ``count`` shares, so that no message matches topics of two shares. Some may be empty."""
     groups: list[list[str]] = []
     for topic in sorted(topics):  # a topic that begins with another one comes after it
         if groups and topic.startswith(groups[-1][0]):

@@ -87,7 +87,7 @@ _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _MOST_ENDPOINTS = 1000
 
 
-def _each(text: str) -> list[str]:
+def _expanded(text: str) -> list[str]:
     """The texts that a text with ranges stands for: ``a-[0-1]`` is ``a-0`` and ``a-1``. The last range counts
     fastest."""
     parts, at, count = [], 0, 1
@@ -119,7 +119,7 @@ class Endpoints(tuple[Endpoint, ...]):
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
-        endpoints = cls(Endpoint.read(one) for part in parts for one in _each(part))
+        endpoints = cls(Endpoint.read(one) for part in parts for one in _expanded(part))
         if len(endpoints) > _MOST_ENDPOINTS:
             raise ValueError(
                 f"it names {len(endpoints)} endpoints; {_MOST_ENDPOINTS} are the most of one socket"
@@ -181,6 +181,11 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
         "connect",
     )
+
+    @property
+    def has_endpoints(self) -> bool:
+        """Whether an endpoint is named. Without one, no socket is opened."""
+        return bool(self.connect or self.bind)
 
     @property
     def endpoints(self) -> str:

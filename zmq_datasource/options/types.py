@@ -290,11 +290,11 @@ class Duration(float):
             if not re.search("[a-zA-Z]", text):
                 raise humanfriendly.InvalidTimespan("no unit")
             return cls(humanfriendly.parse_timespan(text))
-        except humanfriendly.InvalidTimespan as e:
-            raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from e
+        except humanfriendly.InvalidTimespan:
+            raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from None
 
 
-# libzmq has a C int for them. A second is left for what is waited in addition.
+# libzmq has a C int for milliseconds. It is one second less, so that a sum of waits fits, too.
 MOST_MILLISECONDS = 2**31 - 1 - 1000
 
 
@@ -350,7 +350,7 @@ class Topics(tuple[str, ...]):
         try:
             listed = json.loads(text)
         except (ValueError, RecursionError) as e:
-            raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from e
+            raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from None
         if not listed or not all(isinstance(topic, str) for topic in listed):
             raise ValueError(
                 'a JSON list of topics holds one text or more, and only texts, as in ["a", "b,c"]'
@@ -378,10 +378,10 @@ class Timestamp(int):
         else:
             try:
                 read = datetime.fromisoformat(text)
-            except ValueError as e:
+            except ValueError:
                 raise ValueError(
                     "it must be milliseconds since the epoch, or a time such as 2026-11-22T10:00:00Z"
-                ) from e
+                ) from None
             if read.tzinfo is None:
                 raise ValueError(f"it has no time zone; write {text}Z for UTC, or as in {text}+01:00")
             time = cls((read - _EPOCH) // timedelta(microseconds=1))

@@ -180,7 +180,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
-        if not (self.connect or self.bind):
+        if not self.has_endpoints:
             raise OptionError(
                 "neither connect nor bind is set; name the consumer, as in .option('connect', 'tcp://consumer:5557')"
             )

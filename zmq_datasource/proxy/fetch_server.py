@@ -25,7 +25,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, Forget, FromProxy, Lost, Open, Refused
 from zmq_datasource.proxy.fetch_wire import FetchWire, ReplayWire, Request
-from zmq_datasource.proxy.names import Names
+from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds, Names
 from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.proxy.waiting import Cursors, Owner, Waiting, WaitingRequests
@@ -50,6 +50,7 @@ class FetchServer:
         wire: The socket and its protocol.
         view: The log.
         positions: The positions of all names.
+        bounds: How much durable subscribers may ask for.
 
     Attributes:
         names: Which session has which name.
@@ -59,11 +60,13 @@ class FetchServer:
 
     must_recheck = False
 
-    def __init__(self, wire: Wire, view: LogView, positions: Positions) -> None:
+    def __init__(
+        self, wire: Wire, view: LogView, positions: Positions, bounds: NameBounds = NAME_BOUNDS
+    ) -> None:
         self.wire = wire
         self._view = view
         self._positions = positions
-        self.names = Names(view, positions)
+        self.names = Names(view, positions, bounds)
         self.waiting = WaitingRequests()
         self._cursors = Cursors(view)
         self._used_bytes = 0

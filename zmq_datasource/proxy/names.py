@@ -26,16 +26,33 @@ from zmq_datasource.proxy.fetch_protocol import (
     client_of,
 )
 from zmq_datasource.proxy.figures import SubscriberFigures
-from zmq_datasource.proxy.positions import Position, Positions, bytes_of_topics
+from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
-__all__ = ["MOST_NAMES", "MOST_SHOWN", "MOST_TOPIC_BYTES", "Job", "Names"]
+__all__ = ["NAME_BOUNDS", "Job", "NameBounds", "Names"]
 
-MOST_NAMES = 1000
-MOST_TOPIC_BYTES = 2 << 20
 _MOST_DISPLACED = 1000
-# What a status shows: so many names, so many topics of each, and so many characters of a topic.
-MOST_SHOWN, _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 10, 60
+# What a status shows of a name: so many topics, and so many characters of a topic.
+_MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 10, 60
+
+
+class NameBounds(NamedTuple):
+    """How much durable subscribers may ask for.
+
+    Attributes:
+        names: The number of names.
+        topic_bytes: About how many bytes the topics of all names have in their records.
+        shown: How many names a status shows: those with the largest backlog.
+        present_seconds: A client that has asked for nothing for so long is away.
+    """
+
+    names: int = 1000
+    topic_bytes: int = 2 << 20
+    shown: int = 100
+    present_seconds: float = PRESENT_SECONDS
+
+
+NAME_BOUNDS = NameBounds()
 
 
 class Job(NamedTuple):
@@ -47,14 +64,16 @@ class Job(NamedTuple):
 
 
 class Names:
-    """Use it in one thread.
+    """Gives names to clients, and finds the position of a client's name; in one thread.
 
     Args:
         view: The log.
         positions: The positions of all names.
+        bounds: How much clients may ask for.
     """
 
-    def __init__(self, view: LogView, positions: Positions) -> None:
+    def __init__(self, view: LogView, positions: Positions, bounds: NameBounds = NAME_BOUNDS) -> None:
+        self._bounds = bounds
         self._view = view
         self._positions = positions
         self._jobs: dict[str, Job] = {}
@@ -117,14 +136,15 @@ class Names:
         """Why there is no room for a name with these topics; None if there is."""
         # Names that the keeper opens count too: a client may open a thousand before the first is on the disk.
         sizes = {position.notes.name: position.topic_bytes for position in self._positions} | self._opening
-        if known is None and len(sizes) >= MOST_NAMES:
-            return f"there are {MOST_NAMES} subscriptions; end some with FORGET, or lower subscriberExpiry"
+        most = self._bounds
+        if known is None and len(sizes) >= most.names:
+            return f"there are {most.names} subscriptions; end some with FORGET, or lower subscriberExpiry"
         before = 0 if known is None else known.topic_bytes
         size = sum(sizes.values()) - before + bytes_of_topics(topics)
-        if bytes_of_topics(topics) <= before or size <= MOST_TOPIC_BYTES:
+        if bytes_of_topics(topics) <= before or size <= most.topic_bytes:
             return None
         return (
-            f"the topics of all subscriptions would have {size} bytes, and {MOST_TOPIC_BYTES} are the most; subscribe "
+            f"the topics of all subscriptions would have {size} bytes, and {most.topic_bytes} are the most; subscribe "
             "to fewer topics, or to their common prefix, or end some subscriptions with FORGET"
         )
 
@@ -205,10 +225,10 @@ class Names:
         return _taken(request)
 
     def status(self) -> list[dict[str, Any]]:
-        """The figures of each subscriber; of many, those of the hundred with the largest backlog."""
+        """The figures of each subscriber; of many, only those with the largest backlog."""
         now, monotonic = time.time(), time.monotonic()
         accounts = []
-        for position in heapq.nsmallest(MOST_SHOWN, self._positions, key=lambda p: p.next):
+        for position in heapq.nsmallest(self._bounds.shown, self._positions, key=lambda p: p.next):
             notes, is_present = position.notes, position.asked is not None
             numbers = SubscriberFigures(
                 connected=is_present,

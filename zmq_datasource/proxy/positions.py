@@ -101,6 +101,10 @@ class Position:
         """Change fields of the notes."""
         self.notes = replace(self.notes, **changes)
 
+    def find_newest(self, log: LogMoment) -> None:
+        """Find the messages below the snapshot that are still to be sent."""
+        self.newest = log.newest_of_topics(self.next, self.notes.snapshot)
+
     @property
     def is_on_disk(self) -> bool:
         """Whether the disk has the position and the count of lost messages."""
@@ -116,6 +120,7 @@ class Positions:
         expiry: Seconds after which a name that is away is forgotten.
         notify: Called by the keeper when it has done something.
         clock: Seconds, monotonic.
+        present_seconds: A client that has asked for nothing for so long is away.
 
     Attributes:
         fault: Why the disk refuses to write positions now; None if it does not.
@@ -132,7 +137,9 @@ class Positions:
         expiry: float,
         notify: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        present_seconds: float = PRESENT_SECONDS,
     ) -> None:
+        self._present_seconds = present_seconds
         self._records = ReaderRecords(storage)
         self._expiry = float(expiry)
         self._notify = notify
@@ -188,7 +195,7 @@ class Positions:
             raise self._failure
         now = self._clock()
         for position in self:
-            if position.asked is not None and now - position.asked >= PRESENT_SECONDS:
+            if position.asked is not None and now - position.asked >= self._present_seconds:
                 self.release(position)
         if now >= self._next_write and (self._due_write is None or self._due_write.done()):
             self._next_write = now + _WRITE_SECONDS
@@ -247,7 +254,7 @@ class Positions:
                     self._place(position, request, log)
                     self._write(position)
             else:
-                self._find_newest(position, log)
+                position.find_newest(log)
                 self._write(position)
         except BaseException:
             if held is None:
@@ -273,15 +280,10 @@ class Positions:
         elif request.start == LAST:
             position.note(snapshot=log.end)
             position.next = 0
-            self._find_newest(position, log)
+            position.find_newest(log)
             position.next = position.newest[0].as_py() if len(position.newest) else log.end
         else:
             position.next = min(int(request.start), log.end)
-
-    def _find_newest(self, position: Position, log: LogMoment) -> None:
-        """Find the newest message of each topic below the position's snapshot, if some are still to be sent."""
-        snapshot = position.notes.snapshot
-        position.newest = log.newest_of_topics(position.next, snapshot)
 
     def lock_again(self, position: Position, log: LogMoment) -> bool:
         """Lock the name of a client that comes back; return whether the record is still of the client's session."""
@@ -294,7 +296,7 @@ class Positions:
             if record is None:
                 self._all.pop(position.notes.name, None)
             return False
-        self._find_newest(position, log)
+        position.find_newest(log)
         position.lock = lock
         return True
 

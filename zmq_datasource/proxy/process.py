@@ -42,13 +42,20 @@ class ServerProcess:
     Args:
         given: The options, as text.
         restart_seconds: From one start of the process to the next, at least.
+        child: Starts the process.
 
     Attributes:
         status: Its newest status; empty until its endpoints are bound for the first time.
     """
 
-    def __init__(self, given: Mapping[str, str], restart_seconds: float = _RESTART_SECONDS) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        restart_seconds: float = _RESTART_SECONDS,
+        child: Callable[[str, Mapping[str, str]], Child] = Child,
+    ) -> None:
         self._given = given
+        self._start_child = child
         self._restart_seconds = restart_seconds
         self._child: Child | None = None
         self._next_start = 0.0
@@ -62,7 +69,7 @@ class ServerProcess:
         """
         self._next_start = time.monotonic() + self._restart_seconds
         try:
-            self._child = Child("zmq_datasource.proxy.server", self._given)
+            self._child = self._start_child("zmq_datasource.proxy.server", self._given)
         except OSError as e:
             raise SocketError(f"starting the proxy's server process: {e.strerror or e}") from e
         self._child.send(progress)

@@ -24,6 +24,7 @@ from zmq_datasource.proxy.child import NewestReader, Parent
 from zmq_datasource.proxy.fetch_server import FetchServer, Wire
 from zmq_datasource.proxy.fetch_wire import FetchWire, ReplayWire
 from zmq_datasource.proxy.figures import NO_CLIENTS
+from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Positions
 from zmq_datasource.proxy.view import LogView, Progress
 
@@ -41,6 +42,7 @@ class Server:
     Args:
         options: Endpoints, security, and the place of the log.
         progress: How far the log is.
+        bounds: How much durable subscribers may ask for.
 
     Attributes:
         view: The rows of the log.
@@ -50,7 +52,8 @@ class Server:
         LogError, OptionError, EndpointError: It cannot be opened as asked; nothing stays open.
     """
 
-    def __init__(self, options: ProxyOptions, progress: Progress) -> None:
+    def __init__(self, options: ProxyOptions, progress: Progress, bounds: NameBounds = NAME_BOUNDS) -> None:
+        self._bounds = bounds
         self._poller = zmq.Poller()
         self._servers: list[FetchServer] = []
         self._progress: Progress | None = None
@@ -64,7 +67,13 @@ class Server:
             self.view = LogView(storage)
             stack.callback(self.view.close)
             self.view.follow(progress)
-            self.positions = Positions(storage, self.view.end, options.subscriber_expiry, self._wakes.wake)
+            self.positions = Positions(
+                storage,
+                self.view.end,
+                options.subscriber_expiry,
+                self._wakes.wake,
+                present_seconds=bounds.present_seconds,
+            )
             stack.callback(self.positions.close)
             if options.durable:
                 self._add(FetchWire(options), stack)
@@ -77,7 +86,7 @@ class Server:
         self._stack.close()
 
     def _add(self, wire: Wire, stack: ExitStack) -> None:
-        server = FetchServer(wire, self.view, self.positions)
+        server = FetchServer(wire, self.view, self.positions, self._bounds)
         stack.callback(server.close)
         self._poller.register(wire.socket, zmq.POLLIN)
         self._servers.append(server)

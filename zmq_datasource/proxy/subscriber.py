@@ -352,7 +352,7 @@ def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
     try:
         connect = Endpoints.read(endpoint)
     except ValueError as e:
-        raise OptionError(f"endpoint={endpoint!r}: {e}") from e
+        raise OptionError(f"endpoint={endpoint!r}: {e}") from None
     if len(connect) != 1:
         raise OptionError(f"endpoint={endpoint!r}: a subscription has one endpoint")
     insecure = given.get(_INSECURE, "false").lower()

@@ -19,8 +19,8 @@ from zmq_datasource.errors import ConnectionLostError
 __all__ = ["KEEP", "Attempts", "InFlight", "RowBatch"]
 
 # A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other, unless the system is configured
-# otherwise. A middlebox makes two connections of it. Up to twice as much as this is in memory, as the Arrow columns
-# that Spark has made.
+# otherwise, and a middlebox makes two connections of one. A task has up to twice ``KEEP`` in memory, as the Arrow
+# columns that Spark has made.
 KEEP = 32 << 20
 
 # The overhead of a row: headers on the wire, offsets in Arrow.
@@ -67,7 +67,7 @@ class InFlight:
     """The rows to send again if a connection were lost now.
 
     Args:
-        keep: How many bytes of rows stay here at least, once a task has sent as many.
+        keep: At least this many bytes of the newest rows stay here.
 
     Attributes:
         batches: The oldest first.

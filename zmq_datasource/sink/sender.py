@@ -3,12 +3,13 @@
 The rules:
 
 * A row counts as sent when the socket has accepted it. ``finish`` then waits until it has left this machine.
-* What a PUSH has sent may be lost with a connection, and no one can tell which rows were in it. So all rows that are
-  ``in_flight`` are sent again. With ``noblock`` nothing is sent twice: they no longer count as sent.
+* What a PUSH has sent may be lost with a connection, and nothing shows which rows were in that connection. So all rows
+  that are ``in_flight`` are sent again. With ``noblock`` no row is sent twice: these rows no longer count as sent.
 * A connection that ended in order, after the peer's machine had received everything, took nothing along. ``noblock``
-  relies on this. A task that may send again relies on it only at its end, for a peer that does not come back: a
-  consumer that had the last row. Before, it may be a peer that cannot take a row, or a middlebox with its own memory.
-* A PUB sends to the subscribers that are there, and never again.
+  relies on this. A task that may send rows again relies on it only at its end, if the peer does not come back: that is
+  a consumer that has the last row and leaves. Earlier, the peer may be one that cannot take a row, or a middlebox with
+  a memory of its own.
+* A PUB sends each row once, to the subscribers that are connected.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -35,9 +35,10 @@ _log = logging.getLogger(__name__)
 
 # libzmq reports the end of a connection before it drops the connection's queue, which must get no more rows.
 _QUEUE_DROP_SECONDS = 0.05
-# A peer that cannot take a row hangs up at once. So what was sent again counts as sent after this time without a loss.
+# A peer that cannot take a row hangs up at once. So rows that were sent again count as sent if no connection is lost
+# for this long.
 _QUIET_SECONDS = 0.1
-# How long a task that keeps only counts waits for its queues to be empty, before it looks again later.
+# How long a task that keeps only the number of its rows waits for empty queues. If they are not, it checks again later.
 _COUNTS_SECONDS = 0.01
 # How long a task waits at its end for a peer whose connection has ended.
 _RETURN_SECONDS = 0.5
@@ -48,7 +49,7 @@ _GONE_MS = 500
 class Sender:
     """A PUSH or PUB socket for the rows of one task; use it in a ``with`` block, in one thread.
 
-    If the block ends without ``finish``, because of an error, what is queued is given up: the task has failed, and
+    If the block ends without ``finish``, because of an error, queued messages are dropped: the task has failed, and
     Spark runs it again.
 
     Args:
@@ -60,6 +61,7 @@ class Sender:
 
     Attributes:
         counters: The account so far; complete after ``finish``.
+        socket: The socket, in the ``with`` block; ``finish`` may replace it.
         in_flight: The rows that would be sent again if a connection were lost now.
     """
 
@@ -85,21 +87,11 @@ class Sender:
             NoPeerError: The peers have not come within ``connectTimeout``. With ``noblock`` or dead letters the task
                 continues instead, and its rows are dropped or become dead letters.
         """
-        self._socket = SendingSocket(self._options, self._unsent.continues)
+        self.socket = SendingSocket(self._options, self._unsent.continues)
         return self
 
-    @property
-    def socket(self) -> SendingSocket:
-        """The socket; ``finish`` may replace it."""
-        return self._socket
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._socket.close(linger=0)
+    def __exit__(self, *error: object) -> None:
+        self.socket.close(linger=0)
 
     def send(
         self, value: pa.Array | None = None, topic: pa.Array | None = None, frames: pa.Array | None = None
@@ -115,7 +107,7 @@ class Sender:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
         batch = RowBatch(value, topic, frames, self.counters.rows)
-        sock = self._socket
+        sock = self.socket
         self._recover()
         # Before the rows are sent: a consumer that has the last row may leave before this thread runs again.
         sock.hold_connections()
@@ -137,22 +129,22 @@ class Sender:
         """Send the rows again, or write them off, if connections were lost since the last call.
 
         Args:
-            attempts: Those of ``finish``, when the task has no more rows and its consumers may leave.
+            attempts: The attempts so far; given by ``finish``, when the task has no more rows and consumers may leave.
 
         Returns:
             Whether rows were sent again.
 
         Raises:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
-            SendTimeoutError: As when they were sent first.
+            SendTimeoutError: As in ``send``.
         """
-        sock, noblock, at_end, again = self._socket, self._options.noblock, attempts is not None, False
+        sock, noblock, at_end, sent_again = self.socket, self._options.noblock, attempts is not None, False
         while not self._is_pub and sock.losses():
             time.sleep(_QUEUE_DROP_SECONDS)
             sock.process_commands()
-            has_left = noblock or (at_end and not sock.wait_until_connected(_RETURN_SECONDS))
+            relies_on_order = noblock or (at_end and not sock.wait_until_connected(_RETURN_SECONDS))
             losses = sock.losses()
-            is_harmless = has_left and sock.ended_in_order(losses)
+            is_harmless = relies_on_order and sock.ended_in_order(losses)
             sock.mark_handled(losses)
             if is_harmless or not self.in_flight:
                 continue
@@ -162,9 +154,9 @@ class Sender:
             attempts = attempts or self._new_attempts()
             attempts.next()
             self._send_again()
-            again = True
+            sent_again = True
             sock.wait_until_flushed(self._options.send_timeout, quiet=_QUIET_SECONDS)
-        return again
+        return sent_again
 
     def _new_attempts(self) -> Attempts:
         return Attempts(self._options.send_timeout, self._options.endpoints)
@@ -177,7 +169,7 @@ class Sender:
             sum(batch.sent for batch in batches),
         )
         for batch in batches:
-            self._delivery.send(self._socket, batch, again=True)
+            self._delivery.send(self.socket, batch, again=True)
 
     def _write_off(self) -> None:
         lost = self._unsent.write_off(self.in_flight.batches)
@@ -202,11 +194,11 @@ class Sender:
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
         self._recover(attempts)
         while True:
-            self._delivery.announce_end(self._socket)
+            self._delivery.announce_end(self.socket)
             deadline = time.monotonic() + linger
-            self._socket.hold_connections()
+            self.socket.hold_connections()
             if linger:
-                self._socket.wait_until_flushed(linger, linger)
+                self.socket.wait_until_flushed(linger, linger)
             if self._recover(attempts):
                 continue
             if self._close(deadline):
@@ -217,13 +209,13 @@ class Sender:
 
     def _open_again(self) -> None:
         try:
-            self._socket = SendingSocket(self._options, self._unsent.continues)
+            self.socket = SendingSocket(self._options, self._unsent.continues)
         except NoPeerError as e:
             raise NoPeerError(f"sending rows again whose connection was lost: {e}") from e
 
     def _close(self, deadline: float) -> bool:
         """Close the socket. Returns False if rows are to be sent again through another one."""
-        options, counters, sock = self._options, self.counters, self._socket
+        options, counters, sock = self._options, self.counters, self.socket
         counters.peers, counters.sndhwm = sock.watch.peers, sock.sndhwm
         may_repeat = bool(self.in_flight) and not options.noblock
         linger = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))

@@ -20,9 +20,12 @@ from zmq_datasource.transport.kernel import ended_in_order
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["SendingSocket"]
+__all__ = ["SHORT_WAIT", "SendingSocket"]
 
 _log = logging.getLogger(__name__)
+
+# Seconds. While rows are sent, a queue is full again and again, for some 100 µs. So a wait is cheap, up to this time.
+SHORT_WAIT = 0.1
 
 
 class SendingSocket:
@@ -35,8 +38,8 @@ class SendingSocket:
     Attributes:
         watch: The connections that are up, and the number of lost ones.
         has_peer: Whether a peer had come when waiting ended. If not, the task sends nothing.
-        handshake_seconds: How long to wait for further handshakes that have begun, once all expected peers are there. A
-            peer that is refused only while rows are sent would look like a lost connection.
+        handshake_seconds: How long to wait for other handshakes that have begun, once all expected peers are there. A
+            peer that is refused while rows are sent would look like a lost connection.
 
     Raises:
         OptionError, EndpointError: The socket cannot be opened with these options.
@@ -52,7 +55,7 @@ class SendingSocket:
         self._socket, self.watch = self._open.socket, self._open.watch
         self._subscriptions = 0
         self._absent: set[str] = set()  # endpoints from which the socket has disconnected
-        self._handled_losses = 0  # of ``watch.possibly_lost``: those marked as handled
+        self._handled_losses = 0  # how many of ``watch.possibly_lost`` are marked as handled
         self._handles: dict[int, Handle] = {}  # by inode
         self.has_peer = True
         try:
@@ -161,19 +164,18 @@ class SendingSocket:
         """Send messages from ``start`` up to ``end``, as far as the queues have room.
 
         Args:
-            wait: How many seconds each message waits for room.
+            wait: How many seconds to wait for room, in all.
 
         Returns:
             The position of the message for which there is no room, or ``end``.
         """
-        at = messages.give(self._socket, start, end)
-        if at == end or not wait:
+        at = messages.give(self._socket, start, end, min(wait, SHORT_WAIT))
+        if at == end or wait <= SHORT_WAIT:
             return at
         # Waiting may take long. So hold no handles meanwhile: see ``hold_connections``.
         self.release_connections()
-        self._socket.setsockopt(zmq.SNDTIMEO, round(wait * 1000))
         try:
-            return messages.give(self._socket, at, end, wait=True)
+            return messages.give(self._socket, at, end, wait - SHORT_WAIT)
         finally:
             self.hold_connections()
 
@@ -197,7 +199,7 @@ class SendingSocket:
         if self._is_pub:  # what a PUB has sent is never sent again
             return
         held = self.watch.handles()
-        # After a loss that is not handled yet, keep the old handles: they show how the lost connection has ended.
+        # Until a loss is handled, keep the old handles: they show how the lost connection has ended.
         if self.watch.possibly_lost == self._handled_losses:
             self.release_connections()
         for handle in held:

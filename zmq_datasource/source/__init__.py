@@ -4,7 +4,7 @@ The way of a message: a ``Channel`` receives from one socket and watches its con
 channels, and makes rows with its ``Intake``, which finds the fields of messages and tracks their sequences. A
 ``LogReceiver`` appends these rows to the log. A ``ReceivingThread`` runs it.
 
-Modules beside that way: ``replayer`` asks a publisher for missing messages, by the rules in ``replay_session``.
+Modules beside that way: a channel asks its publisher for missing messages by the rules in ``replay_session``.
 ``incidents`` handles losses and messages that do not fit, which ``dead_letters`` keeps. ``facts`` has the figures of a
 receiver, and reads those that a log stores. ``location`` finds the log of a feed. ``stop_losses`` records what a stop
 has lost.

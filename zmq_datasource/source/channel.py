@@ -1,4 +1,4 @@
-"""One receiving socket of a feed, with its connections, and with the replayer that fills its gaps.
+"""The receiving sockets of a feed, each with its connections, and with the DEALER that fills its gaps (``Replayer``).
 
 A feed has one socket, unless messages are counted by endpoint. libzmq does not say by which of its connections a
 message arrived, so then each endpoint has a socket of its own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -15,23 +16,28 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import subscriptions
+from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.source.replayer import Replayer
+from zmq_datasource.options.socket import Endpoint, Endpoints
+from zmq_datasource.sequences import Gap, SequenceTracker
+from zmq_datasource.source.replay_session import ReplaySession
 from zmq_datasource.transport.core import Inbox, Taken
+from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
-__all__ = ["WAIT_MS", "Channel", "make_channels"]
+__all__ = ["WAIT_MS", "Channel", "Replayer", "make_channels"]
 
 _log = logging.getLogger(__name__)
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
-# After some silence, housekeeping is the only other duty, so the wait is longer: what was received is sealed by then.
+# After some silence, housekeeping is the only other duty, so the wait is longer. Received messages are sealed by then.
 WAIT_MS, _SILENT_WAIT_MS = 10, 100
 _SILENT_SECONDS = 2.0
+# The publisher sends a replay as fast as it can. Its own queue should limit the replay, not this one.
+_RCVHWM = 100_000
 
 
 class Channel:
@@ -90,7 +96,7 @@ class Channel:
         self.opened.close(self._spec.linger)
 
     def connection(self) -> int:
-        """The number of connections that the socket has had so far; 0 if they are not counted."""
+        """The number of the socket's newest connection, from 1; 0 if connections are not counted."""
         if not self._counts_connections:
             return 0
         self.opened.watch.update()
@@ -103,7 +109,7 @@ class Channel:
 
     @property
     def waits_for_history(self) -> bool:
-        """Whether a replay must bring history before the live flow is received."""
+        """Whether the live flow is not received yet, because a replay brings older messages first."""
         return self.replayer is not None and self.replayer.session.awaits_history
 
     def keep_alive(self) -> None:
@@ -153,7 +159,84 @@ class Channel:
         return taken
 
 
-def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channel]:
+class Replayer(Link):
+    """The DEALER of a replay session. It never waits, and belongs to the receiving thread.
+
+    Args:
+        options: The options of the feed, which also give the security and limits of this socket.
+        endpoint: The endpoint of the publisher's live messages.
+        replay_endpoint: The endpoint of its ROUTER.
+        counters: The counters to increase.
+        tracker: Tracks the sequences of the feed.
+
+    Attributes:
+        session: The session.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        endpoint: Endpoint,
+        replay_endpoint: Endpoint,
+        counters: SourceCounters,
+        tracker: SequenceTracker,
+    ) -> None:
+        connect = Endpoints((replay_endpoint,))
+        spec = SocketSpec(
+            kind="DEALER",
+            connect=connect,
+            rcvhwm=max(options.rcvhwm, _RCVHWM),
+            zmq=options.zmq,
+            access=options.access,
+        )
+        self.session = ReplaySession(
+            str(endpoint), str(connect), float(options.replay_timeout), counters, tracker
+        )
+        super().__init__(spec, self.session, _ask_for_topics)
+
+    def keep_alive(self) -> None:
+        """Keep the connection working; see ``Channel.keep_alive``."""
+        self.check_connection()
+        self.watch.report_absent()
+        self.session.reachable = self.watch.peers > 0
+        self.session.log.flush()
+
+    def receive_replies(self, most: int, most_bytes: int) -> int:
+        """Receive the replies that are there, at most ``most``, until ``most_bytes`` are pending. Returns how many."""
+        session, receive, now = self.session, self.receive, time.monotonic()
+        for received in range(most):
+            if session.pending_bytes >= most_bytes or (frames := receive()) is None:
+                return received
+            session.receive(frames, now)
+        return most
+
+    def fetch_history(self, start: int) -> None:
+        """See ``ReplaySession.fetch_history``."""
+        self.session.fetch_history(start, time.monotonic())
+        self.send_outbox()
+
+    def take(self) -> tuple[Sequence[Reply], bool]:
+        """See ``ReplaySession.take``."""
+        self.check_connection()
+        taken = self.session.take(time.monotonic())
+        self.send_outbox()
+        return taken
+
+    def step(self, live_waits: bool, start: int | None) -> list[Gap]:
+        """See ``ReplaySession.step``."""
+        given_up = self.session.step(live_waits, start, time.monotonic())
+        self.send_outbox()
+        return given_up
+
+
+def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
+    """Set a routing id by which a proxy sends topics, too. To other publishers it means nothing."""
+    sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())
+
+
+def make_channels(
+    options: ReadOptions, counters: SourceCounters, tracker: SequenceTracker | None
+) -> list[Channel]:
     """Make the channels of a feed. They are not open yet."""
     numbering = options.numbering
     spec, prefixes = SocketSpec.of_source(options), []
@@ -168,7 +251,9 @@ def make_channels(options: ReadOptions, counters: SourceCounters) -> list[Channe
             msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
             counters,
             prefixes,
-            None if replay is None else Replayer(options, endpoint, replay, counters),
+            None
+            if replay is None or tracker is None
+            else Replayer(options, endpoint, replay, counters, tracker),
         )
         for endpoint, replay in zip(options.connect, replays, strict=True)
     ]

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -115,12 +114,7 @@ class DeadLetters:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Write the waiting letters, but wait only ``close_seconds`` for a file system that does not answer."""
         if self._thread.ident is None:
             return

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
@@ -21,18 +22,23 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.options.offsets import Place
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource, IdlePartition
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import OtherDivisionError, feed_of, log_storage
+from zmq_datasource.source.location import (
+    OtherDivisionError,
+    feed_of,
+    log_storage,
+    other_feed,
+    warn_of_terms,
+)
 
 __all__ = ["Feed"]
 
 _log = logging.getLogger(__name__)
 
 _STANDBY_IN_A_BUCKET_SECONDS = 2.0
-# A process that has had the log's lock for so long receives without errors.
+# A process that has had the log's lock for this long receives without errors.
 _STABLE_SECONDS = 2.0
 
 
@@ -61,7 +67,7 @@ class Feed:
 
     def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
         self._options = options
-        self._is_live = bool(options.connect or options.bind) and partition < options.receivers
+        self._is_live = options.has_endpoints and partition < options.receivers
         self._idle: IdlePartition | None = None
         self._source: Ingest | FollowingSource
         self.reader: str | None = None
@@ -72,13 +78,8 @@ class Feed:
         self.storage = log_storage(options, partition)
         if self.storage.leisure:  # each request to a bucket costs money
             self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
-        if (options.connect or options.bind) and partition >= options.receivers:
+        if options.has_endpoints and not self._is_live:
             self._idle = IdlePartition(self.storage, options)
-        self.starting_place = options.start or Place(
-            # A query without sockets reads a log that another process fills, so it wants all of it.
-            "latest" if options.connect or options.bind else "earliest",
-            None,
-        )
         self.counters = SourceCounters()
         self.resumed_at = 0
 
@@ -109,7 +110,10 @@ class Feed:
         if ingest.open_unless_received():
             return ingest
         _log.info("another process receives this feed into %s; this query follows it", self.storage)
-        return self._open_following()
+        following = self._open_following()
+        with suppress(LogError):  # a warning is not worth waiting for the disk
+            warn_of_terms(self.storage, self._options)
+        return following
 
     def _new_ingest(self) -> Ingest:
         return Ingest(self._options, self.storage.partition, self.counters)
@@ -141,7 +145,7 @@ class Feed:
 
     @property
     def received_end(self) -> int:
-        """The id after the last received message, as far as this process knows."""
+        """The id after the last received message that this process knows of."""
         return self._source.received_end
 
     def list_earliest(self) -> int:
@@ -241,8 +245,9 @@ class Feed:
                         is_foreign = False
                     elif is_foreign:  # for the second time: the note may be older than the lock
                         self._failure = LogLockedError(
-                            f"reading log {self.storage.root}: another process now receives another feed into it; set "
-                            "another walLocation for one of them"
+                            f"reading log {self.storage.root}: another process now receives another feed into it "
+                            f"({other_feed(self.storage, self._options) or 'unknown'}); set another walLocation for "
+                            "one of them"
                         )
                         return
                     else:

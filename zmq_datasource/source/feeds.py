@@ -100,8 +100,8 @@ class Feeds:
 
     def _open_missing(self) -> list[Feed]:
         """Open the partitions that are not open. Returns their feeds."""
-        live = self._options.connect or self._options.bind
-        there = {*self.storage.partitions(), *(range(self._options.receivers) if live else ())}
+        ours = range(self._options.receivers) if self._options.has_endpoints else ()
+        there = {*self.storage.partitions(), *ours}
         opened: dict[int, Feed] = {}
         try:
             for partition in sorted(there - self.parts.keys()):
@@ -159,10 +159,6 @@ class Feeds:
             failure = _failure_of(feed.stop)
             if failure is not None and failure is not why:
                 _log.error("%s: %s", feed.storage, failure)
-
-    def begin(self, begins: Mapping[int, int]) -> None:
-        """Record that the query has no checkpoint and begins at these ids."""
-        self.reader.begin(begins)
 
     def commit(self, ends: Mapping[int, int]) -> None:
         """Let the log delete messages below these ids, because the query has committed them.

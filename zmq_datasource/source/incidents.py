@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
@@ -32,7 +31,7 @@ class Incidents:
 
     Attributes:
         tracker: The tracker that has the gaps given to ``report_lost``.
-        failure: Why receiving must end, once the messages received before are in the log.
+        failure: Why receiving must end, as soon as the messages received before are in the log.
     """
 
     def __init__(
@@ -58,12 +57,10 @@ class Incidents:
             self._dead_letters.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Write the dead letters that wait: see ``DeadLetters``."""
         if self._dead_letters is not None:
-            self._dead_letters.__exit__(kind, error, trace)
+            self._dead_letters.__exit__(*error)
 
     def act_on(self, findings: Findings, messages: int) -> None:
         """Act on the findings in ``messages`` messages."""
@@ -108,7 +105,7 @@ class Incidents:
             )
 
     def report_lost(self, gaps: Sequence[Gap]) -> None:
-        """Report gaps that no replay will fill, as ``onLoss`` says."""
+        """Count, log or fail for gaps that no replay will fill, as ``onLoss`` says."""
         if self.tracker is None or self._options.on_loss == "count":
             return
         for gap in gaps:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
@@ -31,7 +30,9 @@ from zmq_datasource.source.location import (
     compare_terms,
     dead_letters_beside,
     feed_of,
+    has_feed,
     log_storage,
+    naming_other_feed,
     refuse_other_division,
 )
 from zmq_datasource.source.receiver import LogReceiver, Receiver
@@ -61,9 +62,13 @@ class Ingest:
         filler: Receives, and appends to ``log``.
         readers: The queries and subscribers that read the partition.
         resumed_at: The id of the first message that this process receives; from ``open`` on.
+        lock_wait_seconds: How long to wait for the lock, because another writer may be stopping.
+        warn_seconds: After how long it logs that it waits.
         replaying_seconds: How often ``replaying_query`` looks for such a query.
     """
 
+    lock_wait_seconds = LOCK_WAIT_SECONDS
+    warn_seconds = 1.0
     replaying_seconds = 1.0
     reader = None  # the name of a query, which a ``Feed`` has in its place
 
@@ -121,18 +126,22 @@ class Ingest:
             readers=self.readers,
         )
 
-    def open(self, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
+    def open(self, lock_wait: float | None = None) -> None:
         """Become the log's writer, without receiving yet.
 
         Args:
-            lock_wait: Seconds to wait for the lock, because another writer may be stopping.
+            lock_wait: Seconds to wait for the lock; by default ``lock_wait_seconds``.
 
         Raises:
             LogError: The log cannot be opened, or another process has the lock.
         """
         allow_many_files()
-        feed = feed_of(self._options)
-        self.log.open(lock_wait, feed, lambda: refuse_other_division(self.storage, feed), self._read_notes)
+        self.log.open(
+            self.lock_wait_seconds if lock_wait is None else lock_wait,
+            feed_of(self._options),
+            lambda: refuse_other_division(self.storage, self._options),
+            self._read_notes,
+        )
         self.readers.opened()
         self.resumed_at = self.log.durable_end
         try:
@@ -152,26 +161,28 @@ class Ingest:
             LogLockedError: Another process receives another feed into the log, or divides this one in another way.
             LogError: The log cannot be opened.
         """
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        began = time.monotonic()
+        deadline, warn_at = began + self.lock_wait_seconds, began + self.warn_seconds
         while True:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                if not isinstance(e, OtherDivisionError) and self._is_our_feed():
+                if not isinstance(e, OtherDivisionError) and has_feed(self.storage, self._options):
                     return False
                 # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
-                if time.monotonic() >= deadline:
-                    raise
+                now = time.monotonic()
+                if now >= deadline:
+                    raise naming_other_feed(e, self.storage, self._options) from None
+                if now >= warn_at:
+                    warn_at = deadline
+                    refused = naming_other_feed(e, self.storage, self._options)
+                    _log.warning(
+                        "%s; waiting up to %.0f s more for that process to end", refused, deadline - now
+                    )
                 check_signals()
                 time.sleep(_LOCK_TICK)
             else:
                 return True
-
-    def _is_our_feed(self) -> bool:
-        """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
-        with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
-            return self.storage.feed() == feed_of(self._options)
-        return False
 
     def start(self) -> None:
         """Open the log, unless it is open, and the sockets, and begin to receive. A second call does nothing.
@@ -250,7 +261,7 @@ class Ingest:
     def replaying_query(self) -> str | None:
         """The name of a running query with a ``replayEndpoint``; None if there is none, or this process has one.
 
-        Such a query should receive the feed instead of this process.
+        That query should receive the feed instead of this process.
 
         Raises:
             LogError: The positions of the queries cannot be read.
@@ -279,7 +290,7 @@ class Ingest:
     def _commit(self, end: int, needed: int | None) -> int:
         """Delete the messages below ``end`` and ``needed``. Returns the end of the deleted messages.
 
-        If the log is full, readers that have ended and have no name give up their messages.
+        If the log is full, it also deletes what only queries without a name need that have ended.
         """
         done = end if needed is None else min(end, needed)
         self.log.commit(done)
@@ -320,11 +331,11 @@ class Ingest:
             progress.wait(left)  # polling instead would be most of the load of an idle query
             progress.clear()
 
-    def seal(self, patient: bool = False) -> int:
+    def seal(self, wait_for_disk: bool = False) -> int:
         """Make the messages durable that were received before this call, unless the disk refuses at present.
 
         Args:
-            patient: Whether to wait for a disk that refuses.
+            wait_for_disk: Whether to wait for a disk that refuses.
 
         Returns:
             The durable end of the log.
@@ -336,13 +347,13 @@ class Ingest:
         filler = self.filler.facts()
         if not (filler.pending or filler.appending or self.log.unsealed):
             return self.log.durable_end
-        if self.log.fault is not None and not patient:
+        if self.log.fault is not None and not wait_for_disk:
             return self.log.durable_end
         sealed: Future[Future[int]] | Future[int] = self._receiving.request_seal()
         deadline = time.monotonic() + _SEAL_SECONDS
         while time.monotonic() < deadline:
             if self.log.fault is not None:
-                if not patient:
+                if not wait_for_disk:
                     return self.log.durable_end
                 deadline = time.monotonic() + _SEAL_SECONDS
             try:
@@ -374,7 +385,7 @@ class Ingest:
                 break
             time.sleep(WAIT_MS / 1000)
         # If there are durable messages, do not wait for a full disk: the query reads them, and its commit makes room.
-        return self.seal(patient=self.log.durable_end == begin)
+        return self.seal(wait_for_disk=self.log.durable_end == begin)
 
     def stop(self) -> None:
         """Drain the sockets, seal, and release the log. It may be called if ``start`` has failed.

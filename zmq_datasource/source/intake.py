@@ -45,7 +45,7 @@ class Arrival(NamedTuple):
     Attributes:
         timestamp: When, in microseconds since the epoch.
         messages: How many.
-        connection: How many connections the endpoint had had by then.
+        connection: The number of the connection, from 1; 0 if connections are not counted.
     """
 
     timestamp: int
@@ -65,10 +65,10 @@ class MalformedMessage(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was found in messages and is in no row: messages that do not fit, losses, restarts.
+    """The findings in messages that no row shows: messages that do not fit, losses, restarts.
 
     Attributes:
-        abandoned: Older gaps that cannot be filled any more.
+        abandoned: Gaps, found earlier, that no replay can fill any more.
     """
 
     malformed: list[MalformedMessage] = field(default_factory=list)
@@ -233,10 +233,9 @@ class Intake(CarriedState):
         return batch, findings
 
     def _endpoints(self, arrivals: Sequence[Arrival]) -> list[tuple[str, int]] | None:
-        """The endpoints of messages, as runs of (endpoint, number of messages); None if they are not counted by
-        endpoint.
+        """The publishers of messages that name none: runs of (endpoint, number of messages).
 
-        The endpoint is the publisher of messages that do not name one.
+        None if messages are not counted by endpoint.
         """
         if self.tracker is None or "endpoint" not in self.tracker.numbering.by:
             return None
@@ -250,7 +249,7 @@ class Intake(CarriedState):
     def first_sequence(self, endpoint: str) -> int | None:
         """The first sequence of the history to ask an endpoint's publisher for; None if there is none to ask for.
 
-        It follows the last received message. In a new log, ``replayFrom`` says it.
+        It is the number after the last received message, or ``replayFrom`` in a new log.
         """
         assert self.tracker is not None, "a replay needs numbered messages"
         key = endpoint.encode()
@@ -267,7 +266,7 @@ class Intake(CarriedState):
         return wanted.sequence
 
     def learn_newer_counters(self, others: Iterable[bytes], division: str) -> None:
-        """Note which counters other partitions of the log know better; call it after ``restore``.
+        """Note of which counters another partition of the log has a newer state. Call it after ``restore``.
 
         Args:
             others: The saved states of these partitions.
@@ -285,7 +284,7 @@ class Intake(CarriedState):
         return {} if self.tracker is None else {"sequences": state.save(self.tracker)}
 
     def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
-        """Restore the tracker, unless messages are numbered in another way now."""
+        """Restore the tracker. Returns False, and restores nothing, if the saved numbers have another meaning now."""
         kept = saved_sequences(sections)
         if self.tracker is None or kept is None:
             return kept is None
@@ -301,7 +300,7 @@ def _alike(kept: Numbering, ours: Numbering) -> bool:
 
 
 def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:
-    """Make a function from a message's place to its arrival."""
+    """Make a function that finds the arrival of a message by its position."""
     ends = list(accumulate(arrival.messages for arrival in arrivals))
     return lambda row: arrivals[bisect_right(ends, row)]
 

@@ -3,8 +3,9 @@
 Processes that receive the same feed may have different terms: one keeps messages for less time, or asks no publisher
 for missing messages. These are the rules:
 
-* The writer of a partition notes its terms beside the log. The next writer compares them with its own, and logs the
-  differences as a warning.
+* The writer of a partition notes beside the log which feed it receives, and on which terms. The next writer compares
+  them with its own, and logs the differences as a warning. So does a query that follows, about terms that it has no
+  part in. A query that is refused because of another feed names the options that make it another one.
 * A query records its ``walRetention``, and whether it has a ``replayEndpoint``, with its position. While the position
   exists, its retention applies to each writer. Of the running queries, one with a ``replayEndpoint`` receives.
 """
@@ -17,12 +18,12 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zmq_datasource.errors import LogError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError
 from zmq_datasource.log import (
     DEAD_LETTERS_NAME,
     PARTITION,
@@ -33,7 +34,8 @@ from zmq_datasource.log import (
     bucket_at,
 )
 from zmq_datasource.options import ReadOptions, StreamReadOptions
-from zmq_datasource.options.types import Duration, Location
+from zmq_datasource.options.parser import ZmqOptions, describe
+from zmq_datasource.options.types import Duration, Location, Topics
 
 __all__ = [
     "OtherDivisionError",
@@ -41,10 +43,14 @@ __all__ = [
     "dead_letters_beside",
     "default_location",
     "feed_of",
+    "has_feed",
     "is_replayed",
     "log_storage",
+    "naming_other_feed",
+    "other_feed",
     "refuse_other_division",
     "terms_of",
+    "warn_of_terms",
 ]
 
 _log = logging.getLogger(__name__)
@@ -62,16 +68,15 @@ _ROWS_BY = (
     ),
     *("sequence_by", "sequence_start", "sequence_end", "sequence_restart", "sequence_window", "deduplicate"),
 )
-# The terms: options in which two receivers of one feed may differ.
-_TERMS = {
-    "walRetention": "wal_retention",
-    "walMaxBytes": "wal_max_bytes",
-    "whenFull": "when_full",
-    "replayEndpoint": "replay_endpoint",
-    "onMalformed": "on_malformed",
-    "maxPublishers": "max_publishers",
-    "maxGaps": "max_gaps",
-}
+# The options that say which feed it is.
+_FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by", *_ROWS_BY)
+# The terms: options in which two receivers of one feed may differ. To the first two, a query that follows has its part.
+_TERMS = ("wal_retention", "replay_endpoint")
+_RECEIVER_ALONE = (
+    *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers", "max_gaps"),
+    *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "plain_passwords", "zmq"),
+    *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from", "replay_timeout"),
+)
 
 
 class OtherDivisionError(LogLockedError):
@@ -141,14 +146,14 @@ def feed_of(options: StreamReadOptions) -> str:
     return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def refuse_other_division(storage: LogStorage, feed: str) -> None:
+def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> None:
     """Raise an error if a writer of another partition divides the feed in another way.
 
     Its share of the feed would overlap with the share of this partition. Call it with this partition's lock.
 
     Args:
         storage: The partition.
-        feed: The feed, as in ``feed_of``.
+        options: Those of this process.
 
     Raises:
         OtherDivisionError: There is such a writer.
@@ -158,46 +163,106 @@ def refuse_other_division(storage: LogStorage, feed: str) -> None:
     if storage.leisure:
         storage.is_written()
     for beside in [beside for beside in others if beside.is_written()]:
-        if (theirs := beside.feed()) != feed:
+        if beside.feed() != feed_of(options):
             raise OtherDivisionError(
                 f"opening log {storage.root}: another process receives into its partition {beside.partition}, "
-                f"another feed or with other receivers ({theirs or 'unknown'}); stop that process, or set another "
-                "walLocation"
+                f"another feed or with other receivers ({other_feed(beside, options) or 'unknown'}); stop that "
+                "process, or set another walLocation"
             )
 
 
 def terms_of(options: StreamReadOptions) -> ReaderTerms | None:
     """The terms that a query records with its position; None if it does not receive."""
-    if not (options.connect or options.bind):
+    if not options.has_endpoints:
         return None
     return ReaderTerms(float(options.wal_retention), bool(options.replay_endpoint))
 
 
 def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
-    """Note this writer's terms, and log how they differ from the last writer's. Call it with the partition's lock.
+    """Note this writer's feed and terms, and log how they differ from the last writer's.
+
+    Call it with the partition's lock.
 
     Raises:
         LogError: The note cannot be read or written.
     """
-    ours = {name: _text(getattr(options, attribute)) for name, attribute in _TERMS.items()}
-    theirs = storage.read_json(storage.key(TERMS_NAME))
+    ours = _texts(options, (*_TERMS, *_RECEIVER_ALONE, *_FEED))
+    theirs = _noted(storage)
     if theirs == ours:
         return
-    if isinstance(theirs, dict):
+    if differences := _differences(ours, theirs, "before"):
         _log.warning(
-            "%s was last received with other options; those of this process apply: %s",
-            storage,
-            ", ".join(
-                f"{name}={ours[name]} (before: {theirs[name]})"
-                for name in ours
-                if name in theirs and theirs[name] != ours[name]
-            ),
+            "%s was last received with other options; those of this process apply: %s", storage, differences
         )
     storage.write_json(storage.key(TERMS_NAME), ours)
 
 
+def warn_of_terms(storage: LogStorage, options: StreamReadOptions) -> None:
+    """Log how this query's options differ from those of the process that receives, if they have no effect.
+
+    Raises:
+        LogError: The note cannot be read.
+    """
+    if differences := _differences(_texts(options, _RECEIVER_ALONE), _noted(storage), "there"):
+        _log.warning(
+            "%s is received by another process with other options, and those apply: %s", storage, differences
+        )
+
+
+def has_feed(storage: LogStorage, options: StreamReadOptions) -> bool:
+    """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
+    with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
+        return storage.feed() == feed_of(options)
+    return False
+
+
+def naming_other_feed(
+    refused: LogLockedError, storage: LogStorage, options: StreamReadOptions
+) -> LogLockedError:
+    """The same error, with the options in which this feed differs from the last writer's, if they are known."""
+    if not isinstance(refused, OtherDivisionError):
+        with suppress(LogError):
+            if differences := other_feed(storage, options):
+                return LogLockedError(f"{refused}. It receives another feed: {differences}")
+    return refused
+
+
+def other_feed(storage: LogStorage, options: StreamReadOptions) -> str:
+    """Name the options that make this feed another one than that of the last writer; empty if that is not known.
+
+    Raises:
+        LogError: The note cannot be read.
+    """
+    return _differences(_texts(options, _FEED), _noted(storage), "there")
+
+
+def _noted(storage: LogStorage) -> dict[str, str]:
+    note = storage.read_json(storage.key(TERMS_NAME))
+    return note if isinstance(note, dict) else {}
+
+
+def _differences(ours: Mapping[str, str], theirs: Mapping[str, str], whose: str) -> str:
+    return ", ".join(
+        f"{name}={text or 'not set'} ({whose}: {theirs[name] or 'not set'})"
+        for name, text in ours.items()
+        if name in theirs and theirs[name] != text
+    )
+
+
+def _texts(options: StreamReadOptions, fields: Iterable[str]) -> dict[str, str]:
+    """These options as text, by name, without secrets."""
+    names = {option.field: option.name for option in describe(type(options))} | {"zmq": "zmq.*"}
+    return {names[field]: _text(getattr(options, field)) for field in fields}
+
+
 def _text(value: object) -> str:
-    return f"{value:g}s" if isinstance(value, Duration) else str(value)
+    if isinstance(value, Duration):
+        return f"{value:g}s"
+    if isinstance(value, ZmqOptions):
+        return repr(ZmqOptions(sorted(value.items())))  # without secrets
+    if isinstance(value, Topics):
+        return ",".join(value)
+    return "" if value is None else str(value)
 
 
 def is_replayed(storage: LogStorage) -> bool:
@@ -206,7 +271,4 @@ def is_replayed(storage: LogStorage) -> bool:
     Raises:
         LogError: The note cannot be read.
     """
-    match storage.read_json(storage.key(TERMS_NAME)):
-        case {"replayEndpoint": str(endpoints)}:
-            return bool(endpoints)
-    return False
+    return bool(_noted(storage).get("replayEndpoint"))

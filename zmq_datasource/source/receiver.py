@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -25,26 +24,25 @@ from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
-from zmq_datasource.source.channel import WAIT_MS, Channel, make_channels
+from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
 from zmq_datasource.source.dead_letters import MAX_BESIDE_LOG_BYTES, DeadLetters
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
-from zmq_datasource.source.replayer import Replayer
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
 __all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
 
 # Bounds of one round over all sockets. They keep a round short, because the thread has other duties, and small: a round
-# exceeds the bytes by one message at most, so what was received always fits an Arrow batch.
+# exceeds the bytes by one message at most, so a round always fits an Arrow batch.
 ROUND_MESSAGES = 4096
 ROUND_BYTES = 4 << 20
-# A record batch is made of so many messages or bytes. Spark is fastest with 10,000 rows and more.
+# A record batch is made when this many messages or bytes are pending. Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-# How long messages are received after a stop, by socket type. Messages that a PULL has taken come to no other receiver;
-# a SUB only wants those from before the stop.
+# How long messages are received after a stop, by socket type. Messages that a PULL has taken come to no other receiver,
+# so it takes longer. A SUB wants only those from before the stop.
 _DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
 
 
@@ -76,14 +74,14 @@ class Receiver:
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
-        self.channels = make_channels(options, counters)
+        self.channels = make_channels(options, counters, self.intake.tracker)
         letters = _dead_letters(options, counters, beside_log)
         self._incidents = Incidents(options, self.intake.tracker, letters)
         self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
-        self._turn = 0  # the channel that a round begins with
+        self._turn = 0  # the channel with which the next round begins
         self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:
@@ -104,12 +102,7 @@ class Receiver:
         self._await_peers_until = time.monotonic() + self._options.connect_timeout
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     def _ask_for_history(self) -> None:
@@ -117,10 +110,10 @@ class Receiver:
             if channel.replayer is not None:
                 start = self.intake.first_sequence(channel.name)
                 if start is not None:
-                    channel.replayer.fetch_history(self._tracker, start)
+                    channel.replayer.fetch_history(start)
 
     def _watch_sockets(self) -> None:
-        """Poll all sockets at once, if there are several; without a live flow that waits for history."""
+        """Make the poller of all sockets, if there are several. It leaves out a live flow that waits for history."""
         if len(self.channels) == 1 and not self._replayers:
             return
         self._poller = zmq.Poller()
@@ -147,7 +140,7 @@ class Receiver:
 
     @property
     def batch_ready(self) -> bool:
-        """Whether enough messages are pending for a batch, a replay has ended, or receiving must end."""
+        """Whether to call ``take``: enough messages are pending, a replay has ended, or receiving must end."""
         if self.failure is not None or any(
             replayer.session.is_due(time.monotonic()) for replayer in self._replayers
         ):
@@ -222,13 +215,13 @@ class Receiver:
         batches = []
         was = replayer.session.awaits_history, replayer.socket
         onwards = replayer.session.onwards
-        replies, restarted = replayer.take(tracker)
+        replies, restarted = replayer.take()
         if replies:
             arrival = self._arrival(channel, len(replies))
             batch, findings = self.intake.read_replies(replies, arrival, onwards, restarted)
             batches.append(batch)
             self._act_on(findings, len(replies))
-        given_up = replayer.step(tracker, channel.waiting, self.intake.first_sequence(channel.name))
+        given_up = replayer.step(channel.waiting, self.intake.first_sequence(channel.name))
         tracker.gaps.mark_final(given_up)
         self._incidents.report_lost(given_up)
         if (replayer.session.awaits_history, replayer.socket) != was:
@@ -247,15 +240,15 @@ class Receiver:
             self._incidents.report_lost([gap for gap in findings.abandoned if not gap.final])
 
     def awaits_replies(self) -> bool:
-        """Whether replays may bring more messages. Also asks at once for messages after the last received one.
+        """Whether replays may bring more messages. It also makes them ask at once for messages after the last one.
 
         Any thread may call it.
         """
-        asking = [replayer.session.hurry() for replayer in self._replayers]  # every one is hurried
+        asking = [replayer.session.hurry() for replayer in self._replayers]  # a list, so that all of them ask
         return any(asking)
 
     def keep_alive(self) -> None:
-        """Let libzmq and the connections work without receiving; see ``Channel.keep_alive``."""
+        """Keep the connections working while nothing is received; see ``Channel.keep_alive``."""
         for channel in self.channels:
             channel.keep_alive()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
@@ -265,7 +258,7 @@ class Receiver:
 
     def _check_peers(self) -> None:
         """Fail if an endpoint has not answered within ``connectTimeout``."""
-        self._await_peers_until = math.inf  # an endpoint that has answered once may go away and come back
+        self._await_peers_until = math.inf  # checked once: a publisher that has answered may go and come back
         watches = [channel.opened.watch for channel in self.channels]
         missing = [endpoint for watch in watches for endpoint in watch.never_up]
         if missing:
@@ -315,14 +308,9 @@ class LogReceiver:
         self.receiver.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._left = self._is_pull and self.receiver.waiting
-        self.receiver.__exit__(kind, error, trace)
+        self.receiver.__exit__(*error)
 
     def receive(self) -> int:
         """Receive for one round, and append a batch that is ready. Returns the number of messages received."""

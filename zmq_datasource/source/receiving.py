@@ -49,7 +49,7 @@ class ReceivingThread:
         cut_off: Whether messages still came when the time for draining the sockets was over.
         progress: An event that is set when a message is received, or receiving ends. The calling thread clears it.
         tick_seconds: How often a pause checks whether its cause is over.
-        quiet_seconds: After a stop, messages are received until none has come for so long, or
+        quiet_seconds: After a stop, messages are received until none has come for this long, or
             ``Filler.drain_seconds`` are over.
         refused_seconds: How long a stop waits for a disk that refuses.
     """

@@ -13,8 +13,8 @@ The rules:
   messages after the last one; then after 2 seconds, 4, and so on up to a minute, until a message or a connection comes.
 * The protocol does not say which publisher's messages it repeats. So such a request begins with a message that was
   received, the *sample*. Suppose that the live flow has had a new connection since then, or this process is new. If the
-  publisher now has another message under the sample's number, it has restarted. If it has no message from that number
-  on, it has restarted, too, and all its messages are new. Older gaps are asked for only after this comparison. On the
+  publisher now has another message under the sample's number, it has restarted. If it has messages, but none from that
+  number on, it has restarted, too, and all of them are new. Older gaps are asked for only after this comparison. On the
   same connection a publisher cannot have restarted: then a replay with another message is wrong, and is dropped.
 * A request belongs to an epoch and to a connection. When the publisher restarts, older requests are void. After silence
   the connection is dialled again, so that late replies cannot be taken for new ones.
@@ -31,7 +31,7 @@ from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply
 from zmq_datasource.messages.framing.replay import request as encode
 from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
-from zmq_datasource.sequences import Gap, Key, Sample, SequenceTracker
+from zmq_datasource.sequences import Gap, Sample, SequenceTracker
 from zmq_datasource.transport.session import Session
 
 __all__ = ["ReplaySession"]
@@ -123,6 +123,7 @@ class ReplaySession(Session):
         replays: The endpoint of its ROUTER, for log lines.
         timeout: Seconds without a reply after which a request ends.
         counters: The counters to increase.
+        tracker: Tracks the sequences of the feed.
 
     Attributes:
         live: The connection of the live flow that is up; None if none is. The caller sets it.
@@ -131,11 +132,19 @@ class ReplaySession(Session):
         silence: Decides when to ask for messages after the last one.
     """
 
-    def __init__(self, publisher: str, replays: str, timeout: float, counters: SourceCounters) -> None:
+    def __init__(
+        self,
+        publisher: str,
+        replays: str,
+        timeout: float,
+        counters: SourceCounters,
+        tracker: SequenceTracker,
+    ) -> None:
         super().__init__()
         self._replays, self._timeout = replays, timeout
         self._key = publisher.encode()
         self._counters = counters
+        self._tracker = tracker
         self._request: _Request | None = None
         self._connection = 0
         self._attempts = 0
@@ -187,9 +196,9 @@ class ReplaySession(Session):
         self.silence.hurried = self.reachable and not self.silence.caught_up
         return self.silence.hurried
 
-    def fetch_history(self, tracker: SequenceTracker, start: int, now: float) -> None:
+    def fetch_history(self, start: int, now: float) -> None:
         """Ask for history. The live flow waits until history has come, or the publisher does not answer."""
-        self._ask_onwards(tracker, start, now, history=True)
+        self._ask_onwards(start, now, history=True)
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Receive a reply of the publisher."""
@@ -218,7 +227,7 @@ class ReplaySession(Session):
         """Drop the request: the publisher is away, and the silence will end the request."""
         self.outbox.clear()
 
-    def take(self, tracker: SequenceTracker, now: float) -> tuple[Sequence[Reply], bool]:
+    def take(self, now: float) -> tuple[Sequence[Reply], bool]:
         """Take the received replies. They are dropped if the publisher has restarted since the request.
 
         Returns:
@@ -230,18 +239,17 @@ class ReplaySession(Session):
         replies, request.replies, request.reply_bytes = request.replies, [], 0
         # A request for gaps may have waited in the queue for this connection, and was meant for another publisher.
         moved = not request.onwards and request.live != self.live
-        if request.connection != self._connection or moved or request.epoch != _epoch(tracker, self._key):
+        if request.connection != self._connection or moved or request.epoch != self._epoch:
             self._request = None
             self._reopen()
             self.silence.restart(now)
             return [], False
         if request.sample is None or not replies:
             return replies, False
-        return self._compare(tracker, request, request.sample, replies, now)
+        return self._compare(request, request.sample, replies, now)
 
     def _compare(
         self,
-        tracker: SequenceTracker,
         request: _Request,
         sample: Sample,
         replies: Sequence[Reply],
@@ -258,7 +266,7 @@ class ReplaySession(Session):
             return [], False  # older than the request
         if replied.number == sample.number and replied != sample:
             self._reopen()
-            if self._is_same_publisher(tracker):
+            if self._is_same_publisher():
                 self._request = None
                 self.silence.back_off(now)
                 self.log.warn(
@@ -268,10 +276,10 @@ class ReplaySession(Session):
                     self._key.decode(),
                 )
             else:
-                self._doubt(tracker, request, now)
+                self._doubt(request, now)
             return [], False
         # If the publisher no longer has the sample, nothing shows a restart: it counts as the same publisher.
-        tracker.confirm_publisher(self._key)
+        self._tracker.confirm_publisher(self._key)
         request.sample = None
         return replies, False
 
@@ -284,7 +292,7 @@ class ReplaySession(Session):
     def _is_silent(self, now: float) -> bool:
         return self.reachable and self.silence.is_over(now)
 
-    def step(self, tracker: SequenceTracker, live_waits: bool, start: int | None, now: float) -> list[Gap]:
+    def step(self, live_waits: bool, start: int | None, now: float) -> list[Gap]:
         """Ask for missing messages, or give them up. Call it when all taken replies are tracked.
 
         Args:
@@ -297,19 +305,19 @@ class ReplaySession(Session):
         if self._request is not None:
             if not self.is_due(now):
                 return []
-            given_up = self._conclude(tracker, live_waits, now)
+            given_up = self._conclude(live_waits, now)
             if given_up or self._request is not None:
                 return given_up
-        missing = self._missing(tracker)
+        missing = self._missing()
         if not missing:
             self._next_request = None
         elif self._next_request is None or now >= self._next_request:
             self._next_request = now + _PAUSE_SECONDS
-            if start is None or self._is_same_publisher(tracker):
+            if start is None or self._is_same_publisher():
                 count = sum(gap.size for gap in missing)
-                self._ask(tracker, _Request(missing[0].first, to=missing[-1].last, missing=count), now)
+                self._ask(_Request(missing[0].first, to=missing[-1].last, missing=count), now)
             else:
-                self._ask_onwards(tracker, start, now)
+                self._ask_onwards(start, now)
             return []
         if self._is_silent(now):
             if live_waits:
@@ -317,33 +325,41 @@ class ReplaySession(Session):
             elif start is None:
                 self.silence.back_off(now)
             else:
-                self._ask_onwards(tracker, start, now, history=tracker.next_number(self._key) is None)
+                self._ask_onwards(start, now, history=self._tracker.next_number(self._key) is None)
         return []
 
-    def _is_same_publisher(self, tracker: SequenceTracker) -> bool:
-        """Whether the connected publisher is the one that sent the last message, as far as that can be known."""
-        return _sample(tracker, self._key) is None or (
-            self.live is not None and tracker.is_same_publisher(self._key)
-        )
+    def _is_same_publisher(self) -> bool:
+        """Whether the connected publisher counts as the one that sent the last message. Without a sample it does."""
+        return self._sample is None or (self.live is not None and self._tracker.is_same_publisher(self._key))
 
-    def _missing(self, tracker: SequenceTracker) -> list[Gap]:
-        return [gap for gap in tracker.missing(self._key) if not gap.final]
+    @property
+    def _epoch(self) -> int:
+        counter = self._tracker.counters.get(self._key)
+        return 0 if counter is None else counter.epoch
 
-    def _conclude(self, tracker: SequenceTracker, live_waits: bool, now: float) -> list[Gap]:
+    @property
+    def _sample(self) -> Sample | None:
+        counter = self._tracker.counters.get(self._key)
+        return None if counter is None else counter.sample
+
+    def _missing(self) -> list[Gap]:
+        return [gap for gap in self._tracker.missing(self._key) if not gap.final]
+
+    def _conclude(self, live_waits: bool, now: float) -> list[Gap]:
         """Handle the end of a request, by its last reply or by silence. Returns the gaps that are given up."""
         request = self._request
         assert request is not None
         silent = not request.ended
         unknown = request.sample is not None and not request.doubted
-        if unknown and not silent and not self._is_same_publisher(tracker):
-            self._doubt(tracker, request, now)  # the publisher has nothing from the sample on
+        if unknown and not silent and not self._is_same_publisher():
+            self._doubt(request, now)  # the publisher has nothing from the sample on
             return []
         self._request = None
         if silent:
             self._reopen()
         if not request.onwards:
-            return self._conclude_gaps(tracker, request, silent, now)
-        if tracker.next_number(self._key) == request.expected and _epoch(tracker, self._key) == request.epoch:
+            return self._conclude_gaps(request, silent, now)
+        if self._tracker.next_number(self._key) == request.expected and self._epoch == request.epoch:
             self.silence.back_off(now)
         else:
             self.silence.restart(now)
@@ -353,22 +369,20 @@ class ReplaySession(Session):
             # If history exists and has not come, the live flow shows a gap, which is asked for then.
             if silent and not live_waits:
                 # The publisher may not have started: its live flow is silent, too.
-                expected = tracker.next_number(self._key)
-                self._ask_onwards(tracker, request.start if expected is None else expected, now, history=True)
+                expected = self._tracker.next_number(self._key)
+                self._ask_onwards(request.start if expected is None else expected, now, history=True)
             elif silent:
                 self.log.warn("no replay from %s within %s s", self._replays, self._timeout)
             return []
         self._attempts = self._attempts + 1 if silent else 0
         has_nothing = request.doubted and request.sample is not None
-        missing = self._missing(tracker)
+        missing = self._missing()
         if missing and (has_nothing or self._attempts >= _ATTEMPTS):
             return self._give_up(missing, now)
         return []
 
-    def _conclude_gaps(
-        self, tracker: SequenceTracker, request: _Request, silent: bool, now: float
-    ) -> list[Gap]:
-        asked_for = [gap for gap in self._missing(tracker) if gap.first <= request.to]
+    def _conclude_gaps(self, request: _Request, silent: bool, now: float) -> list[Gap]:
+        asked_for = [gap for gap in self._missing() if gap.first <= request.to]
         still = sum(gap.size for gap in asked_for)
         self._attempts = 0 if still < request.missing else self._attempts + 1
         if not self._attempts or (silent and self._attempts < _ATTEMPTS):
@@ -393,25 +407,27 @@ class ReplaySession(Session):
         self.redial = True
         self.outbox.clear()
 
-    def _ask_onwards(self, tracker: SequenceTracker, start: int, now: float, history: bool = False) -> None:
-        sample, expected = _sample(tracker, self._key), tracker.next_number(self._key)
+    def _ask_onwards(self, start: int, now: float, history: bool = False) -> None:
+        sample, expected = self._sample, self._tracker.next_number(self._key)
         begin = start if sample is None else sample.number
-        self._ask(
-            tracker, _Request(begin, expected=expected, onwards=True, history=history, sample=sample), now
-        )
+        self._ask(_Request(begin, expected=expected, onwards=True, history=history, sample=sample), now)
 
-    def _doubt(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
+    def _doubt(self, request: _Request, now: float) -> None:
         """Ask for all messages that the publisher has, because it does not have the sample."""
         self._ask(
-            tracker,
             replace(
-                request, start=tracker.numbering.start, doubted=True, ended=False, replies=[], reply_bytes=0
+                request,
+                start=self._tracker.numbering.start,
+                doubted=True,
+                ended=False,
+                replies=[],
+                reply_bytes=0,
             ),
             now,
         )
 
-    def _ask(self, tracker: SequenceTracker, request: _Request, now: float) -> None:
-        request.epoch, request.connection = _epoch(tracker, self._key), self._connection
+    def _ask(self, request: _Request, now: float) -> None:
+        request.epoch, request.connection = self._epoch, self._connection
         request.live = self.live
         self._request = request
         self.silence.hurried = False
@@ -419,13 +435,3 @@ class ReplaySession(Session):
         self.outbox.append(encode(request.start))
         if request.history or not request.onwards:
             self.log.info("asking %s for messages from sequence %d on", self._replays, request.start)
-
-
-def _epoch(tracker: SequenceTracker, key: Key) -> int:
-    counter = tracker.counters.get(key)
-    return 0 if counter is None else counter.epoch
-
-
-def _sample(tracker: SequenceTracker, key: Key) -> Sample | None:
-    counter = tracker.counters.get(key)
-    return None if counter is None else counter.sample

@@ -21,7 +21,8 @@ class Job:
     Attributes:
         query, batch: The id of the query and the number of the batch; or the name of a batch write, and 0.
         streaming: Whether it is a batch of a streaming query.
-        counted: The query and batch in whose account it is. For a batch write in ``foreachBatch`` these are its own.
+        counted: The query and batch to whose account the write adds: in ``foreachBatch`` those of the query,
+            and outside of a query its own.
         execution: Spark's id of the execution: the same for all writes of a batch, and another one when it is repeated.
         query_name: The name that the user has given the query.
     """

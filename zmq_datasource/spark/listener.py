@@ -30,7 +30,7 @@ from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
-from zmq_datasource.spark.metrics import complete, fill_in_sinks, fill_in_sources, has_run
+from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_run
 from zmq_datasource.spark.registration import active_history
 
 __all__ = ["QueryEvents", "ZmqMetricsListener"]

@@ -51,10 +51,10 @@ class OffsetIds:
         self._options = options
         self._initial: dict[int, int] | None = None
         self._parts: dict[int, _PartitionLog] = {}
-        self.add_new()
+        self.add_new_partitions()
 
-    def add_new(self) -> None:
-        """Add the partitions that have appeared."""
+    def add_new_partitions(self) -> None:
+        """Add the partitions that ``feeds`` has opened since."""
         self._parts = {
             partition: self._parts.get(partition) or _PartitionLog(feed, self._options)
             for partition, feed in sorted(self._feeds.parts.items())
@@ -82,19 +82,19 @@ class OffsetIds:
                 self._initial = self._resolve(Offset(self._feeds.log_id, found.next))
             else:
                 self._initial = self._first_ids()
-            self._feeds.begin(self._initial)
+            self._feeds.reader.begin(self._initial)
         return Offset(
             self._feeds.log_id, self._initial, self._initial, self._writers(self._initial)
         ).to_json()
 
     def _first_ids(self) -> dict[int, int]:
-        position = self._feeds.parts[PARTITION].starting_place
-        if position.offset is not None:
-            self._check_partitions(position.offset)
-            return {partition: part.first_named(position.offset) for partition, part in self._parts.items()}
-        if position.time is not None:
-            return self._first_since(position.time)
-        if position.word == "earliest":
+        place = self._options.starting_place
+        if place.offset is not None:
+            self._check_partitions(place.offset)
+            return {partition: part.first_named(place.offset) for partition, part in self._parts.items()}
+        if place.time is not None:
+            return self._first_since(place.time)
+        if place.word == "earliest":
             return {partition: part.log.earliest for partition, part in self._parts.items()}
         return {partition: feed.resumed_at for partition, feed in self._feeds.parts.items()}
 
@@ -121,21 +121,21 @@ class OffsetIds:
         self._check_partitions(offset)
         return {partition: part.id_of(offset) for partition, part in self._parts.items()}
 
-    def done(self, start: dict[str, Any], begins: Mapping[int, int]) -> None:
-        """Note that the query needs nothing below ``begins``, because Spark asks for what follows ``start``."""
+    def release(self, start: dict[str, Any], begins: Mapping[int, int]) -> None:
+        """Let the log delete what is below ``begins``: Spark asks for what follows ``start``, so its batch is done."""
         if not Offset.from_json(start).at_the_beginning:
             self._feeds.commit(begins)
 
-    def after(
+    def end_offset(
         self, start: dict[str, Any], begins: Mapping[int, int], ends: Mapping[int, int]
     ) -> dict[str, Any]:
         """The offset for ``ends``; ``start`` itself if there are no messages since.
 
-        Spark compares offsets as text, and takes another text for new data. So a new partition is named only when it
-        has messages.
+        Spark compares offsets as text: an offset with another text means new data. So a new partition is named only
+        when it has messages.
 
         Args:
-            begins: The ids for ``start``.
+            begins: The ids of ``start``, from ``ids_of``.
         """
         offset = Offset.from_json(start)
         nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]}
@@ -143,7 +143,7 @@ class OffsetIds:
         is_ours = offset.log == self._feeds.log_id
         if is_ours and nexts == offset.next == began:
             return start
-        # A partition without new messages keeps its text. The same id may be another message: see ``_check_writer``.
+        # A partition without new messages keeps its writer, so that the text stays the same.
         same = {p for p in nexts if is_ours and nexts[p] == offset.next.get(p) == begins[p]}
         writers = self._writers({p: next_id for p, next_id in nexts.items() if p not in same})
         writers |= {p: writer for p, writer in offset.writers.items() if p in same}
@@ -170,10 +170,10 @@ class OffsetIds:
         return {
             partition: (part.id_of(first), part.id_of(last))
             for partition, part in self._parts.items()
-            if partition in last.next and part.ends_here(last)
+            if partition in last.next and part.is_of_this_log(last)
         }
 
-    def committed(self, end: dict[str, Any]) -> dict[int, int]:
+    def committed_ids(self, end: dict[str, Any]) -> dict[int, int]:
         """The next ids of a committed offset; none if it is of another log."""
         offset = Offset.from_json(end)
         return dict(offset.next) if offset.log == self._feeds.log_id else {}
@@ -270,7 +270,7 @@ class _PartitionLog:
             )
         return self._check_writer(offset, next_id)
 
-    def ends_here(self, offset: Offset) -> bool:
+    def is_of_this_log(self, offset: Offset) -> bool:
         """Whether a batch with this end was planned on this log.
 
         Raises:
@@ -293,7 +293,7 @@ class _PartitionLog:
             _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
     def _check_writer(self, offset: Offset, next_id: int) -> int:
-        """The id where to continue: where another writer has begun to give out the ids that the query has read."""
+        """The id where the query continues: ``next_id``, or where another writer has given out ids that it has read."""
         log = self.log
         writer, ours = offset.writers.get(self._partition), log.incarnations.of(next_id - 1)
         if writer is None or ours is None or writer == ours:

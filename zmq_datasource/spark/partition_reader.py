@@ -46,12 +46,12 @@ _log = logging.getLogger(__name__)
 # task that has failed.)
 RETRY_SECONDS = 60.0
 
-# A task logs what is wrong with this many values, and only the number of all.
+# A task logs this many values that do not fit, each with the reason. After that it logs only how many there were.
 _MOST_LINES = 10
 
 
 class Rows:
-    """Makes rows for Spark of messages. Spark sends it to the executors."""
+    """Makes Spark's rows of messages. Spark pickles it for the executors."""
 
     def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of a task, in the order of the messages."""
@@ -89,7 +89,7 @@ class TableRows(Rows):
 
 
 class _Unfit:
-    """Logs what is wrong with values, or fails the query (``FAILFAST``)."""
+    """Logs why values do not fit the schema, or fails the query (``FAILFAST``)."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
@@ -146,7 +146,7 @@ class LogInputPartition(InputPartition):
         pieces: The slices, in the order of their ids.
         rows: Makes rows of messages.
         log_id: The log's id.
-        fails: The option ``failOnDataLoss``.
+        fail_on_data_loss: The option ``failOnDataLoss``.
         access: How to fetch the chunks from the driver, on an executor that does not see the log; None if the driver
             does not serve them.
         reader: The name of a streaming query; None for a batch read.
@@ -159,13 +159,13 @@ class LogInputPartition(InputPartition):
         pieces: Sequence[Slice],
         rows: Rows,
         log_id: str,
-        fails: bool,
+        fail_on_data_loss: bool,
         *,
         access: Access | None = None,
         reader: str | None = None,
     ) -> None:
         self.log_id = log_id
-        self.fails = fails
+        self.fail_on_data_loss = fail_on_data_loss
         self.reader = reader
         self.store = store
         self.access = access
@@ -182,7 +182,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a share, in the order of their ids.
 
     Raises:
-        DamagedChunkError: A chunk is not what was written.
+        DamagedChunkError: A chunk differs from the one that was written.
         DataLossError: A chunk is gone. If the log's writer has deleted it and ``failOnDataLoss`` is false, the rows
             continue after it instead.
         DiskFaultError: A chunk could not be read for ``RETRY_SECONDS``.
@@ -195,7 +195,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
     storage = LogStorage(share.store, share.partition, RETRY_SECONDS)
-    deletions = Deletions(storage, share.log_id, share.fails, share.reader)
+    deletions = Deletions(storage, share.log_id, share.fail_on_data_loss, share.reader)
     if share.access is None or not share.pieces:
         yield from read_slices(storage, share.pieces, deletions=deletions)
         return
@@ -204,5 +204,5 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
     with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:
         if isinstance(chunks, RemoteChunks):
-            deletions = RemoteDeletions(chunks, storage, share.fails, share.reader)
+            deletions = RemoteDeletions(chunks, storage, share.fail_on_data_loss, share.reader)
         yield from read_slices(chunks, share.pieces, deletions=deletions)

@@ -41,7 +41,7 @@ __all__ = ["Receivers", "start_receivers"]
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-# A job that has run for so long before it fails is started again after the first pause.
+# A job that has run for this long before it fails is started again after the first pause.
 _SETTLED_SECONDS = 60.0
 
 
@@ -62,7 +62,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
     """
     given = {name: str(value) for name, value in options.items()}
     parsed = parse(StreamReadOptions, given)
-    if not (parsed.connect or parsed.bind):
+    if not parsed.has_endpoints:
         raise OptionError("neither connect nor bind is set; name the feed to receive")
     if not parsed.has_log:
         raise OptionError(

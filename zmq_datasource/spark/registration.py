@@ -65,6 +65,7 @@ def register(spark: SparkSession) -> None:
         _log.warning("%s", lacking)
     if context not in _accumulators:
         _accumulators[context] = context.accumulator(BatchHistory(), _HistoryParam())
+        _hide_replacement_warnings(context)
     shared = _accumulators[context]
 
     # A class that is defined in a function is pickled by value, and its accumulator with it.
@@ -72,6 +73,32 @@ def register(spark: SparkSession) -> None:
         accumulator = shared
 
     spark.dataSource.register(RegisteredZmqDataSource)
+
+
+# Spark has found the same source by itself (pyspark_zmq), and registers it again for each query.
+_REPLACEMENT = "The data source zmq replaced a .*"
+_DATA_SOURCE_MANAGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+
+
+def _hide_replacement_warnings(context: SparkContext) -> None:
+    """Hide Spark's warnings that ``zmq`` replaces ``zmq``, which it logs at ``register`` and when a query starts.
+
+    Lines about other data sources, and all other lines, stay. If Spark does not log with Log4j, this does nothing.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - Spark Connect's thin client has none
+
+    assert context._jvm is not None
+    log4j = context._jvm.org.apache.logging.log4j
+    try:
+        results = log4j.core.Filter.Result
+        deny = log4j.core.filter.RegexFilter.createFilter(
+            _REPLACEMENT, None, False, results.DENY, results.NEUTRAL
+        )
+        configuration = log4j.LogManager.getContext(False).getConfiguration()
+        # Of this logger's nearest parent, mostly the root: a logger of its own would pass Spark's threshold for shells.
+        configuration.getLoggerConfig(_DATA_SOURCE_MANAGER).addFilter(deny)
+    except (Py4JError, TypeError):  # a TypeError if the JVM has no such class
+        _log.debug("Spark's warnings about replaced data sources are not hidden", exc_info=True)
 
 
 def active_history() -> BatchHistory | None:

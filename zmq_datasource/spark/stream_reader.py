@@ -64,6 +64,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Attributes:
         idle: How long polls wait while there are no new messages.
+        feeds: The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it.
     """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
@@ -71,24 +72,19 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.idle = Idle()
         self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
-        self._feeds: Feeds | None = None
+        self.feeds: Feeds | None = None
         self._offsets: OffsetIds | None = None
         self._monitors: SourceMonitors | None = None
         self._admission = Admission(options)
         self._serving = Serving(options.serve_log)
         self._available_now = False
-        self._targets: dict[int, int] | None = None
+        self._targets: dict[int, int] | None = None  # where a query with Trigger.AvailableNow ends
         self._skipped = Skipped()
         self._asked: tuple[dict[str, Any], dict[int, int]] | None = None  # the newest start, and its ids
         self._idle_at = 0.0  # when a poll last found no new messages
 
-    @property
-    def feeds(self) -> Feeds | None:
-        """The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it."""
-        return self._feeds
-
-    def _opened(self, position: dict[str, Any] | None = None) -> tuple[Feeds, OffsetIds]:
-        """The log partitions and the translation of offsets; opened on the first call.
+    def _open(self, position: dict[str, Any] | None = None) -> tuple[Feeds, OffsetIds]:
+        """Open the log on the first call. Returns its partitions, and the translation of offsets.
 
         Nothing is received before an offset of the checkpoint was compared with the log's end. Otherwise new messages
         could get ids that the checkpoint has for other messages.
@@ -96,25 +92,25 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             position: The newest offset in Spark's call; None if the query has no checkpoint.
         """
-        if self._feeds is None:
+        if self.feeds is None:
             # Imported here, because only the source runner receives.
             from zmq_datasource.source.feeds import Feeds  # noqa: PLC0415
 
             set_up_worker()
-            self._feeds = Feeds(self._options)
+            self.feeds = Feeds(self._options)
             exit_on_signals()
             try:
-                self._feeds.open(begins=position is None)
+                self.feeds.open(begins=position is None)
             except BaseException:
-                self._feeds = None
+                self.feeds = None
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             # Runs before stop: a first SIGTERM in the first steps of stop at exit would skip the rest of it.
             atexit.register(ignore_signals)
-            self._offsets = OffsetIds(self._feeds, self._options)
+            self._offsets = OffsetIds(self.feeds, self._options)
         assert self._offsets is not None
-        return self._feeds, self._offsets
+        return self.feeds, self._offsets
 
     def _receive(self, feeds: Feeds) -> SourceMonitors:
         """Start receiving, on the first call."""
@@ -123,9 +119,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             feeds.start()
         except Exception:
-            self._feeds = None
+            self.feeds = None
             raise
-        from zmq_datasource.monitoring.source import SourceMonitors  # noqa: PLC0415 - see _opened
+        from zmq_datasource.monitoring.source import SourceMonitors  # noqa: PLC0415 - see _open
 
         self._monitors = SourceMonitors(feeds.parts, self._options)
         self._monitors.start()
@@ -139,7 +135,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         when it repeats that batch after a crash. Receiving does not start here, because the end of a repeated batch
         must be compared with the log's end first.
         """
-        _, offsets = self._opened()
+        _, offsets = self._open()
         return offsets.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -150,17 +146,17 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: all messages received so far, made durable, within the limits."""
-        feeds, offsets = self._opened(start)
+        feeds, offsets = self._open(start)
         begins = offsets.ids_of(start)
         monitors = self._receive(feeds)
         if feeds.open_new_partitions():
-            offsets.add_new()
+            offsets.add_new_partitions()
             monitors.add(feeds.parts)
             begins = offsets.ids_of(start)
         monitors.read_to(begins)
         # Spark calls commit only when there is data for the next batch, for which a full log has no room. But Spark
         # asks for the next batch only after the last one is in its own commit log.
-        offsets.done(start, begins)
+        offsets.release(start, begins)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
             feeds.wait_for_more(begins, self.idle.wait_seconds)
         self._asked = start, begins
@@ -169,23 +165,25 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._skipped.count(feeds, begins)
         if ends == begins:
             self._idle_at = time.monotonic()
-        return offsets.after(start, begins, ends)
+        return offsets.end_offset(start, begins, ends)
 
     def _ends(self, feeds: Feeds, begins: dict[int, int], limit: ReadLimit) -> dict[int, int]:
-        if isinstance(limit, ReadAllAvailable):
-            return _not_before(begins, self._gather(feeds))
-        if self._available_now and self._targets is None:
-            self._targets = self._gather(feeds)
+        once = isinstance(limit, ReadAllAvailable)  # Trigger.Once
+        if once or (self._available_now and self._targets is None):
+            received = feeds.receive_for(self._options.timeout, self._options.idle_timeout)
+            if once:
+                return _not_before(begins, received)
+            self._targets = received
         feeds.check()  # also where a batch is held back
         wait = self._targets is None and not feeds.is_full
-        received = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
-        if wait and self._admission.holds_back(received):
+        waiting = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
+        if wait and self._admission.holds_back(waiting):
             return begins  # without cutting a chunk
         available = feeds.seal() if self._targets is None else self._targets
 
         def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
-            # Ids that are deleted by now are left out and counted by ``partitions``.
+            # ``partitions`` leaves out ids that are deleted by now, and counts them.
             storage = LogStorage(feed.storage.store, partition, self._options.wal_retry_timeout)
             deletions = Deletions(storage, feeds.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, feed.log.covering(low, high), low, high, size, deletions)
@@ -196,25 +194,22 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admission.ends(begins, _not_before(begins, available), size_of, end_within, wait=wait)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is durable after ``timeout`` or ``idleTimeout``, and end. Receiving starts with
+        """Read the messages that are durable after ``timeout`` or ``idleTimeout``, and end. Receiving starts with
         ``latestOffset``."""
         self._available_now = True
-
-    def _gather(self, feeds: Feeds) -> dict[int, int]:
-        return feeds.receive_for(self._options.timeout, self._options.idle_timeout)
 
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The log's end and the metrics, which Spark shows as ``sources[].latestOffset`` in the query's progress."""
-        if self._feeds is None or self._offsets is None or self._monitors is None:
+        if self.feeds is None or self._offsets is None or self._monitors is None:
             return None  # receiving has not started
-        ends = {partition: feed.log.durable_end for partition, feed in self._feeds.parts.items()}
+        ends = {partition: feed.log.durable_end for partition, feed in self.feeds.parts.items()}
         return self._offsets.offset(ends) | self._monitors.metrics()
 
     @defers_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide the ids from ``start`` to ``end`` among tasks."""
-        feeds, offsets = self._opened(end)
+        feeds, offsets = self._open(end)
         ranges, chunks = self._ranges(feeds, offsets, start, end)
         if not ranges:
             return []
@@ -284,18 +279,17 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def commit(self, end: dict[str, Any]) -> None:
         """Note that Spark has committed everything below ``end``."""
-        self._idle_at = (
-            0.0  # there was a batch, perhaps only for another source, so the next poll does not wait
-        )
-        feeds, offsets = self._opened(end)
-        feeds.commit(offsets.committed(end))
+        # There was a batch, perhaps only for another source of the query. So the next poll does not wait.
+        self._idle_at = 0.0
+        feeds, offsets = self._open(end)
+        feeds.commit(offsets.committed_ids(end))
 
     def stop(self) -> None:
         """Drain the socket, seal the chunk and release the log. Called by Spark, on SIGTERM and at exit."""
-        if self._feeds is None:
+        if self.feeds is None:
             return
         ignore_signals()  # before anything else is done
-        feeds, self._feeds = self._feeds, None
+        feeds, self.feeds = self.feeds, None
         monitors, self._monitors = self._monitors, None
         try:
             self._serving.stop()  # first, because the next run may use the same endpoint
@@ -313,7 +307,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _not_before(begins: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
-    """The end of a batch in each partition: at its begin if ``ends`` is before that or does not have the partition."""
+    """The end of a batch in each partition; its begin, if ``ends`` has an earlier id or lacks the partition."""
     return {partition: max(begin, ends.get(partition, begin)) for partition, begin in begins.items()}
 
 

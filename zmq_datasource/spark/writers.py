@@ -24,7 +24,7 @@ __all__ = ["ZmqBatchWriter", "ZmqStreamWriter"]
 
 
 class _Writer:
-    """What both writers do.
+    """The methods of both writers.
 
     Args:
         name: The name of a batch write, which is the same for all its tasks; None for a stream.
@@ -47,25 +47,19 @@ class _Writer:
 
         return run_task(self._options, self._columns, self._name, iterator)
 
-    def _commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
         from zmq_datasource.spark.write_commit import commit_batch
 
         commit_batch(self._options, messages, self._accumulator)
 
-    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
         from zmq_datasource.spark.write_commit import abort_batch
 
         abort_batch(self._options, messages)
 
 
 class ZmqStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """The writer of a streaming query."""
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._commit(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._abort(messages)
+    """The writer of a streaming query. Each task knows the number of its batch, so ``batchId`` is not needed."""
 
 
 class ZmqBatchWriter(_Writer, DataSourceArrowWriter):
@@ -75,9 +69,3 @@ class ZmqBatchWriter(_Writer, DataSourceArrowWriter):
         self, options: WriteOptions, columns: SinkColumns, accumulator: Accumulator[Any] | None
     ) -> None:
         super().__init__(options, columns, accumulator, f"write-{options.transaction_id or uuid.uuid4().hex}")
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._commit(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages)

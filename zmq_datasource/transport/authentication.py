@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -116,6 +117,10 @@ def _stamp_of(path: Path) -> tuple[str, int, int]:
     return path.name, status.st_mtime_ns, status.st_size
 
 
+# A larger file is not read to find out whether it is a certificate. keygen's have 400 bytes.
+_MOST_CERTIFICATE_BYTES = 64 << 10
+
+
 class _Certificate(NamedTuple):
     """The content of a certificate file when it could last be read; ``admits`` is false if it cannot be read now."""
 
@@ -169,10 +174,28 @@ class Clients:
                 if (before := self._certificates.get(path.name)) is not None:
                     found[path.name] = before._replace(admits=False)
         self._certificates = found
+        self._warn_of_other_names()
         admitted = frozenset(certificate.key for certificate in found.values() if certificate.admits)
         if not admitted:
             _log.warning("%s has no certificate (*.key): no client may connect", self._directory)
         return admitted
+
+    def _warn_of_other_names(self) -> None:
+        """Log each certificate that has no effect, because its file is not named ``*.key``."""
+        for path in sorted(self._directory.iterdir()):
+            if path.suffix == ".key":
+                continue
+            with suppress(OSError, ValueError):  # no certificate, or not for us to read
+                if path.stat().st_size > _MOST_CERTIFICATE_BYTES:
+                    continue
+                _, secret = zmq.auth.load_certificate(path)
+                _log.warning(
+                    "%s is a certificate, and is not named *.key: its owner may not connect; %s",
+                    path,
+                    f"name it {path.name}.key"
+                    if secret is None
+                    else "it has a secret key, so move it elsewhere",
+                )
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether the client with this key, in Z85, may connect; called by pyzmq's handler."""

@@ -251,10 +251,10 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str) -> None:
             sock.setsockopt(option, value.encode())
         else:
             sock.setsockopt(option, int(value))
-    except ValueError as e:
-        raise OptionError(f"option zmq.{name}: {shown}: it takes a whole number") from e
-    except OverflowError as e:
-        raise OptionError(f"option zmq.{name}: {shown}: it is more than libzmq can count; set less") from e
+    except ValueError:
+        raise OptionError(f"option zmq.{name}: {shown}: it takes a whole number") from None
+    except OverflowError:
+        raise OptionError(f"option zmq.{name}: {shown}: it is more than libzmq can count; set less") from None
     except zmq.ZMQError as e:
         raise OptionError(
             f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
@@ -321,8 +321,8 @@ def _is_certificate(content: str) -> bool:
 def _key_of(name: str, path: Path) -> str:
     try:
         public, secret = zmq.auth.load_certificate(path)
-    except ValueError as e:
-        raise OptionError(f"option zmq.{name}: {path} is no certificate: it has no public key") from e
+    except ValueError:
+        raise OptionError(f"option zmq.{name}: {path} is no certificate: it has no public key") from None
     key = secret if name == "curve_secretkey" else public
     if key is None:
         raise OptionError(

@@ -1,1 +1,1 @@
-"""High-water marks tried out: what a chain of sockets drops, delays and holds, measured and planned; and a doctor."""
+"""Experiments with high-water marks (``experiment``, ``results``), a look into a log (``log``), and the ``doctor``."""

@@ -29,7 +29,7 @@ from zmq_datasource.errors import WorkbenchError
 __all__ = ["HEADER_BYTES", "Experiment", "ExperimentResult", "Mode", "Pattern", "run", "wait_until"]
 
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
-# silent: a PUB with libzmq's defaults, which drops without a word. fill: send until the chain is full.
+# silent: a PUB with libzmq's defaults, which drops without an error. fill: send until the chain is full.
 Mode = Literal["noblock", "block", "silent", "fill"]
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -120,14 +120,14 @@ def run(experiment: Experiment) -> ExperimentResult:
         # Both start at once: in a short experiment, starting two interpreters takes most of the time.
         consumer = stack.enter_context(_process(_consume, experiment))
         sender = stack.enter_context(_process(_send, experiment))
-        sender.send(_answer(consumer, _START_SECONDS, "the consumer to bind"))
-        _answer(sender, _START_SECONDS, "the sender to connect")
+        sender.send(_wait_for_answer(consumer, _START_SECONDS, "the consumer to bind"))
+        _wait_for_answer(sender, _START_SECONDS, "the sender to connect")
         consumer.send("go")
         sender.send("go")
         patience = experiment.timeout + experiment.stall + _expected_seconds(experiment) + _START_SECONDS
-        answer = _answer(sender, patience, "the sender to end")
+        answer = _wait_for_answer(sender, patience, "the sender to end")
         consumer.send("end")
-        took = _answer(consumer, patience, "the consumer to end")
+        took = _wait_for_answer(consumer, patience, "the consumer to end")
     result = ExperimentResult(
         experiment,
         **answer,
@@ -161,7 +161,7 @@ def _process(work: Any, *arguments: Any) -> Iterator[Connection]:
         ours.close()
 
 
-def _answer(pipe: Connection, seconds: float, what: str) -> Any:
+def _wait_for_answer(pipe: Connection, seconds: float, what: str) -> Any:
     try:
         if pipe.poll(seconds):
             return pipe.recv()

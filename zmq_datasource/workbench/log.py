@@ -207,7 +207,7 @@ def seek_reader(storage: LogStorage, name: str, to: Place) -> dict[int, int]:
     records = ReaderRecords(storage)
     record = _record(storage, records, name)
     with _held(storage, records, name), records.exclusive():  # so that no writer deletes meanwhile
-        nexts = {part.partition: _place(part, to) for part in _parts(storage)}
+        nexts = {part.partition: _id_of_place(part, to) for part in _parts(storage)}
         notes = record.subscriber
         if notes is not None:  # the server then refuses a client that goes on without opening the name again
             notes = msgspec.structs.replace(notes, session=0, snapshot=0)
@@ -241,7 +241,7 @@ def _held(storage: LogStorage, records: ReaderRecords, name: str) -> Iterator[No
         hold.release()
 
 
-def _place(storage: LogStorage, to: Place) -> int:
+def _id_of_place(storage: LogStorage, to: Place) -> int:
     index = read_index(storage)
     if to.time is not None:
         found = first_since(storage, index.covering(index.earliest, index.end), to.time)
@@ -270,7 +270,7 @@ def messages(
     Args:
         partition: Only this partition.
         start, end: The ids ``[start, end)``, as far as the log has them.
-        last: Only the newest of each partition, so many.
+        last: Only this many messages of each partition, the newest.
 
     Raises:
         OptionError: There is no such partition.
@@ -288,7 +288,7 @@ def messages(
 def follow(
     storage: LogStorage, ends: Mapping[int, int], partition: int | None = None
 ) -> Iterator[Message | None]:
-    """The messages from these ids on, by partition, for ever; None after each look at the log.
+    """Yield the messages from these ids on (by partition), for ever. Yield None each time that there are no more yet.
 
     Raises:
         LogError: The log cannot be read any more.

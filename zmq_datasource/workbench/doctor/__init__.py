@@ -2,19 +2,19 @@
 
 The model:
 
-* ``probe`` is a ``Receiver`` of ``source`` for one endpoint. It takes raw frames. ``framing`` reads the first of them
-  with each framing of the package and chooses the one that fits; from then on the source's intake reads and tracks all
+* ``probe`` is a ``Receiver`` of ``source`` for one endpoint. It takes raw frames. ``framing`` reads the first messages
+  with each framing of the package and chooses the one that fits. From then on the source's intake reads and tracks all
   messages. So a gap, a duplicate or a restart is what it would be in a query.
-* ``examine`` makes the probes in their order: watch all endpoints, imitate a slow receiver, take nothing for a while
-  (``stall``; ``hwm`` says which high-water mark explains what was held), compare with a receiver's log (``durable``).
-* ``facts`` are the figures of that. ``findings`` is a pure function of them, one condition beside each sentence.
-  ``report`` shows both.
+* ``examine`` makes the checks in this order: watch all endpoints, imitate a slow receiver, take nothing for a while
+  (``stall``), compare with a receiver's log (``durable``).
+* ``facts`` are the figures of that. ``findings``, ``findings_numbers`` and ``findings_stall`` are pure functions of the
+  figures, with one condition beside each sentence. ``report`` shows both.
 * ``greeting`` says which socket is at the other end, before any handshake. ``place`` tries a directory or a bucket.
 
 The rules:
 
-* What cannot be known from outside is said to be so, with how to find out: no socket shows its peer's options, no queue
-  its depth.
+* Where something cannot be known from outside, the report says so, and how to find out. For example, no socket shows
+  the options of its peer, and no queue its length.
 * A probe does as little as it can. A greeting is read on a connection that ends before the handshake, so its peer gives
   it no message. Watching is one more subscriber. A stall, and taking from a PUSH, are felt by others and happen only
   when they are asked for.
@@ -22,36 +22,16 @@ The rules:
 """
 
 from zmq_datasource.workbench.doctor.examine import Examination, Request, examine
-from zmq_datasource.workbench.doctor.facts import (
-    Consumed,
-    Durable,
-    Examined,
-    Expected,
-    Glance,
-    Handshake,
-    Numbers,
-    Stalled,
-    Traffic,
-)
-from zmq_datasource.workbench.doctor.findings import Finding, Severity, diagnose, exit_code
-from zmq_datasource.workbench.doctor.place import Promise, examine_directory, examine_storage
-from zmq_datasource.workbench.doctor.report import document, show
+from zmq_datasource.workbench.doctor.facts import Expected
+from zmq_datasource.workbench.doctor.findings import Finding, exit_code
+from zmq_datasource.workbench.doctor.place import examine_directory, examine_storage
+from zmq_datasource.workbench.doctor.report import diagnose, document, show
 
 __all__ = [
-    "Consumed",
-    "Durable",
     "Examination",
-    "Examined",
     "Expected",
     "Finding",
-    "Glance",
-    "Handshake",
-    "Numbers",
-    "Promise",
     "Request",
-    "Severity",
-    "Stalled",
-    "Traffic",
     "diagnose",
     "document",
     "examine",

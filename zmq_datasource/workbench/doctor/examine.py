@@ -1,4 +1,4 @@
-"""Examines all endpoints at once: connects, watches, and makes the further checks that were asked for."""
+"""Examine all endpoints at once: connect, watch, and make the further checks that the user asked for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.options.types import Topics
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.durable import compare
-from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Glance
-from zmq_datasource.workbench.doctor.greeting import glance
+from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Greeting
+from zmq_datasource.workbench.doctor.greeting import ask_for_greeting
 from zmq_datasource.workbench.doctor.probe import Probe, receive_all
 from zmq_datasource.workbench.doctor.stall import STALL_RCVHWM, consume, stall
 
 __all__ = ["Examination", "Request", "examine"]
 
-_GLANCE_SECONDS = 2.0
+_GREETING_SECONDS = 2.0
 _LONGEST_PEEK_SECONDS = 3.0
 
 
@@ -94,21 +94,21 @@ def examine(request: Request) -> Examination:
         for case in cases:
             _connect(case, stack)
         probes = [case.probe for case in cases if case.probe is not None]
-        receive_all(probes, request.wait, until=lambda: all(probe.decided for probe in probes))
-        _glance(cases, probes, request.wait)
-        shaken = [probe for probe in probes if probe.shaken]
-        if shaken:
-            receive_all(shaken, request.duration)
+        receive_all(probes, request.wait, until=lambda: all(probe.connection_decided for probe in probes))
+        _ask_for_greetings(cases, probes, request.wait)
+        connected = [probe for probe in probes if probe.has_connected]
+        if connected:
+            receive_all(connected, request.duration)
         for case in cases:
             _record(case, request)
     log = None
-    feeds = [case.probe for case in cases if case.probe in shaken and case.facts.role == "feed"]
+    feeds = [case.probe for case in cases if case.probe in connected and case.facts.role == "feed"]
     if request.log and feeds:
         watched = [probe.numbered for probe in feeds if probe.numbered is not None]
         received = sum(probe.messages for probe in feeds)
         log = compare(parse(ReadOptions, request.log), watched, received, request.wait)
     for case in cases:
-        if case.probe is not None and case.probe.shaken:
+        if case.probe is not None and case.probe.has_connected:
             _probe_again(case, case.probe, request)
     _compare_sides(cases)
     return Examination([case.facts for case in cases], log)
@@ -116,7 +116,7 @@ def examine(request: Request) -> Examination:
 
 def _cases(request: Request) -> Iterator[_Case]:
     options = parse(ReadOptions, request.given)
-    if not (options.connect or options.bind):
+    if not options.has_endpoints:
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
     check_socket_options(SocketSpec.of_source(options))
     others = {name: value for name, value in request.given.items() if name.lower() not in ("connect", "bind")}
@@ -136,7 +136,7 @@ def _cases(request: Request) -> Iterator[_Case]:
                 endpoint=str(endpoint),
                 role=role,
                 socket_type=str(options.socket_type),
-                glance=Glance(state="not_asked"),
+                greeting=Greeting(state="not_asked"),
                 mechanism=_mechanism(options),
                 filtered=options.socket_type == "SUB" and "" not in options.topics,
             )
@@ -160,19 +160,19 @@ def _connect(case: _Case, stack: ExitStack) -> None:
     except (EndpointError, UnicodeError):
         if case.options.bind:
             raise
-        # The host name does not resolve, or is not valid. ``_glance`` reports it.
+        # The host name does not resolve, or is not valid. ``_ask_for_greetings`` reports it.
 
 
-def _glance(cases: list[_Case], probes: list[Probe], wait: float) -> None:
+def _ask_for_greetings(cases: list[_Case], probes: list[Probe], wait: float) -> None:
     """Ask each peer for its greeting, and receive meanwhile."""
     asked = [case for case in cases if case.options.connect]
-    seconds = min(_GLANCE_SECONDS, max(0.5, wait))
+    seconds = min(_GREETING_SECONDS, max(0.5, wait))
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        answers = [pool.submit(glance, case.endpoint, seconds) for case in asked]
+        answers = [pool.submit(ask_for_greeting, case.endpoint, seconds) for case in asked]
         if probes:
             receive_all(probes, 2 * seconds, until=lambda: all(answer.done() for answer in answers))
         for case, answer in zip(asked, answers, strict=True):
-            case.add(glance=answer.result())
+            case.add(greeting=answer.result())
 
 
 def _record(case: _Case, request: Request) -> None:
@@ -180,8 +180,8 @@ def _record(case: _Case, request: Request) -> None:
     probe, each = case.probe, request.expected.consume
     if probe is None:
         return
-    if probe.shaken:
-        probe.end()
+    if probe.has_connected:
+        probe.finish_sample()
         traffic = probe.traffic()
         case.add(buffers=probe.buffers, traffic=traffic)
         if traffic is not None and probe.numbered is not None:
@@ -201,8 +201,8 @@ def _probe_again(case: _Case, watched: Probe, request: Request) -> None:
     if options.socket_type == "SUB" and facts.handshake.disconnects and limit is not None:
         others = ZmqOptions({name: value for name, value in options.zmq.items() if name != "maxmsgsize"})
         seen = _peek(replace(options, zmq=others), request.wait, seconds, int(limit))
-        if seen.largest_frame > int(limit):
-            case.add(limit_hit=seen.largest_frame)
+        if seen.tally.largest_frame > int(limit):
+            case.add(limit_hit=seen.tally.largest_frame)
     if facts.traffic is None and facts.filtered:
         other = _peek(replace(options, topics=Topics(("",))), request.wait, seconds).traffic()
         if other is not None:
@@ -219,10 +219,10 @@ def _peek(options: ReadOptions, wait: float, seconds: float, until_frame: int | 
 
     def enough() -> bool:
         probe.flush()
-        return until_frame is not None and probe.largest_frame > until_frame
+        return until_frame is not None and probe.tally.largest_frame > until_frame
 
     with Probe(options, {}, {"framing": "plain"}) as probe:
-        receive_all([probe], wait, until=lambda: probe.shaken)
+        receive_all([probe], wait, until=lambda: probe.has_connected)
         receive_all([probe], seconds, until=enough)
     return probe
 

@@ -7,12 +7,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 __all__ = [
+    "DEFAULT_HWM",
+    "MAILBOX_SECONDS",
     "Buffers",
     "Consumed",
     "Durable",
     "Examined",
     "Expected",
-    "Glance",
+    "Greeting",
     "Handshake",
     "HwmRange",
     "Numbers",
@@ -29,9 +31,15 @@ Outcome: TypeAlias = Literal["dropped", "fewer", "all", "idle"]
 # compared; ``empty``: the log holds nothing, ``foreign``: nothing of this feed.
 State: TypeAlias = Literal["covered", "behind", "unnumbered", "empty", "foreign"]
 
+# libzmq's default high-water mark, in messages.
+DEFAULT_HWM = 1000
+# About how often a sender of libzmq looks whether its queue has room again. A queue that is too small for the messages
+# of this time refuses messages although it has room.
+MAILBOX_SECONDS = 0.0012
+
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Written to JSON with names as the data source's options have them."""
+    """Figures. Their names in JSON are in camelCase, as options are."""
 
 
 class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
@@ -44,7 +52,7 @@ class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
     max_message_size: int | None = None  # the largest frame that it lets in (libzmq's MAXMSGSIZE)
 
 
-class Glance(_Facts, frozen=True, kw_only=True, rename="camel"):
+class Greeting(_Facts, frozen=True, kw_only=True, rename="camel"):
     """What a peer says before any handshake."""
 
     # ``greeted`` if it speaks ZMTP; otherwise why nothing is known of it.
@@ -108,7 +116,7 @@ class Numbers(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class Buffers(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Our own end, read back; and of the peer's what this machine's kernel shows."""
+    """The buffers of our socket, and as much of the peer's as this machine's kernel shows."""
 
     rcvhwm: int  # of our socket, in messages
     rcvbuf: int | None = None  # of our connection, in bytes, as the kernel has it
@@ -118,7 +126,7 @@ class Buffers(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class Consumed(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What came of a receiver that takes ``each`` seconds for a message."""
+    """What a receiver got that takes ``each`` seconds for a message."""
 
     each: float
     seconds: float
@@ -129,7 +137,7 @@ class Consumed(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class HwmRange(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Which high-water marks of the sender explain what a stall held; see ``hwm``."""
+    """Which high-water marks of the sender explain what a stall held; see ``stall``."""
 
     low: int  # messages
     high: int
@@ -139,7 +147,7 @@ class HwmRange(_Facts, frozen=True, kw_only=True, rename="camel"):
 
 
 class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What came of taking nothing for a while."""
+    """What a receiver got that took nothing for a while."""
 
     outcome: Outcome
     seconds: float
@@ -173,7 +181,7 @@ class Examined(_Facts, frozen=True, kw_only=True, rename="camel"):
     endpoint: str
     role: Literal["feed", "upstream"]  # what the receiver reads, or what is behind a proxy
     socket_type: str  # ours
-    glance: Glance
+    greeting: Greeting
     handshake: Handshake = Handshake(state="none")
     mechanism: str = "NULL"  # of our security
     filtered: bool = False  # whether we subscribe to some topics only

@@ -1,10 +1,9 @@
 """Guesses which framing a feed has, and tracks its numbers, with the decoders and the tracker of the source.
 
-A framing is believed if nearly all messages fit it and, where it numbers them, the numbers of each counter go up in
-small steps, many of them by one. If no framing of the package is believed, a number at the beginning of a frame is
-looked for, and then one in JSON text (``framing=custom``). Of the framings that are believed,
-the guess is the one with the largest share of steps by exactly one. This tells a counter for each topic from one for
-the whole feed.
+A framing is possible if nearly all messages fit it. If it numbers messages, the numbers of each counter must also go up
+in small steps, many of them by one. If no framing of the package is possible, the search goes on with a number at the
+beginning of a frame, and then with one in JSON text (``framing=custom``). Of the possible framings, the guess is the
+one with the largest share of steps by exactly one. This tells a counter for each topic from one for the whole feed.
 """
 
 from __future__ import annotations
@@ -56,15 +55,16 @@ class Numbered:
     Args:
         options: The source's options, with the framing.
         endpoint: The endpoint, as the source names it.
-        by_place: Whether ``noticed`` of a gap is the place of the message that showed the gap, and not a time.
+        by_place: Whether ``noticed`` of a gap is the place of the message that showed the gap: how many messages came
+            before. Otherwise it is the place of the first message of that call of ``follow``.
 
     Attributes:
         messages: How many messages were followed.
         compared: How many numbers came twice in one call of ``follow``.
         unequal: How many of these numbers had different messages.
-        copies: How many messages are the same as an earlier one with their number.
+        copies: How many messages equal an earlier message with the same number.
         by: What has a counter of its own, as in ``sequenceBy``; empty without numbers.
-        tracker: Tracks the counters; None without numbers. Messages before the first one that came of a counter are no
+        tracker: Tracks the counters; None without numbers. Numbers below the first one of a counter that came are no
             gap: only the publisher knows whether this subscriber had joined by then.
     """
 
@@ -106,7 +106,7 @@ class Numbered:
             self._compare_equals(rows, raw.first if whole else rows.column("topic"))
 
     def _compare_equals(self, rows: pa.RecordBatch, topics: pa.Array) -> None:
-        """Count the numbers that came twice, and those of them whose messages differ in topic or value."""
+        """Count the numbers that came twice, and how many of these have messages that differ in topic or value."""
         # Without Arrow's group_by, which imports pandas: during the import the queue of a fast feed would overflow.
         counter = ["publisher" if name == "endpoint" else name for name in self.by]
         columns = [rows.column(name).to_pylist() for name in (*counter, "sequence")]
@@ -208,7 +208,7 @@ def guess(raw: RawMessages, given: Mapping[str, str] | None = None) -> dict[str,
 
     Args:
         raw: Some messages of the feed, in their order.
-        given: The other options of the source. A framing whose counters these refuse is the last choice.
+        given: The other options of the source. A framing with counters that these options refuse is the last choice.
     """
     if len(raw) < _LEAST:
         return {"framing": "plain"}
@@ -264,11 +264,11 @@ def _fit(raw: RawMessages, options: Mapping[str, str]) -> float | None:
     back = totals.late + totals.duplicates + totals.restarts - numbered.copies
     far = sum(gap.size >= _SMALL for gap in tracker.gaps)
     by_one = 1 - (back + len(tracker.gaps)) / steps
-    named = options["framing"] != "custom" and "sequenceBy" not in options
-    if not named and max(numbered.newest().values()) > _LARGEST:
+    is_preset = options["framing"] != "custom" and "sequenceBy" not in options
+    if not is_preset and max(numbered.newest().values()) > _LARGEST:
         return None
     upwards = 1 - (back + far) / steps
-    least = _BY_ONE if named else _SURELY
+    least = _BY_ONE if is_preset else _SURELY
     return by_one if upwards >= _UPWARDS and by_one >= least else None
 
 

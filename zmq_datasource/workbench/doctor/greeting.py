@@ -1,7 +1,7 @@
 """Read a peer's greeting in ZMTP 3 (RFC 23 and 37): its security mechanism, and its socket type.
 
-libzmq's events say that a peer has hung up, but not why. The peer's greeting shows why. ``glance`` reads it on a
-separate connection, and closes this connection before the handshake ends. So the peer sends no message over it. A
+libzmq's events say that a peer has hung up, but not why. The peer's greeting shows why. ``ask_for_greeting`` reads it
+on a separate connection, and closes this connection before the handshake ends. So the peer sends no message over it. A
 monitor of the peer's socket shows a failed handshake.
 
 A greeting has 64 bytes: a signature of 10, the version (2), the name of the security mechanism (20),
@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from zmq_datasource.host.printable import printable
 from zmq_datasource.options.socket import Endpoint
-from zmq_datasource.workbench.doctor.facts import Glance
+from zmq_datasource.workbench.doctor.facts import Greeting
 
-__all__ = ["GREETING_BYTES", "OPENING", "REST", "glance", "is_complete", "read_greeting"]
+__all__ = ["GREETING_BYTES", "OPENING", "REST", "ask_for_greeting", "is_complete", "parse_greeting"]
 
 GREETING_BYTES = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -40,20 +40,20 @@ _MOST_READY_BYTES = 8192
 _MOST_BYTES = 1 << 16
 
 
-def read_greeting(received: bytes) -> Glance:
+def parse_greeting(received: bytes) -> Greeting:
     """Interpret the first bytes that a peer has sent."""
     if not received:
-        return Glance(state="silent", reason="it accepts the connection and says nothing")
+        return Greeting(state="silent", reason="it accepts the connection and says nothing")
     head = received[:10]
     # The eight bytes between are a length in old versions. Nothing depends on it, so they are not checked.
     if head[:1] != b"\xff" or (len(head) == 10 and not head[9] & 1):
-        return Glance(state="not_zeromq", reason="what answers there does not speak ZeroMQ's protocol")
+        return Greeting(state="not_zeromq", reason="what answers there does not speak ZeroMQ's protocol")
     if len(received) < GREETING_BYTES:
         if len(received) > 10 and received[10] < 3:
-            return Glance(state="greeted", version=f"{received[10]}.0", reason="it is older than ZeroMQ 4")
-        return Glance(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
+            return Greeting(state="greeted", version=f"{received[10]}.0", reason="it is older than ZeroMQ 4")
+        return Greeting(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
     mechanism = printable(received[12:32].rstrip(b"\0"), 80)
-    return Glance(
+    return Greeting(
         state="greeted",
         version=f"{received[10]}.{received[11]}",
         mechanism=mechanism,
@@ -85,7 +85,7 @@ def _command(received: bytes) -> bytes | None:
     return body[head : head + length] if len(body) >= head + length else None
 
 
-def glance(endpoint: Endpoint, seconds: float) -> Glance:
+def ask_for_greeting(endpoint: Endpoint, seconds: float) -> Greeting:
     """Connect to ``endpoint``, and return what its greeting says, or why there is none.
 
     Takes up to about ``seconds``. Raises no error.
@@ -96,12 +96,12 @@ def glance(endpoint: Endpoint, seconds: float) -> Glance:
     except (stdlib_socket.gaierror, UnicodeError) as e:  # UnicodeError: a text such as a..b
         host, _ = endpoint.host_port
         why = getattr(e, "strerror", None) or "it is no host name"
-        return Glance(state="unresolved", reason=f"host {host!r} does not resolve here: {why}")
+        return Greeting(state="unresolved", reason=f"host {host!r} does not resolve here: {why}")
     except TimeoutError:
-        return Glance(state="no_answer", reason=f"nothing answered within {seconds:g} s")
+        return Greeting(state="no_answer", reason=f"nothing answered within {seconds:g} s")
     except OSError as e:
         state = "refused" if isinstance(e, ConnectionRefusedError | FileNotFoundError) else "no_answer"
-        return Glance(state=state, reason=(e.strerror or str(e)).lower())  # type: ignore[arg-type]
+        return Greeting(state=state, reason=(e.strerror or str(e)).lower())  # type: ignore[arg-type]
     with sock:
         return _exchange_greetings(sock, deadline)
 
@@ -119,7 +119,7 @@ def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
     return sock
 
 
-def _exchange_greetings(sock: stdlib_socket.socket, deadline: float) -> Glance:
+def _exchange_greetings(sock: stdlib_socket.socket, deadline: float) -> Greeting:
     received = b""
     with suppress(OSError):  # the bytes before an error tell enough
         sock.sendall(OPENING)
@@ -127,14 +127,14 @@ def _exchange_greetings(sock: stdlib_socket.socket, deadline: float) -> Glance:
             received += more
             if received[:1] != b"\xff":
                 break
-    found = read_greeting(received)
+    found = parse_greeting(received)
     if found.mechanism != "NULL":
         return replace(found, socket_type=None)
     with suppress(OSError):
         sock.sendall(REST)
         while not is_complete(received) and (more := _receive(sock, deadline)):
             received += more
-    return read_greeting(received)
+    return parse_greeting(received)
 
 
 def _receive(sock: stdlib_socket.socket, deadline: float) -> bytes:

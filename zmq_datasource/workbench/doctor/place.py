@@ -33,12 +33,18 @@ _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 _OBJECT_STORES = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.blobfuse", "fuse.rclone", "fuse.mount-s3")
 # How often each step in a bucket is tried.
 ROUNDS = 10
-# How long a query has been away is told by the bucket's clock.
+# The bucket's clock tells how long a query has been away. It may differ from ours by so much.
 _CLOCK_SECONDS = 60.0
 
 
 class Promise(NamedTuple):
-    """What a log needs of a place, in a word or two, and whether it is kept; ``doubtful`` if that cannot be told."""
+    """Something that a log needs of a directory or bucket.
+
+    Attributes:
+        name: What it is, in a word or two.
+        verdict: Whether the place provides it; ``doubtful`` if the trial does not show that.
+        detail: What the trial has shown.
+    """
 
     name: str
     verdict: Verdict
@@ -48,17 +54,23 @@ class Promise(NamedTuple):
 # A bucket.
 
 
-def examine_storage(location: Location) -> list[Promise]:
+def examine_storage(
+    location: Location, open_store: Callable[[Location], Store] = BucketStore, rounds: int = ROUNDS
+) -> list[Promise]:
     """Try everything that a log does in a bucket; what was put for that is deleted.
 
-    A promise that is broken one time in many may be kept each time that it is tried.
+    A promise that the bucket rarely breaks may be kept in each of these trials.
+
+    Args:
+        open_store: Opens the bucket; called twice, as two writers do.
+        rounds: How often each step is tried.
 
     Raises:
         OptionError: The location makes no sense.
         LogError: The bucket cannot be used at all; says why.
     """
-    store, other = BucketStore(location), BucketStore(location)
-    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(ROUNDS)]
+    store, other = open_store(location), open_store(location)
+    keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(rounds)]
     try:
         return list(_try_bucket(store, other, keys))
     finally:
@@ -70,7 +82,7 @@ def examine_storage(location: Location) -> list[Promise]:
 def _try_bucket(store: Store, other: Store, keys: list[str]) -> Iterator[Promise]:
     content = os.urandom(_CHUNK_BYTES)
     seconds: list[float] = []
-    unlisted = twice = old = left = 0
+    unlisted = put_twice = outdated = still_listed = 0
     found: Entry | None = None
     store.create()
     for key in keys:
@@ -81,25 +93,25 @@ def _try_bucket(store: Store, other: Store, keys: list[str]) -> Iterator[Promise
         unlisted += found is None or found.size != len(content)
         try:
             other.put_new(key, [b"other"])
-            twice += 1
+            put_twice += 1
         except KeyTakenError:
             pass
         store.put(key, key.encode())
         with suppress(FileNotFoundError), other.open(key) as file:
-            old += bytes(file.read()) != key.encode()
+            outdated += bytes(file.read()) != key.encode()
         store.delete(key)
-        left += _listed(other, key) is not None
+        still_listed += _listed(other, key) is not None
     median = statistics.median(seconds) * 1000
     yield Promise("put", "kept", f"1 MiB is there after {median:.0f} ms; so long a chunk takes")
     taken = "an object whose key is taken"
     both = "and two writers would give out the same ids"
     for name, failures, kept, broken in (
-        ("put if absent", twice, f"refuses {taken}", f"replaced {taken}, {both}"),
+        ("put if absent", put_twice, f"refuses {taken}", f"replaced {taken}, {both}"),
         ("listing", unlisted, "shows an object whole as soon as it was put", "did not show one just put"),
-        ("replace", old, "a read gets what was put last", "gave what had been replaced"),
-        ("delete", left, "a listing does not show what was deleted", "showed what was just deleted"),
+        ("replace", outdated, "a read gets what was put last", "gave what had been replaced"),
+        ("delete", still_listed, "a listing does not show what was deleted", "showed what was just deleted"),
     ):
-        times = f"{failures} of {ROUNDS} times it {broken}; a log there would lose messages"
+        times = f"{failures} of {len(keys)} times it {broken}; a log there would lose messages"
         yield _judged(name, kept, times if failures else None)
     if found is None:
         yield Promise("clock", "doubtful", "cannot be compared with the clock of this machine")
@@ -121,8 +133,13 @@ def _listed(store: Store, key: str) -> Entry | None:
 # A directory.
 
 
-def examine_directory(location: str) -> list[Promise]:
+def examine_directory(
+    location: str, start_second: Callable[[Path], SecondProcess] | None = None
+) -> list[Promise]:
     """Try everything that a log does in a directory; what was made for that is removed.
+
+    Args:
+        start_second: Starts the second process; by default ``SecondProcess``.
 
     Raises:
         LogWriteError: It cannot be used at all; says why.
@@ -135,24 +152,24 @@ def examine_directory(location: str) -> list[Promise]:
         directory.mkdir()
     try:
         with writing(f"trying {root}"):
-            return list(_try_directory(directory))
+            return list(_try_directory(directory, start_second or SecondProcess))
     finally:
         for path in (*directory.glob("*"), directory, *made):
             with suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
-def _try_directory(directory: Path) -> Iterator[Promise]:
+def _try_directory(directory: Path, start_second: Callable[[Path], SecondProcess]) -> Iterator[Promise]:
     kind = file_system_of(directory)
-    yield _of_kind(kind)
-    yield _forced(directory, kind)
-    second = SecondProcess(directory)
+    yield _check_file_system(kind)
+    yield _check_fsync(directory, kind)
+    second = start_second(directory)
     try:
-        yield _linked(directory)
-        yield _seen(directory, second)
-        yield _stamped(directory, second)
-        yield _locked(directory, second)
-        yield _released(directory, second)
+        yield _check_link(directory)
+        yield _check_rename(directory, second)
+        yield _check_directory_times(directory, second)
+        yield _check_lock(directory, second)
+        yield _check_lock_of_the_dead(directory, second)
     finally:
         second.end()
 
@@ -169,7 +186,7 @@ def file_system_of(directory: Path) -> str:
     return kind
 
 
-def _of_kind(kind: str) -> Promise:
+def _check_file_system(kind: str) -> Promise:
     name = "file system"
     if kind in _VOLATILE:
         return Promise(name, "doubtful", f"{kind} is memory: a restart of the machine takes the log")
@@ -180,7 +197,7 @@ def _of_kind(kind: str) -> Promise:
     return Promise(name, "kept", kind)
 
 
-def _forced(directory: Path, kind: str) -> Promise:
+def _check_fsync(directory: Path, kind: str) -> Promise:
     path = directory / "forced"
     path.write_bytes(os.urandom(_CHUNK_BYTES))
     began = time.monotonic()
@@ -194,7 +211,7 @@ def _forced(directory: Path, kind: str) -> Promise:
     return Promise("fsync", "kept", detail)
 
 
-def _linked(directory: Path) -> Promise:
+def _check_link(directory: Path) -> Promise:
     one, two, broken = directory / "one", directory / "two", None
     one.touch()
     try:
@@ -207,7 +224,7 @@ def _linked(directory: Path) -> Promise:
     return _judged("link", "of two that give a name at once, one wins", broken)
 
 
-def _seen(directory: Path, second: SecondProcess) -> Promise:
+def _check_rename(directory: Path, second: SecondProcess) -> Promise:
     (directory / "whole").write_bytes(b"x" * 4096)
     os.rename(directory / "whole", directory / "named")
     seconds, size = map(float, second.ask("see", "named").split())
@@ -219,7 +236,7 @@ def _seen(directory: Path, second: SecondProcess) -> Promise:
     return _judged("rename", f"another process saw the file whole after {seconds * 1000:.1f} ms", broken)
 
 
-def _stamped(directory: Path, second: SecondProcess) -> Promise:
+def _check_directory_times(directory: Path, second: SecondProcess) -> Promise:
     name, before = "directory times", second.ask("stamp")
     (directory / "later").touch()
     if second.ask("stamped", before) == "yes":
@@ -227,7 +244,7 @@ def _stamped(directory: Path, second: SecondProcess) -> Promise:
     return Promise(name, "doubtful", "do not change with its names: readers list it once a second")
 
 
-def _locked(directory: Path, second: SecondProcess) -> Promise:
+def _check_lock(directory: Path, second: SecondProcess) -> Promise:
     broken = None
     with _holding(directory / "lock"):
         if second.ask("lock") == "yes":
@@ -237,13 +254,13 @@ def _locked(directory: Path, second: SecondProcess) -> Promise:
     return _judged("lock", "one process holds it, and another when it is released", broken)
 
 
-def _released(directory: Path, second: SecondProcess) -> Promise:
+def _check_lock_of_the_dead(directory: Path, second: SecondProcess) -> Promise:
     broken = None
     if second.ask("hold") != "yes":
         broken = "a second process could not take a lock that is free"
     else:
         second.end()
-        if not _comes_true(lambda: _is_free(directory / "lock"), _SEEN_SECONDS):
+        if not _becomes_true(lambda: _is_free(directory / "lock"), _SEEN_SECONDS):
             broken = (
                 f"is held {_SEEN_SECONDS:.0f} s after its process was killed; a query could not be restarted"
             )
@@ -264,7 +281,7 @@ def _holding(path: Path) -> Iterator[IO[str]]:
 
 
 class SecondProcess:
-    """A second process, which shows whether a directory is one place for two of them. It answers lines of text.
+    """Another process that uses the directory: do both see the same names, files and locks? It answers lines of text.
 
     Attributes:
         answer_seconds: How long it may take for an answer.
@@ -275,9 +292,10 @@ class SecondProcess:
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-c", f"import {__name__} as place; place.answer()", str(directory)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
 
     def ask(self, *words: str) -> str:
-        """Have it do something; returns its answer.
+        """Have the second process do something, and return its answer.
 
         Raises:
             LogWriteError: It has ended, or does not answer.
@@ -304,7 +322,7 @@ class SecondProcess:
 
 
 def answer() -> None:
-    """Be the second process, until it is killed."""
+    """Run as the second process: answer questions until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the first process, which kills this one
     directory, held = Path(sys.argv[1]), []
 
@@ -314,12 +332,12 @@ def answer() -> None:
 
     def see(name: str) -> str:
         began = time.monotonic()
-        if _comes_true(lambda: name in os.listdir(directory), _SEEN_SECONDS):
+        if _becomes_true(lambda: name in os.listdir(directory), _SEEN_SECONDS):
             return f"{time.monotonic() - began} {len((directory / name).read_bytes())}"
         return "-1 0"
 
     def stamped(before: str) -> str:
-        return "yes" if _comes_true(lambda: stamp() != before, 1.0) else "no"
+        return "yes" if _becomes_true(lambda: stamp() != before, 1.0) else "no"
 
     def lock() -> str:
         return "yes" if _is_free(directory / "lock") else "no"
@@ -338,7 +356,7 @@ def answer() -> None:
         print(answers[word](*arguments), flush=True)
 
 
-def _comes_true(holds: Callable[[], bool], seconds: float) -> bool:
+def _becomes_true(holds: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if holds():

@@ -49,6 +49,77 @@ _SATURATED = 0.9
 _SHORT, _LONG = 2, 9
 
 
+class Tally:
+    """Counts messages by size, number of frames, topic and time, for ``Traffic``.
+
+    Attributes:
+        bytes: Of all messages.
+        largest_frame: The bytes of the largest frame.
+    """
+
+    def __init__(self) -> None:
+        self._rounds = self._full_rounds = 0
+        self.bytes = self._wire_bytes = self.largest_frame = 0
+        self._sizes: Counter[int] = Counter()
+        self._frames: Counter[int] = Counter()
+        self._topics: Counter[bytes] = Counter()
+        self._buckets: Counter[int] = Counter()
+
+    def add_round(self, is_full: bool) -> None:
+        """Count a round of receiving, and whether it took as much as a round may take."""
+        self._rounds += 1
+        self._full_rounds += is_full
+
+    def add(self, raw: RawMessages, timestamps: pa.Array) -> None:
+        """Count messages, and add up their bytes."""
+        frames = raw.lists()
+        sizes = pc.binary_length(frames.values).cast(pa.int64())
+        ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(sizes)])
+        size = pc.subtract(ends.take(frames.offsets[1:]), ends.take(frames.offsets[:-1]))
+        headers = pc.if_else(pc.less(sizes, number(256)), number(_SHORT), number(_LONG))
+        self.bytes += pc.sum(sizes).as_py()
+        self._wire_bytes += pc.sum(sizes).as_py() + pc.sum(headers).as_py()
+        self.largest_frame = max(self.largest_frame, pc.max(sizes).as_py())
+        _add(self._sizes, size)
+        _add(self._frames, raw.counts())
+        _add(self._topics, pc.binary_slice(raw.first.drop_null(), 0, _TOPIC_BYTES))
+        _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), number(round(_BUCKET_SECONDS * 1e6))))
+
+    @property
+    def wire_bytes(self) -> float:
+        """The average number of bytes of a message on the wire, with the headers of its frames."""
+        return self._wire_bytes / max(1, self._frames.total())
+
+    def traffic(self, messages: int, seconds: float) -> Traffic | None:
+        """The figures of all messages; None if there are none.
+
+        Args:
+            messages: How many were received.
+            seconds: From the first message until now.
+        """
+        if not self._sizes:
+            return None
+        seconds = max(_BUCKET_SECONDS, seconds)
+        sizes = sorted(self._sizes)
+        shown = self._topics.most_common(_SHOWN_TOPICS)
+        return Traffic(
+            messages=messages,
+            bytes=self.bytes,
+            seconds=round(seconds, 3),
+            rate=round(messages / seconds, 1),
+            peak=round(max(self._buckets.values()) / _BUCKET_SECONDS, 1),
+            frames=dict(sorted(self._frames.items())),
+            size_min=sizes[0],
+            size_median=_quantile(self._sizes, sizes, 0.5),
+            size_p99=_quantile(self._sizes, sizes, 0.99),
+            size_max=sizes[-1],
+            largest_frame=self.largest_frame,
+            topics=[(printable(name_of(topic), _TOPIC_CHARACTERS), count) for topic, count in shown],
+            topics_more=len(self._topics) - len(shown),
+            saturated=self._rounds > 10 and self._full_rounds >= _SATURATED * self._rounds,
+        )
+
+
 class Probe:
     """Receives from one endpoint; use it in a ``with`` block.
 
@@ -61,6 +132,7 @@ class Probe:
     Attributes:
         messages: The number of messages taken so far.
         framing: The options that read the messages: ``framing``, and those that belong to it. ``plain`` until guessed.
+        tally: Counts the messages that are flushed.
         numbered: Reads and tracks the messages; None until the framing is known.
         suggested: The options to change so that each topic has a counter of its own. Empty, unless messages show that
             each topic has one.
@@ -74,10 +146,12 @@ class Probe:
         by_place: bool = False,
     ) -> None:
         prefixes = (prefix.decode() for prefix in subscriptions(options.framing, options.topics))
-        plain = replace(options, framing=Framing("plain"), topics=Topics(prefixes), dead_letter_location=None)
+        as_frames = replace(
+            options, framing=Framing("plain"), topics=Topics(prefixes), dead_letter_location=None
+        )
         self._bind, self._given = bool(options.bind), given
         self._endpoint = str((*options.connect, *options.bind)[0])
-        self._receiver = Receiver(plain, SourceCounters())
+        self._receiver = Receiver(as_frames, SourceCounters())
         self.messages = 0
         self.framing = {"framing": "plain"} if framing is None else dict(framing)
         self.suggested: dict[str, str] = {}
@@ -86,12 +160,7 @@ class Probe:
         if framing is not None:
             self.numbered = Numbered(options_of(given, framing), self._endpoint, by_place)
         self._first_at: float | None = None
-        self._rounds = self._full_rounds = 0
-        self._bytes = self._wire_bytes = self.largest_frame = 0
-        self._sizes: Counter[int] = Counter()
-        self._frames: Counter[int] = Counter()
-        self._topics: Counter[bytes] = Counter()
-        self._buckets: Counter[int] = Counter()
+        self.tally = Tally()
 
     def __enter__(self) -> Self:
         """Open the socket.
@@ -100,7 +169,7 @@ class Probe:
             OptionError, EndpointError: The socket cannot be opened with these options.
         """
         self._began = time.monotonic()
-        self._shaken_at: float | None = None
+        self._connected_at: float | None = None
         self._failed_at: float | None = None
         self._receiver.__enter__()
         self.socket = self._receiver.channels[0].socket
@@ -124,21 +193,21 @@ class Probe:
         Call it every few hundred milliseconds or more often.
         """
         self._receiver.keep_alive()
-        if self._watch.connections and self._shaken_at is None:
-            self._shaken_at = time.monotonic()
+        if self._watch.connections and self._connected_at is None:
+            self._connected_at = time.monotonic()
         if self._watch.failures and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     @property
-    def shaken(self) -> bool:
+    def has_connected(self) -> bool:
         """Whether a handshake has succeeded."""
-        return self._shaken_at is not None
+        return self._connected_at is not None
 
     @property
-    def decided(self) -> bool:
-        """Whether a handshake has succeeded, or one has failed and none has succeeded soon after it."""
+    def connection_decided(self) -> bool:
+        """Whether a handshake has succeeded, or has failed and no later one has succeeded soon."""
         failed = self._failed_at is not None and not self._bind
-        return self.shaken or (
+        return self.has_connected or (
             failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
         )
 
@@ -152,22 +221,22 @@ class Probe:
         """The result of the handshake so far."""
         watch = self._watch
         failure = None if watch.connections else watch.failure
-        unshaken: Literal["failed", "hung_up", "none"] = (
+        otherwise: Literal["failed", "hung_up", "none"] = (
             "failed" if failure is not None else "hung_up" if watch.failures else "none"
         )
         return Handshake(
-            state="succeeded" if watch.connections else unshaken,
+            state="succeeded" if watch.connections else otherwise,
             event=None if failure is None else failure.name,
-            seconds=round((self._shaken_at or self._failed_at or self._began) - self._began, 6),
+            seconds=round((self._connected_at or self._failed_at or self._began) - self._began, 6),
             waited=watch.waited or bool(self._bind and watch.connections),
             connections=watch.connections,
             disconnects=watch.lost,
         )
 
     def kernel_bytes(self) -> tuple[int | None, int | None]:
-        """The bytes that wait in the kernel over all connections: in our receive buffers, in the peers' send buffers.
+        """The bytes that wait in the kernel: in all our receive buffers, and in the peers' send buffers.
 
-        A figure is None if this system does not show it: a peer on another machine does not show its send buffer.
+        A figure is None if this system does not show it, such as the send buffer of a peer on another machine.
         """
         with ExitStack() as stack:
             streams = [stack.enter_context(stream) for stream, _ in self._watch.handles()]
@@ -196,8 +265,8 @@ class Probe:
         """Take up to ``most`` messages, and return their number. If none is there, wait a moment for one."""
         before = self._receiver.pending_bytes
         taken = self._receiver.receive(most)
-        self._rounds += 1
-        self._full_rounds += taken >= ROUND_MESSAGES or self._receiver.pending_bytes - before >= ROUND_BYTES
+        size = self._receiver.pending_bytes - before
+        self.tally.add_round(taken >= ROUND_MESSAGES or size >= ROUND_BYTES)
         self.messages += taken
         if taken and self._first_at is None:
             self._first_at = time.monotonic()
@@ -211,16 +280,16 @@ class Probe:
         if not rows.num_rows:
             return
         raw = raw_messages(rows)
-        self._count(raw, rows.column("timestamp"))
+        self.tally.add(raw, rows.column("timestamp"))
         if self._sample is not None:
             self._sample.append(raw)
-            if sum(map(len, self._sample)) >= SAMPLE or self._bytes >= _SAMPLE_BYTES:
+            if sum(map(len, self._sample)) >= SAMPLE or self.tally.bytes >= _SAMPLE_BYTES:
                 self._decide(self._sample)
         else:
             self._follow(raw)
 
-    def end(self) -> None:
-        """Call after the last message: decide on the framing, even from a smaller sample than usual."""
+    def finish_sample(self) -> None:
+        """Decide on the framing, even from a smaller sample than usual. Called after the last message."""
         self.flush()
         if self._sample is not None:
             self._decide(self._sample)
@@ -244,56 +313,18 @@ class Probe:
         if self.numbered.unequal > unequal and "topic" not in by and not self.suggested:
             self.suggested = per_topic(raw, {**self._given, **self.framing}, by) or {}
 
-    def _count(self, raw: RawMessages, timestamps: pa.Array) -> None:
-        """Count messages by size, number of frames, topic and tenth of a second, and add up their bytes."""
-        frames = raw.lists()
-        sizes = pc.binary_length(frames.values).cast(pa.int64())
-        ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(sizes)])
-        size = pc.subtract(ends.take(frames.offsets[1:]), ends.take(frames.offsets[:-1]))
-        headers = pc.if_else(pc.less(sizes, number(256)), number(_SHORT), number(_LONG))
-        self._bytes += pc.sum(sizes).as_py()
-        self._wire_bytes += pc.sum(sizes).as_py() + pc.sum(headers).as_py()
-        self.largest_frame = max(self.largest_frame, pc.max(sizes).as_py())
-        _add(self._sizes, size)
-        _add(self._frames, raw.counts())
-        _add(self._topics, pc.binary_slice(raw.first.drop_null(), 0, _TOPIC_BYTES))
-        _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), number(round(_BUCKET_SECONDS * 1e6))))
-
     @property
     def lost(self) -> int:
         """How many messages are missing so far, as their sequence numbers show."""
         self.flush()
         return 0 if self.numbered is None else self.numbered.lost
 
-    @property
-    def wire_bytes(self) -> float:
-        """The average number of bytes of a message on the wire, with the headers of its frames."""
-        return self._wire_bytes / max(1, self._frames.total())
-
     def traffic(self) -> Traffic | None:
         """The figures of the messages received so far; None if there are none."""
         self.flush()
-        if self._first_at is None or not self._sizes:
+        if self._first_at is None:
             return None
-        seconds = max(_BUCKET_SECONDS, time.monotonic() - self._first_at)
-        sizes = sorted(self._sizes)
-        shown = self._topics.most_common(_SHOWN_TOPICS)
-        return Traffic(
-            messages=self.messages,
-            bytes=self._bytes,
-            seconds=round(seconds, 3),
-            rate=round(self.messages / seconds, 1),
-            peak=round(max(self._buckets.values()) / _BUCKET_SECONDS, 1),
-            frames=dict(sorted(self._frames.items())),
-            size_min=sizes[0],
-            size_median=_quantile(self._sizes, sizes, 0.5),
-            size_p99=_quantile(self._sizes, sizes, 0.99),
-            size_max=sizes[-1],
-            largest_frame=self.largest_frame,
-            topics=[(printable(name_of(topic), _TOPIC_CHARACTERS), count) for topic, count in shown],
-            topics_more=len(self._topics) - len(shown),
-            saturated=self._rounds > 10 and self._full_rounds >= _SATURATED * self._rounds,
-        )
+        return self.tally.traffic(self.messages, time.monotonic() - self._first_at)
 
 
 def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], bool] = lambda: False) -> None:
@@ -307,7 +338,7 @@ def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], boo
         for probe in probes:
             if probe.socket in ready:
                 probe.receive()
-            if probe.socket not in ready or not probe.shaken:
+            if probe.socket not in ready or not probe.has_connected:
                 probe.keep_alive()
 
 

@@ -1,4 +1,4 @@
-"""The report: as one JSON document for programs, and as tables for people."""
+"""The report: all findings, as one JSON document for programs, and as tables for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -13,13 +14,46 @@ from rich.text import Text
 
 from zmq_datasource.options.types import ByteSize
 from zmq_datasource.workbench.doctor.examine import Examination
-from zmq_datasource.workbench.doctor.facts import Examined, Stalled
-from zmq_datasource.workbench.doctor.findings import Finding, Severity, exit_code
+from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Stalled
+from zmq_datasource.workbench.doctor.findings import (
+    EXIT_CODES,
+    Finding,
+    Severity,
+    connection_findings,
+    exit_code,
+    log_findings,
+    size_findings,
+    slow_receiver_findings,
+    unreachable_findings,
+)
+from zmq_datasource.workbench.doctor.findings_numbers import number_findings
+from zmq_datasource.workbench.doctor.findings_stall import proxy_findings, stall_findings
 
-__all__ = ["FORMAT", "document", "show"]
+__all__ = ["FORMAT", "diagnose", "document", "show"]
 
 FORMAT = 1
 _COLOURS = {Severity.UNREACHABLE: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+def diagnose(examined: Sequence[Examined], log: Durable | None, expected: Expected) -> list[Finding]:
+    """All findings, the worst first."""
+    found: list[Finding] = []
+    for one in examined:
+        findings: list[Finding] = []
+        if one.handshake.state != "succeeded":
+            unreachable = unreachable_findings(one)
+            findings += (replace(finding, severity=Severity.UNREACHABLE) for finding in unreachable)
+        else:
+            findings += connection_findings(one, expected)
+            findings += number_findings(one)
+            findings += size_findings(one, expected)
+            findings += slow_receiver_findings(one)
+        findings += stall_findings(one, expected)
+        found += (replace(finding, endpoint=one.endpoint) for finding in findings)
+    found += proxy_findings(examined)
+    if log is not None:
+        found += log_findings(log, expected)
+    return sorted(found, key=lambda finding: -EXIT_CODES[finding.severity])
 
 
 def document(examination: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -84,12 +118,12 @@ def _verdict(findings: Sequence[Finding]) -> Text:
 
 
 def _facts(one: Examined) -> Iterator[tuple[str, str]]:
-    glance, handshake = one.glance, one.handshake
-    if glance.state == "greeted":
-        kind = glance.socket_type or "socket type not known before the handshake"
-        yield "peer", f"{kind}, ZMTP {glance.version}, security {glance.mechanism}"
-    elif glance.state != "not_asked":
-        yield "peer", glance.reason
+    greeting, handshake = one.greeting, one.handshake
+    if greeting.state == "greeted":
+        kind = greeting.socket_type or "socket type not known before the handshake"
+        yield "peer", f"{kind}, ZMTP {greeting.version}, security {greeting.mechanism}"
+    elif greeting.state != "not_asked":
+        yield "peer", greeting.reason
     words = {"succeeded": "succeeded", "failed": "failed", "hung_up": "the peer hung up", "none": "none"}
     yield (
         "handshake",

@@ -1,18 +1,29 @@
-"""Taking nothing for a while, and a receiver that takes its time: what comes of it, measured."""
+"""Measure what a stalled receiver gets, and what a slow one; and which high-water mark of the sender explains it.
+
+A sender's pipe takes a message while fewer than ``sndhwm`` are written and not known to be read. The sender learns in
+steps of ``lwm = (sndhwm + 1) // 2`` how many messages have left the pipe, counted from the beginning of the connection.
+The reader had taken ``before`` messages when it stopped, and ``beyond`` have left the sender's pipe since: into the
+kernel's buffers on both sides, and into our own queue. So at the first refusal::
+
+    before + held = sndhwm + lwm * floor((before + beyond) / lwm)
+
+``held`` and ``before`` are counted. ``beyond`` is known within some messages if the kernel's queues can be read, and
+otherwise assumed. A high-water mark explains what was seen if the equation holds for one of the possible ``beyond``.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.sequences import Gap
-from zmq_datasource.workbench.doctor.facts import Consumed, Outcome, Stalled
-from zmq_datasource.workbench.doctor.hwm import beyond, explain
+from zmq_datasource.workbench.doctor.facts import DEFAULT_HWM, Consumed, HwmRange, Outcome, Stalled
 from zmq_datasource.workbench.doctor.probe import Probe, receive_all
 from zmq_datasource.workbench.experiment import wait_until
 
-__all__ = ["STALL_RCVHWM", "consume", "held_before", "outcome_of", "stall"]
+__all__ = ["STALL_RCVHWM", "beyond", "consume", "explain", "fits", "held_before", "outcome_of", "stall"]
 
 # A small queue of our own, so that the sender's shows.
 STALL_RCVHWM = 10
@@ -21,19 +32,26 @@ _TURN_SECONDS = 0.02
 # After a stall the rate is measured every so many seconds; so many messages must have been possible in them.
 _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
 _MOST_DRAIN, _MOST_MESSAGES = 15.0, 1_000_000
-# Up to this many times its rate a feed is as it was before.
+# After the held messages, a rate of at most this many times the earlier one is the feed's own rate again.
 _AS_BEFORE = 1.3
-# Up to this many times, if it varies by no more than this from one window to the next; and beyond if it does so for
-# long: the rate that was seen before was not the usual one.
+# A higher rate is the feed's own, too, if it varies by no more than _STEADY from one window to the next: up to _NEAR
+# times the earlier rate at once, and beyond that after _LONG_STEADY windows, because the earlier rate was unusual then.
 _NEAR, _STEADY, _LONG_STEADY = 2.0, 0.2, 3
-# A queue with no more than this is empty but for what is live.
+# A queue with no more than this has only new messages.
 _EMPTY_SHARE, _EMPTY_BYTES = 0.2, 16384
 # Fewer messages than these say nothing.
 _LEAST_MESSAGES = 20
-# Rates vary: fewer is what lacks this share of the stall's messages, and of those that came while all was taken.
+# Rates vary. The outcome is ``fewer`` only if this share is missing of the stall's messages, and this share of those
+# that were sent while the held ones were taken.
 _LACKING, _LACKING_AFTER = 0.3, 0.05
-# What is missing in a row for less than this was dropped in a burst, not because the queue was full.
+# Numbers that are missing in a row for less than this time were dropped in a burst, not because the queue was full.
 _FULL_SECONDS = 0.05
+# libzmq sends and reads in batches of 8 kB, on both sides, which no kernel's queue shows.
+_BATCHES_BYTES = 2 * 8192
+# What Linux lets a send buffer grow to by itself (the third figure of net.ipv4.tcp_wmem), and leaves unread
+# beside our own; assumed where the peer's machine cannot be read.
+_ASSUMED_BYTES = 4 << 20
+_LEAST_SLACK = 2
 
 
 def stall(
@@ -45,12 +63,12 @@ def stall(
     wait: float,
     expected: int | None,
 ) -> Stalled | None:
-    """Take nothing on a connection of its own for ``seconds``, then all; None if nothing came at first.
+    """Open a connection, take nothing on it for ``seconds``, and then take all. None if no message came before that.
 
     Args:
         options, given: As of ``Probe``, with the RCVHWM of the stall.
-        watched: What came before, for the framing and the sizes.
-        rate: Messages that were sent a second, the missing ones included.
+        watched: The probe that has watched before, for the framing and the sizes.
+        rate: Messages that are sent in a second, including the missing ones.
         wait: Seconds to wait for the connection and its first message.
         expected: The sender's high-water mark that the user meant.
     """
@@ -82,7 +100,7 @@ def stall(
     held = held_before(gaps, before, rate / max(1, counters)) if outcome == "dropped" else None
     marks = None
     if held is not None and not broken:
-        marks = explain(held, before, options.rcvhwm, watched.wire_bytes, ours, theirs, expected)
+        marks = explain(held, before, options.rcvhwm, watched.tally.wire_bytes, ours, theirs, expected)
     return Stalled(
         outcome=outcome,
         seconds=seconds,
@@ -94,16 +112,19 @@ def stall(
         held=held,
         kernel_bytes=None if ours is None else ours + (theirs or 0),
         measured=theirs is not None,
-        beyond=beyond(options.rcvhwm, watched.wire_bytes, ours, theirs)[1],
+        beyond=beyond(options.rcvhwm, watched.tally.wire_bytes, ours, theirs)[1],
         marks=marks,
     )
 
 
 def _take_all(probe: Probe, rate: float, kernel_bytes: int) -> tuple[float, float]:
-    """Take what was held, and some that come live after it; how many seconds that took, and the rate at its end.
+    """Take the messages that were held, and some new ones after them.
 
-    It is all there when the kernel's queues, which had ``kernel_bytes``, have emptied, and about the feed's own
-    rate comes (a store gives its backlog out slowly), or a rate that does not change any more.
+    All held messages have come when the kernel's queues, which had ``kernel_bytes``, are empty, and messages come at
+    about the feed's own rate, or at a rate that does not change any more: a store on the way sends its backlog slowly.
+
+    Returns:
+        The seconds that this took, and the rate at its end.
     """
     first, began = probe.messages, time.monotonic()
     window = min(_MOST_AFTER, max(_LEAST_AFTER, _AFTER_MESSAGES / rate))
@@ -129,7 +150,7 @@ def outcome_of(received: int, lost: int | None, rate: float, seconds: float, liv
 
     Args:
         received: Messages that came since the stall began.
-        lost: Of these the missing ones; None if they have no numbers.
+        lost: How many of that time are missing; None if they have no numbers.
         rate: Messages a second before it.
         live: Messages that were sent after it, until all was taken.
     """
@@ -157,7 +178,7 @@ def held_before(gaps: Sequence[Gap], before: int, rate: float) -> int | None:
 
 
 def consume(probe: Probe, each: float, seconds: float) -> Consumed:
-    """Take ``each`` seconds for a message, for ``seconds``; what is lost meanwhile is seen when all is taken."""
+    """Imitate a receiver that takes ``each`` seconds for a message. After ``seconds``, take the rest: losses show."""
     lost_before, taken = probe.lost, 0
     began = time.monotonic()
     free_since_half = False
@@ -177,4 +198,62 @@ def consume(probe: Probe, each: float, seconds: float) -> Consumed:
         lost=probe.lost - lost_before,
         behind=taken > 0 and not free_since_half,
         queued=None if ours is None else ours + (theirs or 0),
+    )
+
+
+# High-water marks.
+
+
+def step(hwm: int) -> int:
+    """libzmq's low-water mark: a sender learns of what has left its queue by so many messages at a time."""
+    return (hwm + 1) // 2
+
+
+def fits(hwm: int, held: int, before: int, low: int, high: int) -> bool:
+    """Whether a high-water mark explains ``held``, if ``low`` to ``high`` messages are beyond the sender's pipe."""
+    lwm = step(hwm)
+    # The kernel is read, and the last message comes, at slightly different moments: some messages more or fewer.
+    slack = max(_LEAST_SLACK, hwm // 50)
+    heard = before + held - hwm  # the sender knew that so many had left, in whole steps
+    least, most = math.ceil((heard - slack) / lwm), (heard + slack) // lwm
+    return max(0, least, (before + low) // lwm) <= min(most, (before + high) // lwm)
+
+
+def beyond(rcvhwm: int, wire_bytes: float, ours: int | None, theirs: int | None) -> tuple[int, int]:
+    """How many messages are beyond the sender's pipe at the end of a stall, at least and at most."""
+    low = rcvhwm + int(((ours or 0) + (theirs or 0)) / wire_bytes)
+    high = low + int((_BATCHES_BYTES + (_ASSUMED_BYTES if theirs is None else 0)) / wire_bytes)
+    return max(0, low - _LEAST_SLACK), high + _LEAST_SLACK
+
+
+def explain(
+    held: int,
+    before: int,
+    rcvhwm: int,
+    wire_bytes: float,
+    ours: int | None,
+    theirs: int | None,
+    expected: int | None,
+) -> HwmRange | None:
+    """The high-water marks that explain a stall; None if none does.
+
+    Args:
+        held: Messages that came after it before the first that is missing.
+        before: Messages taken on this connection before it.
+        rcvhwm: Of our socket.
+        wire_bytes: Of one message, its frames' headers included.
+        ours, theirs: Bytes in the kernel's queues at its end; None if unknown.
+        expected: The high-water mark that the user meant.
+    """
+    low, high = beyond(rcvhwm, wire_bytes, ours, theirs)
+    # Of a high-water mark at least half is free when a reader that keeps up stops: larger ones would have held more.
+    possible = [hwm for hwm in range(1, 2 * held + 2) if fits(hwm, held, before, low, high)]
+    if not possible:
+        return None
+    return HwmRange(
+        low=possible[0],
+        high=possible[-1],
+        measured=theirs is not None,
+        expected_fits=None if expected is None else expected in possible,
+        default_fits=DEFAULT_HWM in possible,
     )

@@ -1,4 +1,4 @@
-"""The metrics of queries in a user's session.
+"""What a user's session shows of queries: their metrics, and why a query has failed (``reason``).
 
 ``metrics`` takes a query's progress, and fills in the figures of the Python source and sink, which Spark leaves out.
 ``live_view`` shows them as a table. ``metrics_dataframe`` reads what ``metricsLocation`` holds of all queries.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import pprint
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +25,7 @@ from zmq_datasource.spark.registration import active_history
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectQuery
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = [
@@ -35,8 +38,26 @@ __all__ = [
     "live_view",
     "metrics",
     "metrics_dataframe",
+    "reason",
     "records",
 ]
+
+
+# Of a printed event.
+_COLUMNS = 110
+
+
+class _Event(dict[str, Any]):
+    """A dictionary that prints over several lines, because in one line an event has thousands of characters."""
+
+    def __repr__(self) -> str:
+        return pprint.pformat(dict(self), width=_COLUMNS, sort_dicts=False)
+
+
+# A traceback ends with the error, behind which Spark writes its own.
+_ERROR = re.compile(
+    r"^(?:zmq_datasource\.errors\.)(\w+: .*?)(?=\n SQLSTATE|\n\n|\n\tat |\n=== |\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 class QueryMetrics(NamedTuple):
@@ -73,15 +94,15 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
     events = [json.loads(progress.json) for progress in query.recentProgress]
     fill_in_sources(events)
     fill_in_sinks(events, location, active_history())
-    recent = [complete(event) for event in events]
+    recent: list[dict[str, Any]] = [_Event(complete(event)) for event in events]
     if not recent:
-        return QueryMetrics(complete(_no_event(query)), recent)
-    last = recent[-1] if location is None else _with_newest_reports(recent[-1], location)
+        return QueryMetrics(_Event(complete(_no_event(query))), recent)
+    last = recent[-1] if location is None else _Event(_with_newest_reports(recent[-1], location))
     return QueryMetrics(last, recent)
 
 
 def _no_event(query: StreamingQuery) -> dict[str, Any]:
-    """What is known of a query before its first event."""
+    """An event with the facts that are known of a query before its first event."""
     return {
         "id": str(query.id),
         "runId": str(query.runId),
@@ -291,3 +312,26 @@ def _reading(store: MetricsStore) -> Callable[[Iterable[pa.RecordBatch]], Iterat
                 yield pa.RecordBatch.from_arrays([records], ["record"])
 
     return read
+
+
+def reason(failed: StreamingQuery | ConnectQuery | BaseException) -> str | None:
+    """Say why a query, a read or a write has failed, without Spark's stack of Python and Java frames.
+
+    >>> query.awaitTermination()  # doctest: +SKIP
+    >>> reason(query)  # doctest: +SKIP
+    'EndpointError: binding tcp://*:5556: Address already in use; ...'
+
+    Args:
+        failed: A query, or what ``load``, ``save``, ``collect`` or ``awaitTermination`` has raised.
+
+    Returns:
+        This package's error with its way out (docs/errors.md). If the error is another one, the first line that Spark
+        says. None if the query has not failed.
+    """
+    error = failed if isinstance(failed, BaseException) else failed.exception()
+    if error is None:
+        return None
+    text = str(error).strip()
+    found = _ERROR.findall(text)
+    # Of a chain of errors the last one is what the others led to.
+    return str(found[-1]).strip() if found else text.partition("\n")[0]
