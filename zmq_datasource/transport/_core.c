@@ -161,24 +161,29 @@ typedef struct {
     size_t size, capacity; /* bytes */
 } Growing;
 
-static int append(Growing *buffer, const void *content, size_t size)
+static int make_room(Growing *buffer, size_t size)
 {
-    if (size > buffer->capacity - buffer->size) {
-        size_t needed = buffer->size + size, doubled = buffer->capacity < 4096 ? 4096 : 2 * buffer->capacity;
-        size_t capacity = needed > doubled ? needed : doubled;
-        char *memory = realloc(buffer->memory, capacity);
-        if (memory == NULL)
-            return -1;
-        buffer->memory = memory;
-        buffer->capacity = capacity;
-    }
+    size_t needed = buffer->size + size, doubled = buffer->capacity < 4096 ? 4096 : 2 * buffer->capacity;
+    size_t capacity = needed > doubled ? needed : doubled;
+    char *memory = realloc(buffer->memory, capacity);
+    if (memory == NULL)
+        return -1;
+    buffer->memory = memory;
+    buffer->capacity = capacity;
+    return 0;
+}
+
+static inline int append(Growing *buffer, const void *content, size_t size)
+{
+    if (size > buffer->capacity - buffer->size && make_room(buffer, size) < 0)
+        return -1;
     if (size)
         memcpy(buffer->memory + buffer->size, content, size);
     buffer->size += size;
     return 0;
 }
 
-static int append_offset(Growing *buffer, size_t offset)
+static inline int append_offset(Growing *buffer, size_t offset)
 {
     int32_t value = (int32_t)offset;
     return offset > INT32_MAX ? -1 : append(buffer, &value, sizeof value);
@@ -284,6 +289,32 @@ static int end_message(Inbox *inbox, int frames)
     return 0;
 }
 
+/* The number of 32 bits that begins at `index` numbers into a buffer. */
+static size_t offset_in(const Growing *buffer, size_t index)
+{
+    int32_t value;
+    memcpy(&value, buffer->memory + index * sizeof value, sizeof value);
+    return (size_t)value;
+}
+
+static void cut_column(Frames *column, size_t frames)
+{
+    column->ends.size = (frames + 1) * sizeof(int32_t);
+    column->data.size = offset_in(&column->ends, frames);
+}
+
+/* Remove what a message has left that did not end. The number of messages says where each buffer ends, so no sizes are
+ * noted before each message, which would cost more than all else here. */
+static void remove_unfinished(Inbox *inbox)
+{
+    size_t messages = (size_t)inbox->messages;
+    cut_column(&inbox->frames[FIRST], messages);
+    cut_column(&inbox->frames[LAST], messages);
+    cut_column(&inbox->frames[MIDDLE], offset_in(&inbox->lists, messages));
+    inbox->lists.size = (messages + 1) * sizeof(int32_t);
+    inbox->several.size = (messages + 7) / 8;
+}
+
 typedef struct {
     int error;     /* why nothing was taken; 0 if a message was */
     size_t excess; /* the size of a message that was discarded because it is too large */
@@ -293,10 +324,8 @@ typedef struct {
  * `frame` is an initialized one; it holds the message's last frame then. */
 static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, size_t largest)
 {
-    size_t before[FILLED], size = 0;
+    size_t size = 0;
     int kept = 0, error, frames = 0;
-    for (int i = 0; i < FILLED; i++)
-        before[i] = inbox->filled[i].size;
     error = next_frame(frame, sock, 1, flags);
     while (!error) {
         int more = zmq.msg_more(frame);
@@ -311,8 +340,7 @@ static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, s
     if (!error && kept == 0 && size <= largest)
         kept = end_message(inbox, frames);
     if (error || kept < 0 || size > largest)
-        for (int i = 0; i < FILLED; i++)
-            inbox->filled[i].size = before[i];
+        remove_unfinished(inbox);
     else
         inbox->size += (Py_ssize_t)size;
     return (Outcome){error || kept == 0 ? error : ENOMEM, size > largest ? size : 0};
