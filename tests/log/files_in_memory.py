@@ -20,6 +20,7 @@ class FilesInMemory(LogStorage):
 
     Attributes:
         did: What was asked of it, in order.
+        uncached: The first ids of the chunks that it was asked to drop from memory.
         refuses: Raised by what writes or deletes, once for each.
         before_put: Called before a chunk is written.
     """
@@ -27,6 +28,7 @@ class FilesInMemory(LogStorage):
     def __init__(self) -> None:
         super().__init__("/nowhere")
         self.did: list[str] = []
+        self.uncached: list[int] = []
         self.refuses: list[Exception] = []
         self.before_put: Callable[[], object] = lambda: None
 
@@ -41,6 +43,9 @@ class FilesInMemory(LogStorage):
 
     def delete_chunk(self, first: int) -> None:
         self._do(f"delete {chunk_name(first)}")
+
+    def uncache_chunk(self, first: int) -> None:
+        self.uncached.append(first)
 
 
 class RecordsInMemory:

@@ -87,6 +87,21 @@ def test_committed_chunks_stay_for_their_retention() -> None:
     assert log.files.did == deletions(0, 10)
 
 
+def test_only_new_chunks_that_no_reader_needs_leave_the_systems_memory(records: RecordsInMemory) -> None:
+    log = Log(2, seconds=1e9)
+    log.retention.begin(0)
+    for first in (20, 30, 40):
+        log.contents.seal(0, Chunk(first, first + 10, 100, 1000.0))
+    log.retention.commit(45)
+    log.retention.uncache()
+    assert log.files.uncached == [20, 30]
+    log.retention.commit(50)
+    for _ in range(2):  # each chunk once
+        log.retention.uncache()
+    assert log.files.uncached == [20, 30, 40]
+    assert log.files.did == []
+
+
 def test_a_clock_that_is_set_back_restarts_the_retention_of_existing_chunks() -> None:
     log = Log(3, seconds=60.0)
     log.retention.commit(30)

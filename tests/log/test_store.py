@@ -784,3 +784,50 @@ def test_a_holder_that_refreshes_keeps_a_bucket(impatient: BucketStore) -> None:
         pickle.loads(pickle.dumps(bucket)).hold("0/writer.lock", SILENT_SECONDS + 3)
     assert hold.lost is None
     hold.release()
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in memory")
+
+
+@linux_only
+def test_an_object_that_is_dropped_from_memory_is_read_from_the_disk(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    content = os.urandom(1 << 20)
+    for key in ("one", "other"):
+        store.put_new(key, [content])
+    assert _is_in_memory(tmp_path / "one")
+    store.uncache("one")
+    store.uncache("missing")
+    assert store.open("one").read() == content
+    store.uncache("one")
+    if not _drops_from_memory(tmp_path / "other"):
+        pytest.skip("this file system has everything in memory")
+    assert not _is_in_memory(tmp_path / "one")
+
+
+@linux_only
+def test_an_object_that_was_not_forced_to_the_disk_is_not_dropped_from_memory(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path, sync=False)
+    store.put_new("one", [bytes(1 << 20)])
+    store.uncache("one")
+    assert _is_in_memory(tmp_path / "one")
+
+
+def _drops_from_memory(path: Path) -> bool:
+    """Whether this file system lets a file that is on the disk go from the system's memory."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return not _is_in_memory(path)
+
+
+def _is_in_memory(path: Path) -> bool:
+    """Whether the beginning of a file can be read without the disk."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except OSError as e:
+            if e.errno != errno.EOPNOTSUPP:
+                raise
+            pytest.skip("this file system always reads from the disk")

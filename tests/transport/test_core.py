@@ -162,6 +162,23 @@ def test_a_message_that_is_too_large_is_discarded(context: Context, huge: list[b
     assert handed_over(inbox) == [[b"a", b"x" * 99], [b"x" * 100]]
 
 
+@pytest.mark.parametrize("before", range(18))
+def test_a_discarded_message_leaves_nothing_among_others(context: Context, before: int) -> None:
+    push, pull = pair(context)
+    shapes = [[b"a"], [b"topic", b"value"], [b"t", b"x", b"yy", b"v"], [b"", b"", b""]]
+    messages = [[*shapes[n % 4][:-1], b"%d" % n] for n in range(before + 10)]
+    huge = [b"t", b"x" * 20, b"", b"y" * 90, b"z"]
+    send(push, [*messages[:before], huge, *messages[before:]])
+    inbox = Inbox()
+    assert inbox.take(pull, 99, MIB, largest=100) == Taken(before, sum(map(len, huge)), False)
+    assert (inbox.messages, inbox.size) == (
+        before,
+        sum(len(frame) for it in messages[:before] for frame in it),
+    )
+    assert inbox.take(pull, 99, MIB, largest=100) == Taken(10, 0, True)
+    assert handed_over(inbox) == messages
+
+
 def test_a_message_stays_in_the_socket_until_the_largest_has_room(context: Context) -> None:
     push, pull = pair(context)
     inbox = Inbox()

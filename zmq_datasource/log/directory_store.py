@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -243,6 +244,15 @@ class DirectoryStore:
             except FileNotFoundError:
                 self._check_root()
             failpoints.reach("log.store.after_delete")
+
+    def uncache(self, key: str) -> None:
+        """Let the system drop an object from its memory, so that reading it uses the disk. It may have no effect.
+
+        Does nothing without ``sync``: the system would begin to write the object, and keep what is not written yet.
+        """
+        if self.sync and sys.platform == "linux":
+            with suppress(OSError), open(open_file(self.root / key), "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def clean(self, prefix: str = "") -> None:
         """Delete temporary files of killed processes in a directory.

@@ -83,6 +83,7 @@ class Retention:
         self._last_time = math.inf
         self._next_deletion = self._next_records = 0.0
         self.committed = 0
+        self._uncached = 0  # the chunks below were dropped from the system's memory, or were there before
         self._committing = threading.Lock()
         self._removing = threading.Lock()
 
@@ -102,11 +103,24 @@ class Retention:
         """Note the first id of a log that was opened. Nothing is committed yet."""
         with self._committing:
             self.committed = earliest
+        self._uncached = self._contents.durable_end
 
     def make_room(self) -> None:
         """Delete chunks before their retention has passed, if ``make_room`` allows it and the log needs the room."""
         if self._make_room != "none":
             self.remove_expired()
+
+    def uncache(self) -> None:
+        """Drop new chunks that no reader needs any more from the system's memory. For the sealing thread only.
+
+        The next chunks then use the same memory. Otherwise each of them takes memory that was never used, which costs
+        a virtual machine ten times as much as the copy into it; and the log takes the memory of other files.
+        """
+        done = self.committed
+        for chunk in self._contents.covering(self._uncached, done):
+            if chunk.end <= done:
+                self._storage.uncache_chunk(chunk.first)
+                self._uncached = chunk.end
 
     def oldest_done(self, done: int) -> Chunk | None:
         """The oldest chunk that could be deleted if all ids below ``done`` were committed; None if there is none."""

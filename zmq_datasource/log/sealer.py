@@ -262,3 +262,4 @@ class Sealer:
         self._times = None
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.make_room)
+        self._tidy(self._retention.uncache)

@@ -309,6 +309,11 @@ class LogStorage:
         self.store.delete(self.key(chunk_name(first)))
         failpoints.reach("log.chunk.after_delete")
 
+    def uncache_chunk(self, first: int) -> None:
+        """Let the system drop a chunk from its memory. The chunk stays in the log."""
+        if isinstance(self.store, DirectoryStore):
+            self.store.uncache(self.key(chunk_name(first)))
+
     def open_chunk_files(self) -> OpenChunkFiles:
         """The files of open chunks, which only a directory has."""
         assert self.directory is not None, "a chunk in a bucket does not grow"

@@ -161,24 +161,29 @@ typedef struct {
     size_t size, capacity; /* bytes */
 } Growing;
 
-static int append(Growing *buffer, const void *content, size_t size)
+static int make_room(Growing *buffer, size_t size)
 {
-    if (size > buffer->capacity - buffer->size) {
-        size_t needed = buffer->size + size, doubled = buffer->capacity < 4096 ? 4096 : 2 * buffer->capacity;
-        size_t capacity = needed > doubled ? needed : doubled;
-        char *memory = realloc(buffer->memory, capacity);
-        if (memory == NULL)
-            return -1;
-        buffer->memory = memory;
-        buffer->capacity = capacity;
-    }
+    size_t needed = buffer->size + size, doubled = buffer->capacity < 4096 ? 4096 : 2 * buffer->capacity;
+    size_t capacity = needed > doubled ? needed : doubled;
+    char *memory = realloc(buffer->memory, capacity);
+    if (memory == NULL)
+        return -1;
+    buffer->memory = memory;
+    buffer->capacity = capacity;
+    return 0;
+}
+
+static inline int append(Growing *buffer, const void *content, size_t size)
+{
+    if (size > buffer->capacity - buffer->size && make_room(buffer, size) < 0)
+        return -1;
     if (size)
         memcpy(buffer->memory + buffer->size, content, size);
     buffer->size += size;
     return 0;
 }
 
-static int append_offset(Growing *buffer, size_t offset)
+static inline int append_offset(Growing *buffer, size_t offset)
 {
     int32_t value = (int32_t)offset;
     return offset > INT32_MAX ? -1 : append(buffer, &value, sizeof value);
@@ -284,6 +289,32 @@ static int end_message(Inbox *inbox, int frames)
     return 0;
 }
 
+/* The number of 32 bits that begins at `index` numbers into a buffer. */
+static size_t offset_in(const Growing *buffer, size_t index)
+{
+    int32_t value;
+    memcpy(&value, buffer->memory + index * sizeof value, sizeof value);
+    return (size_t)value;
+}
+
+static void cut_column(Frames *column, size_t frames)
+{
+    column->ends.size = (frames + 1) * sizeof(int32_t);
+    column->data.size = offset_in(&column->ends, frames);
+}
+
+/* Remove what a message has left that did not end. The number of messages says where each buffer ends, so no sizes are
+ * noted before each message, which would cost more than all else here. */
+static void remove_unfinished(Inbox *inbox)
+{
+    size_t messages = (size_t)inbox->messages;
+    cut_column(&inbox->frames[FIRST], messages);
+    cut_column(&inbox->frames[LAST], messages);
+    cut_column(&inbox->frames[MIDDLE], offset_in(&inbox->lists, messages));
+    inbox->lists.size = (messages + 1) * sizeof(int32_t);
+    inbox->several.size = (messages + 7) / 8;
+}
+
 typedef struct {
     int error;     /* why nothing was taken; 0 if a message was */
     size_t excess; /* the size of a message that was discarded because it is too large */
@@ -293,10 +324,8 @@ typedef struct {
  * `frame` is an initialized one; it holds the message's last frame then. */
 static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, size_t largest)
 {
-    size_t before[FILLED], size = 0;
+    size_t size = 0;
     int kept = 0, error, frames = 0;
-    for (int i = 0; i < FILLED; i++)
-        before[i] = inbox->filled[i].size;
     error = next_frame(frame, sock, 1, flags);
     while (!error) {
         int more = zmq.msg_more(frame);
@@ -311,8 +340,7 @@ static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, s
     if (!error && kept == 0 && size <= largest)
         kept = end_message(inbox, frames);
     if (error || kept < 0 || size > largest)
-        for (int i = 0; i < FILLED; i++)
-            inbox->filled[i].size = before[i];
+        remove_unfinished(inbox);
     else
         inbox->size += (Py_ssize_t)size;
     return (Outcome){error || kept == 0 ? error : ENOMEM, size > largest ? size : 0};
@@ -483,12 +511,17 @@ static void refresh(void *sock)
     zmq.getsockopt(sock, EVENTS, &events, &size);
 }
 
+/* XXH3_64bits_withSeed of the package xxhash. */
+typedef uint64_t (*hash_t)(const void *, size_t, uint64_t);
+
 /* Passes the frames of a message on, one behind: only what follows tells whether more follow. */
 typedef struct {
     void *sock;    /* NULL: only count */
     int64_t *left; /* how many microseconds the first frame may still wait for room */
     int64_t count;
     size_t size; /* of all frames */
+    hash_t hash; /* of each frame, with the hash of the frame before as its seed; NULL: none is wanted */
+    uint64_t digest;
     int error, lost;
     Frame last;
     char number[8]; /* what the last frame is, if it is a number */
@@ -535,6 +568,8 @@ static void add_frame(Message *message, Frame frame)
         pass(message, SNDMORE);
     message->count++;
     message->size += frame.size;
+    if (message->hash != NULL)
+        message->digest = message->hash(frame.content, frame.size, message->digest);
     message->last = frame;
 }
 
@@ -707,6 +742,26 @@ static PyObject *outbox_size(PyObject *self, PyObject *args)
     return PyLong_FromSize_t(message.size);
 }
 
+static PyObject *outbox_digest(PyObject *self, PyObject *address)
+{
+    Outbox *outbox = (Outbox *)self;
+    void *found = PyLong_AsVoidPtr(address);
+    hash_t hash;
+    uint64_t digest = 0;
+    if (found == NULL)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the address is null");
+    memcpy(&hash, &found, sizeof hash);
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < outbox->rows; row++) {
+        Message message = {.hash = hash};
+        for (int i = 0; i < outbox->count; i++)
+            add_row(&message, &outbox->columns[i], row);
+        digest += message.digest;
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(digest);
+}
+
 static PyObject *outbox_give(PyObject *self, PyObject *args)
 {
     Outbox *outbox = (Outbox *)self;
@@ -736,6 +791,7 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
 
 static PyMethodDef outbox_methods[] = {
     {"give", outbox_give, METH_VARARGS, "give(socket, start, end, microseconds to wait, refresh) -> (position, errno)"},
+    {"digest", outbox_digest, METH_O, "digest(address of XXH3_64bits_withSeed) -> sum of all rows' digests"},
     {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes of all frames"},
     {0},
 };
