@@ -14,8 +14,7 @@ from tests.log.machines import Machines, MemoryBucket
 from tests.support import batch_of, log_rows, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
-from zmq_datasource.log.deletions import Deletions
-from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage

@@ -16,10 +16,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import batch_of, free_endpoint, keep_handlers, stream_options, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
-from zmq_datasource.log.deletions import Deletions
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader import end_within_bytes, first_since, read_index
+from zmq_datasource.log.reader import Deletions, end_within_bytes, first_since, read_index
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter

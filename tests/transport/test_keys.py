@@ -17,8 +17,7 @@ from zmq_datasource.cli import main
 from zmq_datasource.cli.types import named_options
 from zmq_datasource.errors import OptionError
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.transport.keys import value_of
-from zmq_datasource.transport.spec import SocketSpec, check_socket_options
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options, value_of
 
 
 @pytest.fixture

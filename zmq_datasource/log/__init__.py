@@ -32,13 +32,13 @@ The rules:
 Layers, from below:
 
 * ``store`` is the contract, ``directory_store`` and ``bucket_store`` (with ``buckets``) are the two stores.
-* ``storage`` is one partition in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` all chunks in
-  order, ``contents`` a partition that several threads use while it changes.
+* ``storage`` is one partition in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
+  in order, ``contents`` is a partition that several threads use while it changes.
 * The writer: ``recovery`` takes a partition over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
   a thread of its own, ``retention`` deletes. ``filler`` is the interface of the code that fills a log, ``state`` is
   its state in each chunk.
-* The reader: ``listing`` lists chunks, ``reader`` reads a range of ids and finds a time, ``follower`` finds new chunks,
-  ``deletions`` decides what happens if a chunk is gone. ``reader_records`` are the records of all readers.
+* The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
+  ``follower`` finds new chunks, ``reader_records`` are the records of all readers.
 * Transactions that are not committed: ``staging``.
 
 The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the
@@ -48,13 +48,12 @@ records. Other rooms import what is named here, and no module of the room. ``doc
 from zmq_datasource.log.bucket_store import BucketStore, bucket_at
 from zmq_datasource.log.chunk import OpensChunks, read_facts
 from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.deletions import Deletions, begin_of, deleted
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.files import open_file
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.growing import GrowingTail, Grown
-from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
     DEAD_LETTERS_NAME,
     LOCK_WAIT_SECONDS,
@@ -65,9 +64,11 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
-from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader import (
+    Deletions,
     Slice,
+    begin_of,
+    deleted_error,
     end_within_bytes,
     first_since,
     read_slices,
@@ -134,7 +135,7 @@ __all__ = [
     "begin_of",
     "bucket_at",
     "damage_at",
-    "deleted",
+    "deleted_error",
     "end_within_bytes",
     "first_since",
     "open_file",

@@ -59,12 +59,12 @@ class Fence:
     def __init__(self, storage: _Partition, log_id: str, newest: int | None) -> None:
         self._storage = storage
         self._log_id = log_id
-        self._closed: LogLockedError | None = None
+        self._error: LogLockedError | None = None
         self._newest = newest
         self._entry = self._find(newest)
         self._check_newest(newest)
         if self._entry is None:
-            raise self._lost()
+            raise self._missing_error()
 
     def check(self) -> None:
         """Check that the newest chunk is there. Called before anything is written or deleted.
@@ -73,14 +73,14 @@ class Fence:
             LogLockedError: Another writer has put later chunks, or made another log.
             DiskFaultError: The store has lost its content: it was unmounted or emptied.
         """
-        if self._closed is not None:
-            raise self._closed
+        if self._error is not None:
+            raise self._error
         found = self._find(self._newest)
         if found is not None and found == self._entry:
             return
         self._check_newest(self._newest)
         if found is None:
-            raise self._lost()
+            raise self._missing_error()
         self._entry = found  # the chunk was lost, and has been restored as another object
 
     def advance(self, first: int) -> None:
@@ -97,7 +97,7 @@ class Fence:
 
     def close(self, error: LogLockedError) -> LogLockedError:
         """Make each later ``check`` raise this error, and return the error."""
-        self._closed = error
+        self._error = error
         return error
 
     def _find(self, first: int | None) -> Entry | None:
@@ -122,7 +122,7 @@ class Fence:
             )
         )
 
-    def _lost(self) -> DiskFaultError:
+    def _missing_error(self) -> DiskFaultError:
         return DiskFaultError(
             f"writing to {self._storage}: {self._storage.store.path_of(self._key(self._newest))}, which was there, is "
             f"not there any more. {MOUNT_AGAIN}"

@@ -18,8 +18,8 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
+from zmq_datasource.log.index import chunks_of, read_index
 from zmq_datasource.log.layout import Chunk, chunk_name
-from zmq_datasource.log.listing import chunks_of, read_index
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 

@@ -11,9 +11,8 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.facts import PastTimes
 from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.growing import read_groups, seal_groups
-from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import chunk_name, growing_name
-from zmq_datasource.log.listing import read_index
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage

@@ -210,7 +210,7 @@ class Retention:
             return math.inf
         now = self._clock()
         if now < self._last_time:  # the clock was set back
-            index.sealed_by(now)
+            index.limit_sealing_times(now)
         self._last_time = now
         return now - seconds
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.chunk import damage_of, read_facts
 from zmq_datasource.log.growing import read_groups
+from zmq_datasource.log.index import chunks_of, read_index
 from zmq_datasource.log.layout import growing_name
-from zmq_datasource.log.listing import chunks_of, read_index
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage

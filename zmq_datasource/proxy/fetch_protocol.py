@@ -9,7 +9,7 @@ Each request says all that the proxy needs to know, so it may be repeated until 
            ◄───────────────────── BATCH  first, next, done, rows
     FETCH  first=next, done       ─────► ...
 
-A FETCH without a name reads a range of ids. ``transport.envelope`` has the form of a message, and ``messages.packed``
+A FETCH without a name reads a range of ids. ``transport.session`` has the form of a message, and ``messages.packed``
 that of the columns in a BATCH.
 """
 
@@ -26,7 +26,7 @@ from zmq_datasource.errors import ProtocolError
 from zmq_datasource.host.printable import printable
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.packed import MOST_ROWS, pack_columns, unpack_columns
-from zmq_datasource.transport.envelope import Envelope, Header
+from zmq_datasource.transport.session import Envelope, Header
 
 __all__ = [
     "EARLIEST",

@@ -1,6 +1,6 @@
 """Counts the ids that tasks skipped because they were deleted from the log (``failOnDataLoss=false``).
 
-A task records what it skips in the log (``log/deletions``). The source runner looks for these records after a batch,
+A task records what it skips in the log (``log/reader``). The source runner looks for these records after a batch,
 adds them up, and deletes them.
 """
 

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
-from zmq_datasource.log import Deletions, LogStorage, deleted, end_within_bytes, split_range
+from zmq_datasource.log import Deletions, LogStorage, deleted_error, end_within_bytes, split_range
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.offset_ids import OffsetIds
@@ -266,7 +266,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for partition, begin in self._asked[1].items():
                     feed = feeds.parts[partition]
                     if begin < feed.log.earliest:
-                        raise deleted(feed.storage, begin, feed.log.earliest)
+                        raise deleted_error(feed.storage, begin, feed.log.earliest)
             ranges = offsets.ranges(start, end)
             chunks = {
                 partition: feeds.parts[partition].log.covering(low, high)

@@ -21,8 +21,7 @@ import zmq.auth
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.socket import is_on
-from zmq_datasource.transport.keys import warn_of_readers
-from zmq_datasource.transport.spec import SocketSpec, options_of
+from zmq_datasource.transport.spec import SocketSpec, options_of, warn_of_readers
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator

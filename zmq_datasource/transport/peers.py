@@ -20,8 +20,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoint
-from zmq_datasource.transport.connections import Connections, Handle
-from zmq_datasource.transport.handshakes import Handshakes
+from zmq_datasource.transport.connections import Connections, Handle, Handshakes
 from zmq_datasource.transport.redial import Redialer
 
 __all__ = ["PeerWatch", "count_connections", "security_of", "socket_type"]

@@ -8,7 +8,7 @@
 * A framing knows where fields are. What the numbers mean is known in ``sequences``.
 
 Modules: ``fields`` is the result of decoding; ``layout`` decodes messages whose fields are at fixed places, and
-``dafka`` and ``jupyter`` decode their formats; ``presets`` makes the framing that the options name; ``batches`` makes
+``formats`` decodes those of Dafka and Jupyter; ``presets`` makes the framing that the options name; ``batches`` makes
 record batches of fields, and restores frames; ``replay`` has the wire format of vLLM's replay protocol.
 """
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, cast
 
-from zmq_datasource.messages.framing.dafka import DafkaFraming
 from zmq_datasource.messages.framing.fields import Fields
-from zmq_datasource.messages.framing.jupyter import JupyterFraming
+from zmq_datasource.messages.framing.formats import DafkaFraming, JupyterFraming
 from zmq_datasource.messages.framing.layout import BinarySequence, JsonSequence, Layout, SequenceField
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import FramingOptions, Numbering

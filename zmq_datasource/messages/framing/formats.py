@@ -1,20 +1,78 @@
-"""Messages of Dafka producers.
+"""Messages of Jupyter kernels (on their iopub channel) and of Dafka producers.
 
-The first frame has the message's type (one letter), the topic, a zero byte, the version (1), and the fields: strings
-with a length byte in front, and big-endian numbers. A record (``M``) has the producer's address, the subject and the
-sequence (8 bytes), and its content in a second frame. A head (``H``) has the same fields, and no content: its
-sequence is that of the producer's last record. Consumers and stores send the other types.
+A message of Jupyter has the frames: topic, the delimiter ``<IDS|MSG>``, signature, header, parent header, metadata,
+content, and any number of buffers. ``msg_id`` in the header is opaque, so losses cannot be tracked. Checking the
+signature would need the kernel's key, so it is not checked. Source: jupyter-client's documentation, "Messaging in
+Jupyter", wire protocol 5.
 
-Source: dafka_proto.xml and the generated dafka_proto.c of zeromq/dafka.
+The first frame of a Dafka message has its type (one letter), the topic, a zero byte, the version (1), and the fields:
+strings with a length byte in front, and big-endian numbers. A record (``M``) has the producer's address, the subject
+and the sequence (8 bytes), and its content in a second frame. A head (``H``) has the same fields, and no content: its
+sequence is that of the producer's last record. Consumers and stores send the other types. Source: dafka_proto.xml and
+the generated dafka_proto.c of zeromq/dafka.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from zmq_datasource.messages.columns import binary_of, integers_of
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, UnfitError
 from zmq_datasource.messages.raw import RawMessages
 
-__all__ = ["DafkaFraming"]
+__all__ = ["DafkaFraming", "JupyterFraming"]
+
+_DELIMITER = b"<IDS|MSG>"
+
+
+class _Header(msgspec.Struct):
+    session: str
+
+
+class JupyterFraming:
+    """Decodes messages: ``value`` is the content, ``publisher`` the session, and ``topic`` the first frame, if any."""
+
+    def __init__(self) -> None:
+        self._header = msgspec.json.Decoder(_Header)
+
+    def decode(self, raw: RawMessages) -> Fields:
+        """Find the fields. Raises nothing for any bytes."""
+        values: list[bytes] = []
+        topics: list[bytes | None] = []
+        publishers: list[bytes] = []
+        rows: list[int] = []
+        malformed: list[Malformed] = []
+        for row, frames in enumerate(raw.lists().to_pylist()):
+            try:
+                topic, session, content = self._read(frames)
+            except UnfitError as e:
+                malformed.append(Malformed(row, str(e)))
+                continue
+            rows.append(row)
+            topics.append(topic)
+            publishers.append(session)
+            values.append(content)
+        return Fields(
+            binary_of(values),
+            binary_of(topics),
+            binary_of(publishers),
+            rows=integers_of(rows),
+            malformed=malformed,
+        )
+
+    def _read(self, frames: list[bytes]) -> tuple[bytes | None, bytes, bytes]:
+        if _DELIMITER not in frames:
+            raise UnfitError("it has no frame <IDS|MSG>")
+        at = frames.index(_DELIMITER)
+        rest = frames[at + 1 :]
+        if len(rest) < 5:
+            raise UnfitError(f"it has {len(rest)} frames after <IDS|MSG>, 5 or more expected")
+        try:
+            session = self._header.decode(rest[1]).session
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+            raise UnfitError(f"the header is no JSON object with a session: {e}") from e
+        return frames[0] if at else None, session.encode(), rest[4]
+
 
 _RECORD, _HEAD = b"M", b"H"
 _OF_OTHERS = (b"D", b"E", b"F", b"G", b"K", b"L", b"W")
