@@ -18,7 +18,7 @@ import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import REPOSITORY, bound
+from tests.support import DATA, REPOSITORY, bound
 from tests.support.maven import SPARK_AVRO, fetched
 
 pytestmark = pytest.mark.spark
@@ -33,54 +33,39 @@ def blocks_of(recipe: str) -> str:
     return "\n".join(found)
 
 
-# The fields of vllm/distributed/kv_events.py.
+NEWER_VLLM = ("vLLM 0.26.0", "vLLM 0.33.0")
+KV_EVENTS = json.loads((DATA / "kv_events.json").read_text(encoding="utf-8"))
 
 
-class Batch(msgspec.Struct, omit_defaults=True):
-    ts: float
-    events: list[Any]
-    data_parallel_rank: int | None = None
-
-
-class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-
-
-class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True):
-    block_hashes: list[int]
-    medium: str | None
-
-
-class AllBlocksCleared(msgspec.Struct, tag=True):
-    pass
-
-
-def test_vllm(spark: SparkSession) -> None:
-    large = 2**64 - 1
-    batches = [
-        Batch(10.0, [BlockStored([1, large], None, [7] * 32, 16, None, "GPU", None)], 0),
-        Batch(12.5, [BlockRemoved([1], "GPU"), BlockStored([3], 1, [8] * 16, 16, None, "GPU", None)]),
-        Batch(70.0, [BlockRemoved([large], "GPU"), AllBlocksCleared()]),
+@pytest.mark.parametrize("recorded", KV_EVENTS, ids=lambda recorded: recorded["program"])
+def test_vllm(recorded: dict[str, Any], spark: SparkSession) -> None:
+    program = recorded["program"]
+    largest = 2**64 - 1 if program.startswith("vLLM") else -1
+    rows = [
+        ("tcp://vllm-0:5557", at, bytes.fromhex(value)) for at, (_, _, value) in enumerate(recorded["live"])
     ]
-    rows = [("tcp://vllm-0:5557", at, msgspec.msgpack.encode(batch)) for at, batch in enumerate(batches)]
     names: dict[str, Any] = {
         "feed": spark.createDataFrame(rows, "publisher STRING, sequence BIGINT, value BINARY")
     }
     exec(compile(blocks_of("vllm"), "recipes.md", "exec"), names)
+    assert names["batches"].select("batch.data_parallel_rank").distinct().collect() == [(0,)]
     assert names["events"].count() == 5
-    assert [tuple(row) for row in names["blocks"].select("type", "block").collect()] == [
-        ("BlockStored", 1),
-        ("BlockStored", large),
-        ("BlockRemoved", 1),
-        ("BlockStored", 3),
-        ("BlockRemoved", large),
+    found = names["blocks"].select("type", "block", "medium").collect()
+    medium = None if program.startswith("Dynamo") else "GPU"
+    removed_from = None if program == "vLLM 0.10.2" else medium  # an array, in which it is in the third place
+    assert [tuple(row) for row in found] == [
+        ("BlockStored", 1, medium),
+        ("BlockStored", largest, medium),
+        ("BlockRemoved", 1, removed_from),
+        ("BlockStored", 3, medium),
+        ("BlockRemoved", largest, removed_from),
     ]
+    new = ["event.block_size", "event.group_idx", "event.kv_cache_spec_kind", "event.extra_keys"]
+    values = names["events"].where("event.type = 'BlockStored'").select(*new).collect()
+    expected = (1, "full_attention", [["salt"], None]) if program in NEWER_VLLM else (None, None, None)
+    assert {(row[0], row[1], row[2], str(row[3])) for row in values} == {
+        (16, *expected[:2], str(expected[2]))
+    }
     per_minute = names["per_minute"].orderBy("window").select("stored", "removed").collect()
     assert [tuple(row) for row in per_minute] == [(3, 1), (0, 1)]
     names["blocks"].createOrReplaceTempView("blocks")

@@ -1,8 +1,8 @@
 """The wire format of vLLM's replay protocol, for both sides: bytes only.
 
 A request is ``[b"", start]``, where ``start`` is the first wanted sequence as 8 bytes, big-endian. The publisher
-sends a reply for each message that it still has from there on. Since vLLM 0.26 (vllm-project/vllm#45177) a reply is
-``[b"", topic, sequence, payload]``; in older versions and in SGLang it is ``[b"", sequence, payload]``. The last
+sends a reply for each message that it still has from there on. Since vLLM 0.26 (vllm-project/vllm#45177), and in SGLang
+0.5.23, a reply is ``[b"", topic, sequence, payload]``; in older versions it is ``[b"", sequence, payload]``. The last
 reply has eight 0xFF as sequence, and an empty topic and payload. A DEALER must send and receive the empty frame
 itself.
 

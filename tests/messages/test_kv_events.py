@@ -1,0 +1,46 @@
+"""What the real publishers of KV events send: recorded by tests/support/kv_events.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import DATA, stream_options
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.framing.replay import read_reply
+from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.source.intake import Arrival, Intake
+
+PROGRAMS = json.loads((DATA / "kv_events.json").read_text(encoding="utf-8"))
+each_program = pytest.mark.parametrize("recorded", PROGRAMS, ids=lambda recorded: recorded["program"])
+
+
+def messages(recorded: dict[str, Any], kind: str) -> list[list[bytes]]:
+    return [[bytes.fromhex(frame) for frame in frames] for frames in recorded[kind]]
+
+
+@each_program
+def test_published_events_fit_the_framing(recorded: dict[str, Any]) -> None:
+    live = messages(recorded, "live")
+    intake = Intake(stream_options(connect="tcp://vllm-0:5557", framing="vllm"), SourceCounters())
+    rows, findings = intake.read(raw_of(live), [Arrival(0, len(live), "tcp://vllm-0:5557")])
+    assert not findings.malformed
+    assert rows.column("topic").to_pylist() == ["kv@pod@model"] * len(live)
+    assert rows.column("sequence").to_pylist() == list(range(len(live)))
+    assert rows.column("publisher").to_pylist() == ["tcp://vllm-0:5557"] * len(live)
+
+
+@pytest.mark.parametrize(
+    ("program", "with_topic"),
+    [("vLLM 0.10.2", False), ("vLLM 0.26.0", True), ("vLLM 0.33.0", True), ("SGLang 0.5.23", True)],
+)
+def test_a_replay_repeats_the_published_messages(program: str, with_topic: bool) -> None:
+    (recorded,) = (one for one in PROGRAMS if one["program"] == program)
+    *replies, end = [read_reply(frames) for frames in messages(recorded, "replay")]
+    live = messages(recorded, "live")
+    assert [reply.value for reply in replies] == [value for _, _, value in live]
+    assert [reply.sequence for reply in replies] == list(range(len(live)))
+    assert {reply.topic for reply in replies} == {live[0][0] if with_topic else None}
+    assert end.sequence is None
