@@ -142,7 +142,7 @@ def _read(form: _Format, column: Column | str, schema: t.DataType | str, mode: _
                 raise RowError(
                     f"{form.function}: {e}, in a value of {len(value)} bytes that begins with {value[:32]!r}; correct "
                     "the schema, or use mode='permissive' to read such values as null"
-                ) from e
+                ) from None
             return None
 
     def convert(values: pa.Array) -> pa.Array:

@@ -17,7 +17,7 @@ from zmq_datasource.options.types import Location
 from zmq_datasource.sink.delivery import Delivery
 from zmq_datasource.sink.in_flight import RowBatch
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.sink.sending_socket import SendingSocket
+from zmq_datasource.sink.sending_socket import SHORT_WAIT, SendingSocket
 from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 from zmq_datasource.transport.core import Outbox
 
@@ -36,7 +36,7 @@ class Script:
         self.waited: list[tuple[int, float]] = []
 
     def send(self, messages: Outbox, start: int, end: int, wait: float = 0.0) -> int:
-        if wait:
+        if wait > SHORT_WAIT:
             self.waited.append((start, wait))
         for row in range(start, end):
             if self.refused.get(row):
@@ -76,7 +76,6 @@ def test_a_row_without_room_waits_and_the_rows_after_it_follow() -> None:
     assert script.taken == list(range(10))
     assert script.waited == [(4, 60.0), (7, 60.0)]
     assert (counters.sent, counters.bytes) == (batch.sent, batch.sent_bytes) == (10, sum(range(10)))
-    assert counters.blocked_seconds > 0
 
 
 def test_with_noblock_the_row_without_room_is_dropped_alone() -> None:

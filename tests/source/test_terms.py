@@ -168,6 +168,7 @@ def test_a_query_of_another_feed_is_refused_with_the_options_that_differ(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Ingest, "lock_wait_seconds", 0.1)
+    monkeypatch.setattr(Ingest, "warn_seconds", 0.0)
     _, endpoint = bound(context, zmq.XPUB)
     common: dict[str, Any] = {"walLocation": tmp_path, "connect": endpoint}
     other = stream_options(**common, topics="b,c", topicDelimiter="+")
@@ -178,9 +179,9 @@ def test_a_query_of_another_feed_is_refused_with_the_options_that_differ(
             Feed(other).open()
     finally:
         ingest.stop()
-    assert str(refused.value).endswith(
-        "It receives another feed: topics=b,c (there: a), topicDelimiter=+ (there: not set)"
-    )
+    differences = "It receives another feed: topics=b,c (there: a), topicDelimiter=+ (there: not set)"
+    assert str(refused.value).endswith(differences)
+    assert f"{differences}; waiting up to 0 s more for that process to end" in caplog.text
     # Afterwards it may receive into this log, and says so.
     Ingest(other).open()
     assert "those of this process apply: topics=b,c (before: a)" in caplog.text

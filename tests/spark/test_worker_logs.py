@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import Socket, bound, free_endpoint, wait_for
 from zmq_datasource import register
+from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -88,3 +92,29 @@ def test_tasks_of_a_stream_are_in_the_worker_logs_of_its_own_session_only(
     # The source runner writes to the driver's log, and to no other place.
     assert "does not fit" in package_log()
     assert "does not fit" not in warnings_of(logged) + "".join(seen)
+
+
+_WORKER = """
+import logging
+from pyspark.logger.worker_io import capture_outputs
+from zmq_datasource.spark.worker import set_up_worker
+
+with capture_outputs():
+    set_up_worker()
+    logging.getLogger("zmq_datasource.sink").warning("no peer")
+"""
+
+
+def test_what_spark_collects_is_in_the_log_of_the_executor_too() -> None:
+    """Nothing is logged to a session that no user can reach, and to no other place."""
+    environment = {name: value for name, value in os.environ.items() if name != LOGGING_VARIABLE}
+    worker = subprocess.run(
+        [sys.executable, "-c", _WORKER],
+        env={**environment, "PYSPARK_SPARK_SESSION_UUID": "a session"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert worker.stdout.count('"msg": "no peer"') == 1
+    assert worker.stderr.count("WARNING zmq_datasource.sink: no peer") == 1

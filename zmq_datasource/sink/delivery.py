@@ -13,7 +13,7 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SendTimeoutError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.in_flight import RowBatch
-from zmq_datasource.sink.sending_socket import SendingSocket
+from zmq_datasource.sink.sending_socket import SHORT_WAIT, SendingSocket
 from zmq_datasource.sink.unsent import Unsent
 from zmq_datasource.transport.core import (
     Column,
@@ -66,6 +66,12 @@ class Delivery:
         messages = Outbox(self._columns(batch), len(batch))
         if not again:
             self._counters.rows += len(batch)
+        try:
+            self._send_all(sock, batch, messages, again)
+        finally:
+            self._counters.blocked_seconds += messages.waited_seconds
+
+    def _send_all(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, again: bool) -> None:
         start = 0
         for end in (*sorted(batch.given_up), len(batch)):  # leave out rows that were given up before
             while start < end:
@@ -76,7 +82,7 @@ class Delivery:
         self, sock: SendingSocket, batch: RowBatch, messages: Outbox, start: int, end: int, again: bool
     ) -> int:
         """Send rows up to one for which there is no room, and handle that one. Returns the position of the next row."""
-        at = sock.send(messages, start, end) if sock.has_peer else start
+        at = sock.send(messages, start, end, self._short_wait) if sock.has_peer else start
         if at > start:
             self._is_stuck = False
         if at < end and sock.has_peer and self._retry(sock, messages, at):
@@ -86,6 +92,11 @@ class Delivery:
             return end
         self._give_up(sock, batch, messages, at, again)
         return at + 1
+
+    @property
+    def _short_wait(self) -> float:
+        is_waiting = not (self._options.noblock or self._is_stuck)
+        return min(SHORT_WAIT, self._options.send_timeout) if is_waiting else 0.0
 
     def _columns(self, batch: RowBatch) -> list[Column]:
         """The frames of each message, in their order."""
@@ -128,14 +139,10 @@ class Delivery:
         return False
 
     def _wait(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
-        """Wait up to ``sendTimeout`` for room for a row, and count the time. Returns whether it was sent."""
+        """Wait up to ``sendTimeout`` for room for a row. Returns whether it was sent."""
         if self._options.noblock or self._is_stuck:
             return False
-        began = time.monotonic()
-        try:
-            return sock.send(messages, at, at + 1, wait=self._options.send_timeout) > at
-        finally:
-            self._counters.blocked_seconds += time.monotonic() - began
+        return sock.send(messages, at, at + 1, wait=self._options.send_timeout) > at
 
     def _give_up(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, at: int, again: bool) -> None:
         if again:  # it had counted as sent

@@ -20,9 +20,12 @@ from zmq_datasource.transport.kernel import ended_in_order
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["SendingSocket"]
+__all__ = ["SHORT_WAIT", "SendingSocket"]
 
 _log = logging.getLogger(__name__)
+
+# Seconds. While rows are sent, a queue is full again and again, for some 100 µs. So a wait is cheap, up to this time.
+SHORT_WAIT = 0.1
 
 
 class SendingSocket:
@@ -161,19 +164,18 @@ class SendingSocket:
         """Send messages from ``start`` up to ``end``, as far as the queues have room.
 
         Args:
-            wait: How many seconds each message waits for room.
+            wait: How many seconds to wait for room, in all.
 
         Returns:
             The position of the message for which there is no room, or ``end``.
         """
-        at = messages.give(self._socket, start, end)
-        if at == end or not wait:
+        at = messages.give(self._socket, start, end, min(wait, SHORT_WAIT))
+        if at == end or wait <= SHORT_WAIT:
             return at
         # Waiting may take long. So hold no handles meanwhile: see ``hold_connections``.
         self.release_connections()
-        self._socket.setsockopt(zmq.SNDTIMEO, round(wait * 1000))
         try:
-            return messages.give(self._socket, at, end, wait=True)
+            return messages.give(self._socket, at, end, wait - SHORT_WAIT)
         finally:
             self.hold_connections()
 

@@ -63,10 +63,12 @@ class Ingest:
         readers: The queries and subscribers that read the partition.
         resumed_at: The id of the first message that this process receives; from ``open`` on.
         lock_wait_seconds: How long to wait for the lock, because another writer may be stopping.
+        warn_seconds: After how long it logs that it waits.
         replaying_seconds: How often ``replaying_query`` looks for such a query.
     """
 
     lock_wait_seconds = LOCK_WAIT_SECONDS
+    warn_seconds = 1.0
     replaying_seconds = 1.0
     reader = None  # the name of a query, which a ``Feed`` has in its place
 
@@ -159,7 +161,8 @@ class Ingest:
             LogLockedError: Another process receives another feed into the log, or divides this one in another way.
             LogError: The log cannot be opened.
         """
-        deadline = time.monotonic() + self.lock_wait_seconds
+        began = time.monotonic()
+        deadline, warn_at = began + self.lock_wait_seconds, began + self.warn_seconds
         while True:
             try:
                 self.open(0.0)
@@ -167,8 +170,15 @@ class Ingest:
                 if not isinstance(e, OtherDivisionError) and has_feed(self.storage, self._options):
                     return False
                 # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if now >= deadline:
                     raise naming_other_feed(e, self.storage, self._options) from None
+                if now >= warn_at:
+                    warn_at = deadline
+                    refused = naming_other_feed(e, self.storage, self._options)
+                    _log.warning(
+                        "%s; waiting up to %.0f s more for that process to end", refused, deadline - now
+                    )
                 check_signals()
                 time.sleep(_LOCK_TICK)
             else:

@@ -35,7 +35,7 @@ from zmq_datasource.log import (
 )
 from zmq_datasource.options import ReadOptions, StreamReadOptions
 from zmq_datasource.options.parser import ZmqOptions, describe
-from zmq_datasource.options.types import Duration, Location
+from zmq_datasource.options.types import Duration, Location, Topics
 
 __all__ = [
     "OtherDivisionError",
@@ -74,7 +74,8 @@ _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by"
 _TERMS = ("wal_retention", "replay_endpoint")
 _RECEIVER_ALONE = (
     *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers", "max_gaps"),
-    *("rcvhwm", "wal_chunk_bytes", "wal_flush_interval", "allowed_clients", "zmq"),
+    *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "plain_passwords", "zmq"),
+    *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from", "replay_timeout"),
 )
 
 
@@ -259,8 +260,8 @@ def _text(value: object) -> str:
         return f"{value:g}s"
     if isinstance(value, ZmqOptions):
         return repr(ZmqOptions(sorted(value.items())))  # without secrets
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
+    if isinstance(value, Topics):
+        return ",".join(value)
     return "" if value is None else str(value)
 
 

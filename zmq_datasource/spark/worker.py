@@ -11,6 +11,7 @@ import json
 import logging
 import logging.config
 import os
+import sys
 
 __all__ = ["LOGGING_VARIABLE", "set_up_worker"]
 
@@ -32,8 +33,17 @@ def set_up_worker() -> None:
             logging.config.dictConfig(json.load(file))
         return
     package = logging.getLogger("zmq_datasource")
-    if not (package.handlers or logging.getLogger().handlers):
-        handler = logging.StreamHandler()
+    if not (package.handlers or any(not _is_sparks(handler) for handler in logging.getLogger().handlers)):
+        # While Spark collects logs, sys.stderr is its own, and it would collect each line twice.
+        handler = logging.StreamHandler(sys.__stderr__)
         handler.setFormatter(logging.Formatter(_FORMAT))
         package.addHandler(handler)
         package.setLevel(logging.INFO)
+
+
+def _is_sparks(handler: logging.Handler) -> bool:
+    """Whether a handler is Spark's, for ``spark.tvf.python_worker_logs()``.
+
+    Spark shows a query's lines only in the query's own session, so they go to standard error, too.
+    """
+    return type(handler.formatter).__module__ == "pyspark.logger.worker_io"

@@ -46,6 +46,8 @@ static struct {
     int (*send)(void *, const void *, size_t, int);
     int (*getsockopt)(void *, int, void *, size_t *);
     int (*error)(void);
+    void *(*stopwatch_start)(void);
+    unsigned long (*stopwatch_stop)(void *); /* microseconds */
 } zmq;
 
 static PyObject *load(PyObject *module, PyObject *addresses)
@@ -483,8 +485,8 @@ static void refresh(void *sock)
 
 /* Passes the frames of a message on, one behind: only what follows tells whether more follow. */
 typedef struct {
-    void *sock; /* NULL: only count */
-    int flags;  /* of the first frame */
+    void *sock;    /* NULL: only count */
+    int64_t *left; /* how many microseconds the first frame may still wait for room */
     int64_t count;
     size_t size; /* of all frames */
     int error, lost;
@@ -497,16 +499,27 @@ static int send_frame(void *sock, Frame frame, int flags)
     return zmq.send(sock, frame.content, frame.size, flags) < 0 ? zmq.error() : 0;
 }
 
+/* Wait up to SNDTIMEO for room, which makes libzmq look for it, and take the time from what is left. */
+static int wait_and_send(Message *message, int flags)
+{
+    void *watch = zmq.stopwatch_start();
+    int error = send_frame(message->sock, message->last, flags);
+    *message->left -= (int64_t)zmq.stopwatch_stop(watch);
+    return error;
+}
+
 /* The first frame decides: once it is in, libzmq refuses another only because the connection is lost that the message was
  * on its way to. It has forgotten the message then, and swallows the rest of it, which must be given. */
 static void pass(Message *message, int more)
 {
     void *sock = message->sock;
-    int first = message->count == 1, flags = more | (first ? message->flags : DONTWAIT);
+    int first = message->count == 1, flags = more | DONTWAIT;
     if (sock == NULL || message->error)
         return;
     int error = send_frame(sock, message->last, flags);
-    if (first && error == EAGAIN && flags & DONTWAIT) {
+    if (first && error == EAGAIN && *message->left > 0)
+        error = wait_and_send(message, more);
+    else if (first && error == EAGAIN) {
         refresh(sock);
         error = send_frame(sock, message->last, flags);
     }
@@ -593,9 +606,9 @@ static Py_ssize_t check(const Column *columns, int count, Py_ssize_t rows)
 }
 
 /* 0 if a row is sent; EINTR if it is not, and is to be tried again at once. */
-static int give_one(void *sock, const Column *columns, int count, Py_ssize_t row, int flags)
+static int give_one(void *sock, const Column *columns, int count, Py_ssize_t row, int64_t *left)
 {
-    Message message = {.sock = sock, .flags = flags};
+    Message message = {.sock = sock, .left = left};
     for (int i = 0; i < count; i++)
         add_row(&message, &columns[i], row);
     pass(&message, 0);
@@ -627,6 +640,7 @@ typedef struct {
     PyObject_HEAD
     int count;
     Py_ssize_t rows;
+    long long waited;
     Column columns[MOST_COLUMNS];
 } Outbox;
 
@@ -698,27 +712,35 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
     Outbox *outbox = (Outbox *)self;
     PyObject *given;
     Py_ssize_t start, end, every, row;
-    int wait, error = 0;
-    if (!PyArg_ParseTuple(args, "Onnpn:give", &given, &start, &end, &wait, &every) || !within(outbox, start, end))
+    long long wait;
+    int64_t left;
+    int error = 0;
+    if (!PyArg_ParseTuple(args, "OnnLn:give", &given, &start, &end, &wait, &every) || !within(outbox, start, end))
         return NULL;
     void *sock = socket_of(given);
     if (sock == NULL)
         return NULL;
+    left = wait;
     Py_BEGIN_ALLOW_THREADS
     for (row = start; row < end; row++) {
         if (every > 0 && (row - start) % every == 0)
             refresh(sock);
-        error = give_one(sock, outbox->columns, outbox->count, row, wait ? 0 : DONTWAIT);
+        error = give_one(sock, outbox->columns, outbox->count, row, &left);
         if (error)
             break;
     }
     Py_END_ALLOW_THREADS
+    outbox->waited += wait - left;
     return Py_BuildValue("ni", row, error);
 }
 
 static PyMethodDef outbox_methods[] = {
-    {"give", outbox_give, METH_VARARGS, "give(socket, start, end, wait, refresh) -> (position, errno)"},
+    {"give", outbox_give, METH_VARARGS, "give(socket, start, end, microseconds to wait, refresh) -> (position, errno)"},
     {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes of all frames"},
+    {0},
+};
+static PyMemberDef outbox_members[] = {
+    {"waited", T_LONGLONG, offsetof(Outbox, waited), READONLY, "How many microseconds `give` has waited for room."},
     {0},
 };
 static PyType_Slot outbox_slots[] = {
@@ -726,6 +748,7 @@ static PyType_Slot outbox_slots[] = {
     {Py_tp_new, outbox_new},
     {Py_tp_dealloc, outbox_dealloc},
     {Py_tp_methods, outbox_methods},
+    {Py_tp_members, outbox_members},
     {0, NULL},
 };
 static PyType_Spec outbox_spec = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import math
 import os
 from collections.abc import Sequence
 from importlib import import_module
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 _FUNCTIONS = (
     *("zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_msg_more", "zmq_msg_get"),
     *("zmq_msg_close", "zmq_send", "zmq_getsockopt", "zmq_errno"),
+    *("zmq_stopwatch_start", "zmq_stopwatch_stop"),
 )
 
 
@@ -216,8 +218,13 @@ class Outbox:
         """The bytes of all frames of the rows from ``start`` up to ``end``."""
         return int(self._rows.size(start, end))
 
+    @property
+    def waited_seconds(self) -> float:
+        """How long ``give`` has waited for room, in all calls."""
+        return self._rows.waited / 1e6  # type: ignore[no-any-return]
+
     def give(
-        self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool = False, refresh_every: int = 0
+        self, sock: zmq.Socket[bytes], start: int, end: int, wait: float = 0.0, refresh_every: int = 0
     ) -> int:
         """Send rows from ``start`` up to ``end``, until there is no room.
 
@@ -225,7 +232,8 @@ class Outbox:
         without that it may refuse although its queue has room (docs/zeromq-facts.md).
 
         Args:
-            wait: Whether to wait for room for each message, up to the socket's SNDTIMEO.
+            wait: How many seconds to wait for room. The call ends when its messages have waited so long in all, and
+                the next one finds no room.
             refresh_every: Make libzmq look for room after this number of messages; 0 for never. For sockets that drop
                 a message, instead of refusing it, if libzmq believes that the queue is full.
 
@@ -236,10 +244,12 @@ class Outbox:
             zmq.ZMQError: Sending fails. The socket may have a part of a message, so it must be closed.
         """
         error = errno.EINTR
+        if wait and not sock.closed:
+            sock.setsockopt(zmq.SNDTIMEO, math.ceil(wait * 1000))
         while error == errno.EINTR:
             if sock.closed:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
-            start, error = self._rows.give(sock, start, end, wait, refresh_every)
+            start, error = self._rows.give(sock, start, end, round(wait * 1e6), refresh_every)
         if error not in (0, errno.EAGAIN):
             raise _error(error)
         return int(start)

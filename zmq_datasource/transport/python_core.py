@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
@@ -70,6 +71,7 @@ class Outbox:
         self._messages = [list(chain.from_iterable(message)) for message in frames]
         if not all(self._messages):
             raise ValueError("a row has no frame")
+        self.waited = 0  # microseconds
         self._ends = list(accumulate((sum(map(len, message)) for message in self._messages), initial=0))
 
     def size(self, start: int, end: int) -> int:
@@ -77,45 +79,54 @@ class Outbox:
         return self._ends[end] - self._ends[start]
 
     def give(
-        self, sock: zmq.Socket[bytes], start: int, end: int, wait: bool, refresh_every: int
+        self, sock: zmq.Socket[bytes], start: int, end: int, wait: int, refresh_every: int
     ) -> tuple[int, int]:
         self._check(start, end)
+        last = self.waited + wait
         for row in range(start, end):
             if refresh_every > 0 and (row - start) % refresh_every == 0:
                 sock.getsockopt(zmq.EVENTS)
             try:
-                if not _send(sock, self._messages[row], wait):
+                if not self._send(sock, self._messages[row], may_wait=self.waited < last):
                     return row, errno.EINTR
             except zmq.ZMQError as e:
                 return row, int(e.errno or errno.EIO)
         return end, 0
 
+    def _send(self, sock: zmq.Socket[bytes], message: list[bytes], may_wait: bool) -> bool:
+        """Send a message; False if its connection was lost meanwhile, so that it must be sent again.
+
+        Raises:
+            zmq.Again: There is no room. Nothing was sent.
+        """
+        first, *rest = message
+        flags = zmq.SNDMORE if rest else 0
+        try:
+            sock.send(first, flags | zmq.NOBLOCK)
+        except zmq.Again:
+            if may_wait:
+                self._wait_and_send(sock, first, flags)
+            else:
+                sock.getsockopt(zmq.EVENTS)  # libzmq may not have looked whether there is room
+                sock.send(first, flags | zmq.NOBLOCK)
+        is_sent = True
+        for left, frame in zip(reversed(range(len(rest))), rest, strict=True):
+            try:
+                sock.send(frame, zmq.SNDMORE | zmq.NOBLOCK if left else zmq.NOBLOCK)
+            except zmq.Again:
+                # Later frames are refused only if the connection of the first one is lost. libzmq then discards the
+                # rest of the message, and still wants all of it: otherwise the next message would be taken for a part
+                # of it.
+                is_sent = False
+        return is_sent
+
+    def _wait_and_send(self, sock: zmq.Socket[bytes], frame: bytes, flags: int) -> None:
+        began = time.monotonic()
+        try:
+            sock.send(frame, flags)
+        finally:
+            self.waited += round((time.monotonic() - began) * 1e6)
+
     def _check(self, start: int, end: int) -> None:
         if not 0 <= start <= end <= len(self._messages):
             raise ValueError(f"rows {start} to {end} of {len(self._messages)}")
-
-
-def _send(sock: zmq.Socket[bytes], message: list[bytes], wait: bool) -> bool:
-    """Send a message; False if its connection was lost meanwhile, so that it must be sent again.
-
-    Raises:
-        zmq.Again: There is no room. Nothing was sent.
-    """
-    first, *rest = message
-    flags = zmq.SNDMORE if rest else 0
-    try:
-        sock.send(first, flags if wait else flags | zmq.NOBLOCK)
-    except zmq.Again:
-        if wait:
-            raise
-        sock.getsockopt(zmq.EVENTS)  # libzmq may not have looked whether there is room
-        sock.send(first, flags | zmq.NOBLOCK)
-    is_sent = True
-    for left, frame in zip(reversed(range(len(rest))), rest, strict=True):
-        try:
-            sock.send(frame, zmq.SNDMORE | zmq.NOBLOCK if left else zmq.NOBLOCK)
-        except zmq.Again:
-            # Later frames are refused only if the connection of the first one is lost. libzmq then discards the rest
-            # of the message, and still wants all of it: otherwise the next message would be taken for a part of it.
-            is_sent = False
-    return is_sent
