@@ -70,7 +70,7 @@ class Done(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The rows of a transaction: a file that can become a chunk, with the rows of the first parts, and the other rows."""
+    """The rows of a transaction: those of its first parts, in a file that can become a chunk, and the other rows."""
 
     filled: FilledFile | None
     batches: list[pa.RecordBatch]
