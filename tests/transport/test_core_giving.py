@@ -8,6 +8,7 @@ import time
 import pyarrow as pa
 import pytest
 import zmq
+from xxhash import xxh3_64_intdigest
 
 from tests.support import bound, wait_for
 from tests.transport.cores import (
@@ -248,6 +249,28 @@ def test_a_receiver_that_takes_a_message_now_and_then_lets_a_call_wait_no_longer
         reader.join()
     assert start < 10_000
     assert 0.05 < rows.waited_seconds < 5
+
+
+def test_a_digest_is_a_chain_over_the_frames_of_each_row() -> None:
+    topics, values = pa.array(["t", None, ""]), pa.array([b"a", b"b" * 500, b""])[0:3]
+    expected = [
+        xxh3_64_intdigest(b"a", xxh3_64_intdigest(b"t")),
+        xxh3_64_intdigest(b"b" * 500),
+        xxh3_64_intdigest(b"", xxh3_64_intdigest(b"")),
+    ]
+    columns = [FrameColumn(topics), FrameColumn(values)]
+    assert core.digest(columns, 3) == sum(expected) % 2**64
+    assert core.digest([FramesColumn(lists([[b"t", b"a"], [b"b" * 500]]))], 2) == sum(expected[:2]) % 2**64
+    assert core.digest(columns, 0) == 0
+    with pytest.raises(ValueError, match="column"):
+        core.digest([FrameColumn(values[1:])], 3)
+
+
+def test_a_digest_without_the_hash_function_of_xxhash_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [FrameColumn(pa.array(["a", "b"]))]
+    expected = core.digest(columns, 2)
+    monkeypatch.setattr(core, "hash_address", None)
+    assert core.digest(columns, 2) == expected
 
 
 def test_without_a_peer_there_is_no_room(context: Context) -> None:

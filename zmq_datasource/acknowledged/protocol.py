@@ -17,14 +17,14 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.columns import as_binary, join_frames, number, only_rows, text
+from zmq_datasource.messages.columns import join_frames, number, only_rows, text
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.packed import MOST_BUFFERS, MOST_ROWS, unpack_columns
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
+from zmq_datasource.transport.core import FrameColumn, FramesColumn, digest
 from zmq_datasource.transport.envelope import Envelope, Header
 
 __all__ = [
@@ -286,14 +286,11 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
 def digest_of(batch: pa.RecordBatch) -> int:
     """The digest of a batch with the columns ``value`` and perhaps ``topic``, or ``frames``."""
     if "frames" in batch.schema.names:
-        return sum(map(_chain, batch.column("frames").to_pylist())) % _MODULUS
-    values = as_binary(batch.column("value")).to_pylist()
+        return digest([FramesColumn(batch.column("frames"))], len(batch))
     topic = batch.column("topic") if "topic" in batch.schema.names else None
-    if topic is None or topic.null_count == len(topic):
-        return sum(map(xxh3_64_intdigest, values)) % _MODULUS
-    topics = as_binary(topic).to_pylist()
-    seeds = [0 if topic is None else xxh3_64_intdigest(topic) for topic in topics]
-    return sum(map(xxh3_64_intdigest, values, seeds)) % _MODULUS
+    has_topics = topic is not None and topic.null_count < len(topic)
+    topics = [FrameColumn(topic)] if has_topics else []  # a column of nulls only may be no column of frames
+    return digest([*topics, FrameColumn(batch.column("value"))], len(batch))
 
 
 def digest_of_rows(batch: pa.RecordBatch) -> int:
@@ -309,10 +306,3 @@ def digest_of_rows(batch: pa.RecordBatch) -> int:
 def as_text(digest: int) -> str:
     """16 hexadecimal digits, because some JSON readers round numbers beyond 2^53."""
     return f"{digest % _MODULUS:016x}"
-
-
-def _chain(frames: list[bytes]) -> int:
-    digest = 0
-    for frame in frames:
-        digest = xxh3_64_intdigest(frame, digest)
-    return digest

@@ -483,12 +483,17 @@ static void refresh(void *sock)
     zmq.getsockopt(sock, EVENTS, &events, &size);
 }
 
+/* XXH3_64bits_withSeed of the package xxhash. */
+typedef uint64_t (*hash_t)(const void *, size_t, uint64_t);
+
 /* Passes the frames of a message on, one behind: only what follows tells whether more follow. */
 typedef struct {
     void *sock;    /* NULL: only count */
     int64_t *left; /* how many microseconds the first frame may still wait for room */
     int64_t count;
     size_t size; /* of all frames */
+    hash_t hash; /* of each frame, with the hash of the frame before as its seed; NULL: none is wanted */
+    uint64_t digest;
     int error, lost;
     Frame last;
     char number[8]; /* what the last frame is, if it is a number */
@@ -535,6 +540,8 @@ static void add_frame(Message *message, Frame frame)
         pass(message, SNDMORE);
     message->count++;
     message->size += frame.size;
+    if (message->hash != NULL)
+        message->digest = message->hash(frame.content, frame.size, message->digest);
     message->last = frame;
 }
 
@@ -707,6 +714,26 @@ static PyObject *outbox_size(PyObject *self, PyObject *args)
     return PyLong_FromSize_t(message.size);
 }
 
+static PyObject *outbox_digest(PyObject *self, PyObject *address)
+{
+    Outbox *outbox = (Outbox *)self;
+    void *found = PyLong_AsVoidPtr(address);
+    hash_t hash;
+    uint64_t digest = 0;
+    if (found == NULL)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the address is null");
+    memcpy(&hash, &found, sizeof hash);
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < outbox->rows; row++) {
+        Message message = {.hash = hash};
+        for (int i = 0; i < outbox->count; i++)
+            add_row(&message, &outbox->columns[i], row);
+        digest += message.digest;
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(digest);
+}
+
 static PyObject *outbox_give(PyObject *self, PyObject *args)
 {
     Outbox *outbox = (Outbox *)self;
@@ -736,6 +763,7 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
 
 static PyMethodDef outbox_methods[] = {
     {"give", outbox_give, METH_VARARGS, "give(socket, start, end, microseconds to wait, refresh) -> (position, errno)"},
+    {"digest", outbox_digest, METH_O, "digest(address of XXH3_64bits_withSeed) -> sum of all rows' digests"},
     {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes of all frames"},
     {0},
 };

@@ -42,6 +42,7 @@ __all__ = [
     "SameColumn",
     "Taken",
     "columns_of",
+    "digest",
     "implementation",
 ]
 
@@ -88,6 +89,19 @@ def _functions_of_libzmq() -> tuple[int, ...] | None:
         return None
     return tuple(address for address in addresses if address)
 
+
+def _address_of_xxh3() -> int | None:
+    """The address of the function in the package xxhash by which the compiled core hashes; None if it is not found."""
+    try:
+        module = import_module("xxhash._xxhash")  # xxhash does not promise this module
+        found = ctypes.CDLL(module.__file__).XXH3_64bits_withSeed
+    except (ImportError, AttributeError, OSError):
+        return None
+    return ctypes.cast(found, ctypes.c_void_p).value
+
+
+# A test sets None.
+hash_address = _address_of_xxh3()
 
 # The core in use; a test sets the other one.
 implementation: Any = _load()
@@ -193,6 +207,18 @@ class Inbox:
 
 def _column(data: pa.Buffer, ends: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), ends.size // 4 - 1, [None, ends, data])
+
+
+def digest(columns: Sequence[Column], rows: int) -> int:
+    """The sum of the rows' digests, modulo 2^64. Raises what ``Outbox`` does.
+
+    The digest of a row is a chain over its frames: XXH3-64 of each frame, seeded with the hash of the frame before it,
+    and with 0 for the first.
+    """
+    if implementation is python_core or hash_address is None:
+        return python_core.Outbox(columns, rows).digest()
+    described = tuple(column.described() for column in columns)
+    return int(implementation.Outbox(described, rows).digest(hash_address))
 
 
 class Outbox:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 
 import zmq
+from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.messages.raw import RawMessages, raw_of
 from zmq_datasource.transport.columns import Column
@@ -127,6 +128,16 @@ class Outbox:
         finally:
             self.waited += round((time.monotonic() - began) * 1e6)
 
+    def digest(self, _: int | None = None) -> int:
+        return sum(map(_digest, self._messages)) % 2**64
+
     def _check(self, start: int, end: int) -> None:
         if not 0 <= start <= end <= len(self._messages):
             raise ValueError(f"rows {start} to {end} of {len(self._messages)}")
+
+
+def _digest(frames: list[bytes]) -> int:
+    digest = 0
+    for frame in frames:
+        digest = xxh3_64_intdigest(frame, digest)
+    return digest
