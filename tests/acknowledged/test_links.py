@@ -296,12 +296,11 @@ def test_a_flipped_bit_in_a_staged_file_is_noticed_in_the_chunk(tmp_path: Path) 
         values(tmp_path)
 
 
-@pytest.mark.parametrize("sizes", [(LARGE,), (LARGE, LARGE)])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_full_disk_at_the_end_of_a_chunk_leaves_the_attempts_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool, sizes: tuple[int, ...]
+def test_a_full_disk_at_the_end_of_a_chunk_leaves_the_attempt_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    refused: list[str] = []
+    sizes, refused = (LARGE,), list[str]()
 
     def refuse(name: str) -> None:
         if name == "log.group.after_write" and len(refused) < 3:
@@ -334,6 +333,46 @@ def test_a_full_disk_at_the_end_of_a_chunk_leaves_the_attempts_unchanged(
     assert len(refused) == (3 if waits else 1)
     assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
     assert not staged(tmp_path)
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_disk_that_refuses_the_rows_of_another_part_takes_them_in_a_chunk_of_their_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    writes = 0
+
+    def refuse(name: str) -> None:
+        nonlocal writes
+        writes += name == "log.group.after_write"
+        if name == "log.group.after_write" and writes == refusals:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Receiver(tmp_path) as receiver:
+        attempts = [receiver.stage(LARGE), receiver.stage(LARGE, partition=1, letter=b"b")]
+        first = staged_path(tmp_path, attempts[0]).stat().st_ino
+        at_failpoints(monkeypatch, refuse)
+        receiver.commit(attempts, 2 * LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+        assert chunks(tmp_path)[0].stat().st_ino != first
+        assert not staged(tmp_path)
+    assert writes == refusals
+    assert values(tmp_path) == batch(LARGE) + batch(LARGE, b"b")
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_part_that_is_damaged_is_refused_before_it_is_appended(tmp_path: Path, part: int) -> None:
+    """The first part is found damaged only if its size has changed."""
+    with Receiver(tmp_path) as receiver:
+        attempts = [receiver.stage(LARGE, partition=p) for p in range(2)]
+        path = staged_path(tmp_path, attempts[part])
+        os.truncate(path, path.stat().st_size - 5000)
+        (refusal,) = receiver.commit(attempts, 2 * LARGE)
+        assert isinstance(refusal, Refusal)
+        assert refusal.code == "unknown"
+        attempts[part] = receiver.stage(LARGE, partition=part)
+        receiver.commit(attempts, 2 * LARGE)
+        assert committed(receiver.settled()) == [("q", 0, False)]
+    assert values(tmp_path) == 2 * batch(LARGE)
 
 
 def test_rows_that_a_crash_has_appended_to_a_staged_file_are_not_read(
@@ -546,7 +585,7 @@ def test_a_repeated_end_without_a_free_descriptor_does_not_end_the_receiver(
         receiver.settled()
     with Receiver(tmp_path) as receiver:  # this one has not read the rows
         with monkeypatch.context() as patch:
-            patch.setattr(StagedFiles, "read", exhausted)
+            patch.setattr(StagedFiles, "open", exhausted)
             assert receiver.tell(end) == []
         assert receiver.tell(end) == [Staged(attempt=end.attempt, rows=SMALL)]
 

@@ -428,10 +428,12 @@ def test_a_chunk_without_a_compact_copy_keeps_its_small_batches(
 ) -> None:
     write = OpenChunkFiles.write
 
-    def refuse_to_write(it: OpenChunkFiles, name: str, offset: int, parts: Sequence[Part]) -> int:
+    def refuse_to_write(
+        it: OpenChunkFiles, name: str, offset: int, parts: Sequence[Part], durably: bool
+    ) -> int:
         if name == compact_name(0) and (offset or at == "beginning"):
             raise error
-        return write(it, name, offset, parts)
+        return write(it, name, offset, parts, durably)
 
     log = writer(tmp_path)
     monkeypatch.setattr(OpenChunkFiles, "write", refuse_to_write)

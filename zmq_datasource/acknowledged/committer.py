@@ -70,7 +70,7 @@ class Done(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The rows of a transaction: the file of the first part, if it can become a chunk, and the other rows."""
+    """The rows of a transaction: those of its first parts, in a file that can become a chunk, and the other rows."""
 
     filled: FilledFile | None
     batches: list[pa.RecordBatch]
@@ -209,16 +209,23 @@ class Committer:
             )
         filled: FilledFile | None = None
         batches: list[pa.RecordBatch] = []
-        digest = value_bytes = 0
+        others: list[str] = []  # whose rows are appended to ``filled``
+        digest = value_bytes = staged = 0
         for position, attempt in enumerate(sorted(ours, key=lambda attempt: ours[attempt].partition)):
             try:
                 if position == 0 and self._log.takes_files:
                     filled = self._staging.filled(attempt)
-                read = [] if position == 0 and filled is not None else self._staging.read(attempt)
+                part = ours[attempt]
+                figures = part.rows, part.digest, part.value_bytes
+                # A part is not appended to the file if one before it is in memory: the parts stay in order.
+                is_counted = filled is not None and not batches and None not in figures
+                read = [] if is_counted else self._staging.read(attempt)
             except DamagedChunkError as e:
                 self._staging.remove([attempt])
                 raise UnknownAttemptError(f"{transaction}: {e}") from e
-            part = ours[attempt]
+            if is_counted and position > 0:
+                others.append(attempt)
+            staged += sum(batch.num_rows for batch in read) if part.rows is None else part.rows
             digest += sum(map(digest_of_rows, read)) if part.digest is None else part.digest
             value_bytes += (
                 sum(data_bytes(batch.column("value")) for batch in read)
@@ -226,7 +233,6 @@ class Committer:
                 else part.value_bytes
             )
             batches += read
-        staged = (0 if filled is None else filled.rows) + sum(batch.num_rows for batch in batches)
         if staged != message.rows:
             raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
         found = as_text(digest)
@@ -235,4 +241,13 @@ class Committer:
                 f"{transaction}: its digest is {message.digest}, but the staged rows have {found}; nothing was "
                 "written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
             )
+        for attempt in others:
+            assert filled is not None, "others are appended to a file"
+            try:
+                filled = self._staging.extend(filled, attempt)
+            except DamagedChunkError as e:
+                self._staging.remove([attempt])
+                raise UnknownAttemptError(f"{transaction}: {e}") from e
+            except DiskFaultError:
+                return self._read(message)  # in memory, with which the sealing thread waits for the disk
         return _Rows(filled, batches, found, value_bytes)

@@ -97,15 +97,15 @@ class ChunkFile:
         """Add a batch with its checksum and this metadata; ``write`` makes it durable."""
         self._encoder.append(batch, metadata)
 
-    def write(self) -> None:
-        """Write the batches since the last call. They are durable when this returns.
+    def write(self, durably: bool = True) -> None:
+        """Write the batches since the last call. They are durable when this returns, unless ``durably`` is false.
 
         Raises:
             LogWriteError: The file system refused.
         """
         self._unwritten += self._encoder.take()
         if self._unwritten:
-            self.size = self._files.write(self._name, self.size, self._unwritten)
+            self.size = self._files.write(self._name, self.size, self._unwritten, durably)
         self._unwritten = []
 
     def end(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> None:

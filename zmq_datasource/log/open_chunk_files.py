@@ -58,8 +58,11 @@ class OpenChunkFiles:
         with reading(path):
             return pa.py_buffer(read_file(path))
 
-    def write(self, name: str, offset: int, parts: Sequence[Part]) -> int:
+    def write(self, name: str, offset: int, parts: Sequence[Part], durably: bool = True) -> int:
         """Append to a file, which ends at ``offset``. May be repeated with the same offset.
+
+        Args:
+            durably: Whether to force the file to the disk, unless the directory is not forced at all.
 
         Returns:
             The new end.
@@ -74,7 +77,7 @@ class OpenChunkFiles:
                 failpoints.reach("log.group.before_write")
                 end = write_whole(descriptor, parts, offset)
                 failpoints.reach("log.group.after_write")
-                if self._sync:
+                if self._sync and durably:
                     sync_file(path)
                 failpoints.reach("log.group.after_sync")
             except BaseException:

@@ -22,7 +22,7 @@ from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log.files import (
     add_directory,
     open_file,
-    read_file,
+    open_to_read,
     reading,
     sync_directory,
     sync_file,
@@ -139,9 +139,9 @@ class StagedFiles:
         finally:
             os.close(file)
 
-    def read(self, attempt: str) -> pa.Buffer:
-        """Read an attempt's file."""
-        return pa.py_buffer(read_file(self._staged_path(attempt)))
+    def open(self, attempt: str) -> pa.NativeFile:
+        """Open an attempt's file for reading."""
+        return open_to_read(self._staged_path(attempt))
 
     def appended(self, attempt: str) -> tuple[OpenChunkFiles, str]:
         """The directory and name with which to append to a finished attempt."""

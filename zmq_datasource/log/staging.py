@@ -256,15 +256,33 @@ class Staging:
         Raises:
             DamagedChunkError: The file is damaged.
         """
+        return list(self._batches(attempt))
+
+    def extend(self, filled: FilledFile, attempt: str) -> FilledFile:
+        """Append the rows of an attempt to the file of another one, which is forced to the disk as a chunk only.
+
+        One batch at a time is in memory. After an error the file is of no use as a chunk (``filled`` returns None); it
+        still is the other attempt.
+
+        Raises:
+            DamagedChunkError: The file of the attempt is damaged.
+            LogWriteError: The file system refuses.
+        """
+        file, rows, times = filled
+        self._filled = {a: other for a, other in self._filled.items() if other.file is not file}
+        for batch in self._batches(attempt):
+            file.append(batch, {})
+            file.write(durably=False)
+            rows, times = rows + batch.num_rows, times.union(times_of([batch]))
+        return FilledFile(file, rows, times)
+
+    def _batches(self, attempt: str) -> Iterator[pa.RecordBatch]:
         try:
-            content = self._files.read(attempt)
-        except OSError as e:
-            if is_transient(e):
-                raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
-            raise self._damaged(attempt, str(e)) from e
-        try:
-            return list(_read_batches(content))
+            with self._files.open(attempt) as source:
+                yield from _read_batches(source)
         except Exception as e:  # Arrow's reader of streams answers damage with errors of many kinds
+            if is_transient(e):
+                raise DiskFaultError(f"reading staged attempt {attempt}: {e}") from e
             raise self._damaged(attempt, str(e)) from e
 
     def _damaged(self, attempt: str, why: str) -> DamagedChunkError:
@@ -290,8 +308,8 @@ class Staging:
         return [attempt for attempt, part in self._parts.items() if newest[part[:3]] != attempt]
 
 
-def _read_batches(content: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    source, before = pa.BufferReader(content), 0
+def _read_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    before = 0
     source.seek(MAGIC_BYTES)
     reader = pa.ipc.open_stream(source)
     if not reader.schema.equals(MESSAGE_SCHEMA):
