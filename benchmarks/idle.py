@@ -113,7 +113,9 @@ def _idle(spark: SparkSession, options: Mapping[str, str], scratch: Path, times:
         before = cpu_seconds({})
         time.sleep(times.seconds)
         after = cpu_seconds({})
-    return Sample(100 * sum(after[name] - before.get(name, 0.0) for name in after) / times.seconds)
+    # A worker that has ended meanwhile takes its earlier time with it.
+    used = sum(max(0.0, after[name] - before.get(name, 0.0)) for name in after)
+    return Sample(100 * used / times.seconds)
 
 
 @contextmanager
