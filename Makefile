@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel clean
+.PHONY: help demo test test-spark test-rest chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel image release clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -104,6 +104,17 @@ notebooks: $(VENV)/.dev ## Run the notebooks and keep what they show; ARGS="05" 
 
 wheel: $(VENV)/.made ## The sdist and wheels in dist/, each tried in an environment of its own
 	scripts/wheel.sh $(BIN)/python build/wheel dist
+
+image: ## The image of conf/Dockerfile, which Compose and Kubernetes use; needs a Docker daemon
+	docker build --file conf/Dockerfile --tag zmq-datasource --tag zmq-datasource:$$(sed -n 's/^version: //p' CITATION.cff) .
+
+release: $(VENV)/.made ## All of a release up to its tag: checks, dist/, build/site, the image; see CONTRIBUTING.md
+	$(BIN)/python scripts/release.py ready
+	$(MAKE) check
+	$(MAKE) wheel
+	$(MAKE) site
+	if docker info >/dev/null 2>&1; then $(MAKE) image; else echo "No image: no Docker daemon answers"; fi
+	$(BIN)/python scripts/release.py next
 
 $(VENV)/spark.jsa: $(VENV)/.dev tests/support/spark_archive.py # For Spark to start in half the time
 	$(JAVA) $(BIN)/python -m tests.support.spark_archive $(abspath $@)

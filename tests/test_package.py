@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,11 @@ MODULES = [
     for _, name, _ in pkgutil.walk_packages(zmq_datasource.__path__, "zmq_datasource.")
     if "__main__" not in name
 ]
+
+
+def test_package_citation_and_changelog_name_one_version() -> None:
+    release = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "release.py"))
+    assert set(release["versions"]().values()) == {zmq_datasource.__version__}
 
 
 def test_all_errors_are_public() -> None:

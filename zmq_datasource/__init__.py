@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from zmq_datasource.spark.receivers import Receivers, start_receivers
     from zmq_datasource.spark.registration import register
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ConnectionLostError",
