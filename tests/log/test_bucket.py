@@ -434,7 +434,7 @@ def put_back(machines: Machines, to: Place) -> tuple[dict[int, int] | OptionErro
 def test_a_reader_that_is_moved_back_during_a_deletion_is_moved_after_it(machines: Machines) -> None:
     place, record = put_back(machines, Place.read("earliest"))
     assert place == {0: 1}
-    assert record == ReaderRecord({0: 1}, 1e9, begins=True)
+    assert record == ReaderRecord({0: 1}, 1e9, begins_here=True)
 
 
 def test_a_seek_to_an_id_that_is_deleted_meanwhile_does_not_move_the_reader(machines: Machines) -> None:

@@ -317,7 +317,7 @@ def test_a_query_begins_on_a_full_disk_once_there_is_room(
         initial = reader.initialOffset()
         assert initial["next"] == {"0": 0}
         (record,) = ReaderRecords(LogStorage(str(disk / "log"))).all().values()
-        assert (record.next, record.begins) == ({0: 0}, True)
+        assert (record.next, record.begins_here) == ({0: 0}, True)
     finally:
         reader.stop()
 

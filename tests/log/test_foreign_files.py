@@ -103,7 +103,7 @@ def location(tmp_path: Path) -> Path:
     for _ in range(CHUNKS):
         _fill(log, ROWS // CHUNKS)
     log.close()
-    ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins=True))
+    ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins_here=True))
     notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
     ReaderRecords(storage).write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
     storage.staged_files().write(ATTEMPT, 0, [b"rows"])

@@ -322,7 +322,9 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
-    records.write(position.key, ReaderRecord({0: 5}, EXPIRY, begins=True, subscriber=_moved_by_hand(record)))
+    records.write(
+        position.key, ReaderRecord({0: 5}, EXPIRY, begins_here=True, subscriber=_moved_by_hand(record))
+    )
     assert known.submit(known.lock_again, position, known.moment).result(10) is False
     assert not records.is_running(position.key)
     again = opened(known, session=2)

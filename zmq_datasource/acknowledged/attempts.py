@@ -358,7 +358,7 @@ class Attempts:
 
     def discard_through(self, producer: str, number: int) -> None:
         """Discard all attempts for this transaction and for those before it: it is committed."""
-        self._staging.remove(self._staging.of(producer, number))
+        self._staging.remove(self._staging.attempts_of(producer, number))
         for session in self.sessions:
             if session.part.producer == producer and session.part.number <= number:
                 self._forget(session)

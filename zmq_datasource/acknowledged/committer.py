@@ -214,7 +214,7 @@ class Committer:
         for position, attempt in enumerate(sorted(ours, key=lambda attempt: ours[attempt].partition)):
             try:
                 if position == 0 and self._log.takes_files:
-                    filled = self._staging.filled(attempt)
+                    filled = self._staging.file_of(attempt)
                 part = ours[attempt]
                 figures = part.rows, part.digest, part.value_bytes
                 # A part is not appended to the file if one before it is in memory: the parts stay in order.

@@ -162,13 +162,13 @@ class BucketStore:
         content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B")
         while not self._put(key, content, "create"):
             with suppress(FileNotFoundError):  # it was deleted, so the key is free again
-                if not self._holds(key, content):
+                if not self._has_content(key, content):
                     raise KeyTakenError(
                         f"writing {self.path_of(key)}: there is such an object with other content"
                     )
                 return
 
-    def _holds(self, key: str, content: memoryview) -> bool:
+    def _has_content(self, key: str, content: memoryview) -> bool:
         with self._using(f"reading {self.path_of(key)}") as bucket:
             found = self._obstore.get(bucket, key)
             return found.meta["size"] == content.nbytes and memoryview(found.bytes()) == content

@@ -162,11 +162,11 @@ class DirectoryStore:
         if isinstance(content, Path):
             self._link_new(content, path)
             return
-        with self._written(path, content, self.sync) as temporary:
+        with self._temporary_file(path, content, self.sync) as temporary:
             failpoints.reach("log.store.before_link")
-            while not _linked(temporary, path):
+            while not _link(temporary, path):
                 try:
-                    same = _holds(path, content)
+                    same = _has_content(path, content)
                 except FileNotFoundError as e:
                     if path.is_symlink():
                         raise LogWriteError(
@@ -184,7 +184,7 @@ class DirectoryStore:
         """Link a file of this file system to a second name, which must be free."""
         with writing(f"writing {path}"):
             failpoints.reach("log.store.before_link")
-            if not _linked(file, path) and not _is_same(file, path):
+            if not _link(file, path) and not _is_same(file, path):
                 raise KeyTakenError(f"writing {path}: there is such a file with other content")
             failpoints.reach("log.store.after_link")
             if self.sync:
@@ -193,7 +193,7 @@ class DirectoryStore:
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
         try:
-            with self._written(path, [content], True) as temporary:
+            with self._temporary_file(path, [content], True) as temporary:
                 failpoints.reach("log.store.before_rename")
                 os.rename(temporary, path)
                 failpoints.reach("log.store.after_rename")
@@ -202,11 +202,11 @@ class DirectoryStore:
             if code not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             with writing(f"writing {path}"):
-                if not _overwritten(path, content):
+                if not _overwrite_in_place(path, content):
                     raise
 
     @contextmanager
-    def _written(self, path: Path, parts: Sequence[Part], sync: bool) -> Iterator[Path]:
+    def _temporary_file(self, path: Path, parts: Sequence[Part], sync: bool) -> Iterator[Path]:
         """Write a temporary file beside a path for a block that links or renames it; delete it afterwards."""
         temporary = path.with_name(f".put-{uuid.uuid4().hex}")
         with writing(f"writing {path}"):
@@ -293,7 +293,7 @@ class DirectoryStore:
                     _log.info("%s: another process holds it; waiting for up to %.0f s", path, wait)
                 check_signals()
                 time.sleep(_LOCK_PAUSE)
-            return DirectoryHold(path, file, _signed(file, path, note))
+            return DirectoryHold(path, file, _sign(file, path, note))
         except BaseException:
             file.close()
             raise
@@ -371,7 +371,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
     return False
 
 
-def _signed(file: IO[bytes], path: Path, note: str) -> bytes:
+def _sign(file: IO[bytes], path: Path, note: str) -> bytes:
     """Write this process's name and the note into a locked file; return the content, or nothing if the disk refuses."""
     content = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
     try:
@@ -415,7 +415,7 @@ def _is_listed(name: str, after: str) -> bool:
     return name > after and not name.startswith(_HIDDEN)
 
 
-def _linked(temporary: Path, path: Path) -> bool:
+def _link(temporary: Path, path: Path) -> bool:
     """Link a file to its name; return False if the name is taken."""
     try:
         os.link(temporary, path)
@@ -439,7 +439,7 @@ def _is_same(file: Path, path: Path) -> bool:
     return file.exists() and os.path.samefile(file, path)
 
 
-def _holds(path: Path, parts: Sequence[Part]) -> bool:
+def _has_content(path: Path, parts: Sequence[Part]) -> bool:
     """Whether a file has exactly this content; FileNotFoundError if there is none."""
     views = [
         memoryview(part).cast("B") for part in parts
@@ -454,7 +454,7 @@ def _holds(path: Path, parts: Sequence[Part]) -> bool:
         )
 
 
-def _overwritten(path: Path, content: bytes) -> bool:
+def _overwrite_in_place(path: Path, content: bytes) -> bool:
     """Overwrite a file in place, which needs no room; return False if it is too large for a disk to write as a whole.
 
     On a full disk this lets a reader record that it needs less, so that chunks can be deleted.

@@ -53,7 +53,7 @@ _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20
 # Each message of the stream begins with these bytes, at a multiple of this number.
 _CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
-# How often the writer checks that it still holds the log, and so how long a host that was cut off may still write.
+# How often the writer checks that it still holds the log. A host that was cut off may write for this long.
 _CHECK_SECONDS = 1.0
 
 

@@ -83,15 +83,15 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         next: By log partition, the first id that the reader still needs. Of a missing partition it needs all.
         timeout: Seconds for which messages are kept after the query has ended; None for a query without a name, for
             which the log's writer decides.
-        begins: Whether a query without a checkpoint begins at ``next``. True if a query of this name has begun there
-            and finished no batch, or if the position was set by hand.
+        begins_here: Whether a query without a checkpoint begins at ``next``. True if a query of this name has begun
+            there and finished no batch, or if the position was set by hand.
         terms: None for a query that only reads.
         subscriber: None for a query.
     """
 
     next: dict[_Id, _Id]
     timeout: float | None = None
-    begins: bool = False
+    begins_here: bool = msgspec.field(default=False, name="begins")
     terms: ReaderTerms | None = None
     subscriber: SubscriberNotes | None = None
 

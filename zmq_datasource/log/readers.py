@@ -108,16 +108,16 @@ class Reader:
             self._write(self._kept(earliest()))
 
     def _kept(self, earliest: Mapping[int, int]) -> ReaderRecord:
-        if self.found is not None and self.found.begins:
+        if self.found is not None and self.found.begins_here:
             return ReaderRecord(self.found.next, self._timeout, True, self._terms)
         return self._at(earliest)
 
-    def _at(self, nexts: Mapping[int, int], *, begins: bool = False) -> ReaderRecord:
-        return ReaderRecord(dict(nexts), self._timeout, begins, self._terms)
+    def _at(self, nexts: Mapping[int, int], *, begins_here: bool = False) -> ReaderRecord:
+        return ReaderRecord(dict(nexts), self._timeout, begins_here, self._terms)
 
     def begin(self, begins: Mapping[int, int]) -> None:
         """Record where a query without a checkpoint begins, so that it begins there again after a crash."""
-        self._retrier.retry(partial(self._write, self._at(begins, begins=True)))
+        self._retrier.retry(partial(self._write, self._at(begins, begins_here=True)))
 
     def move(self, begins: Mapping[int, int], *, lazily: bool) -> None:
         """Record that the query needs nothing below these ids any more.

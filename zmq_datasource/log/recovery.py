@@ -109,7 +109,7 @@ def _remove_strays(storage: LogStorage, earliest: int) -> None:
 
 
 def _check_positions(storage: LogStorage, end: int) -> None:
-    """Refuse a log that would give out ids again which a reader has read."""
+    """Refuse a log that ends before the position of a reader: it would give out ids a second time."""
     records = ReaderRecords(storage)
     for name, record in records.all().items():
         position = record.needs(storage.partition)

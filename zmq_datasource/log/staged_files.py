@@ -143,7 +143,7 @@ class StagedFiles:
         """Open an attempt's file for reading."""
         return open_to_read(self._staged_path(attempt))
 
-    def appended(self, attempt: str) -> tuple[OpenChunkFiles, str]:
+    def file_to_append(self, attempt: str) -> tuple[OpenChunkFiles, str]:
         """The directory and name with which to append to a finished attempt."""
         return OpenChunkFiles(self._directory, self._sync), self._staged_path(attempt).name
 

@@ -137,7 +137,7 @@ class StagedFile:
         if self._times is None or self._encoder.size < self.least_chunk_bytes:
             return None
         return FilledFile(
-            ChunkFile(*self._files.appended(self.attempt), self._encoder), self.rows, self._times
+            ChunkFile(*self._files.file_to_append(self.attempt), self._encoder), self.rows, self._times
         )
 
     def discard(self) -> None:
@@ -198,7 +198,7 @@ class Staging:
     def get(self, attempt: str) -> TransactionPart | None:
         return self._parts.get(attempt)
 
-    def of(self, producer: str, up_to: int) -> list[str]:
+    def attempts_of(self, producer: str, up_to: int) -> list[str]:
         """The attempts at a producer's transactions up to a number."""
         return [a for a, part in self._parts.items() if part.producer == producer and part.number <= up_to]
 
@@ -231,7 +231,7 @@ class Staging:
         assert part.rows is not None
         return part.rows
 
-    def filled(self, attempt: str) -> FilledFile | None:
+    def file_of(self, attempt: str) -> FilledFile | None:
         """The file of an attempt, if it can become a chunk without being read; None if it must be read.
 
         Raises:
@@ -261,7 +261,7 @@ class Staging:
     def extend(self, filled: FilledFile, attempt: str) -> FilledFile:
         """Append the rows of an attempt to the file of another one, which is forced to the disk as a chunk only.
 
-        One batch at a time is in memory. After an error the file is of no use as a chunk (``filled`` returns None); it
+        One batch at a time is in memory. After an error the file is of no use as a chunk (``file_of`` returns None); it
         still is the other attempt.
 
         Raises:

@@ -264,7 +264,7 @@ class LogStorage:
             return self.store.open(key, whole)  # the log was perhaps away for a moment
 
     def put_chunk(self, first: int, content: Content) -> None:
-        """Write a chunk. Only for the writer. May be repeated.
+        """Write a chunk. Only the writer calls this; it may repeat the call.
 
         Args:
             first: Its first id.
@@ -293,7 +293,7 @@ class LogStorage:
             self._fence.advance(first)
 
     def start_fence(self, log_id: str, newest: int | None) -> None:
-        """Let ``put_chunk`` and ``check_writer`` check from now on that no other writer has put later chunks.
+        """Begin to check, in ``put_chunk`` and ``check_writer``, that no other writer has put later chunks.
 
         Args:
             newest: The first id of the newest chunk; None for a log without chunks.
@@ -324,7 +324,7 @@ class LogStorage:
         return [] if self.directory is None else self.open_chunk_files().firsts()
 
     def remove_temporaries(self) -> None:
-        """Delete temporary files of killed processes. Only for the writer."""
+        """Delete temporary files of killed processes. Only the writer calls this."""
         if isinstance(self.store, DirectoryStore):
             for directory in (str(self.partition), READERS_NAME):
                 self.store.clean(directory)
@@ -354,7 +354,7 @@ class LogStorage:
     def check_writer(self) -> None:
         """Check early that this process still holds the partition, and that the store is there.
 
-        ``put_chunk`` is what keeps two writers apart.
+        This check is not needed for safety: ``put_chunk`` alone keeps two writers apart.
 
         Raises:
             LogLockedError: Another process holds the partition.

@@ -229,7 +229,7 @@ class Ingest:
         compare_terms(self.storage, self._options)
         if not isinstance(self._state, Intake):
             return
-        self._stop_losses.open()
+        self._stop_losses.report_last_stop()
         if self._state.tracker is not None:
             self._other_states = states_of_other_partitions(self.storage)
 

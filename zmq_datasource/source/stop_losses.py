@@ -114,7 +114,7 @@ class StopLosses:
         self._counters = counters
         self._last: Mapping[str, object] | None = None
 
-    def open(self) -> None:
+    def report_last_stop(self) -> None:
         """Add the recorded sums to the counters, and log the last stop with a loss, unless a run has logged it.
 
         Call it with the partition's lock.

@@ -78,7 +78,7 @@ class OffsetIds:
         """
         if self._initial is None:
             found = self._feeds.reader.found
-            if found is not None and found.begins:
+            if found is not None and found.begins_here:
                 self._initial = self._resolve(Offset(self._feeds.log_id, found.next))
             else:
                 self._initial = self._first_ids()

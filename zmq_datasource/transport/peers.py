@@ -188,7 +188,7 @@ class PeerWatch:
 
     @property
     def queues(self) -> int:
-        """No more queues than this does libzmq keep for the socket, those of ended connections included."""
+        """The most queues that libzmq keeps for the socket, including those of ended connections."""
         return self.connections + len(self._connect)
 
     def update(self) -> None:

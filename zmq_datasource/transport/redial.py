@@ -72,7 +72,7 @@ class Redialer:
         """Connect to the endpoints that are due and have no unread messages.
 
         Args:
-            queues: No more queues than this does libzmq keep for the socket.
+            queues: The most queues that libzmq keeps for the socket.
 
         Returns:
             How many connections libzmq has ended for good because of what their peer sent.

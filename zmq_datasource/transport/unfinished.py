@@ -7,8 +7,8 @@ sends frame after frame, each of which announces another, fills the memory of it
   than one message may hold since its last message is *suspected*.
 * While there is a suspect, the origin of each message is checked, which makes bulk reading slower. A connection that
   delivers a message is not suspected any more: frames arrive in order, so none of its earlier messages is unfinished.
-* A suspect that has received as much again and delivered nothing, although the socket's queues were read, is ended.
-  libzmq then frees its memory.
+* A suspect that has received the same amount once more and delivered nothing, although the socket's queues were read,
+  is ended. libzmq then frees its memory.
 
 So an unfinished message has at most about twice the limit for each connection. It may take 32 times as much memory,
 because an empty frame has 2 bytes on the wire and 64 in libzmq's queue. Over ipc and on other systems nothing is
@@ -39,14 +39,15 @@ class _Traffic:
     Attributes:
         received: All bytes that it has received, at the last check.
         finished: ``received`` at its last known message.
-        suspected: ``received`` when it became suspected; None if it is not.
-        due: When this number of messages has been read, an honest connection has delivered one; None below the limit.
+        suspected_at: ``received`` when it became suspected; None if it is not.
+        deliver_by: When this number of messages has been read, an honest connection has delivered one; None below the
+            limit.
     """
 
     received: int = 0
     finished: int = 0
-    suspected: int | None = None
-    due: int | None = None
+    suspected_at: int | None = None
+    deliver_by: int | None = None
 
 
 class Unfinished:
@@ -120,12 +121,12 @@ class Unfinished:
         traffic = None if inode is None else self._traffic.get(inode)
         if traffic is not None:
             traffic.finished = traffic.received
-            if traffic.suspected is not None:
-                traffic.suspected = traffic.due = None
+            if traffic.suspected_at is not None:
+                traffic.suspected_at = traffic.deliver_by = None
                 self._update_suspects()
 
     def _update_suspects(self) -> None:
-        self.has_suspects = any(traffic.suspected is not None for traffic in self._traffic.values())
+        self.has_suspects = any(traffic.suspected_at is not None for traffic in self._traffic.values())
 
     def check_connections(self) -> None:
         """End connections with a message without an end. Called in each round; acts every ``check_seconds``."""
@@ -147,14 +148,14 @@ class Unfinished:
     def _never_ends(self, traffic: _Traffic) -> bool:
         if traffic.received - traffic.finished <= self._limit:
             return False
-        if traffic.suspected is None:
-            traffic.suspected = traffic.received
-        elif traffic.due is not None:
+        if traffic.suspected_at is None:
+            traffic.suspected_at = traffic.received
+        elif traffic.deliver_by is not None:
             # libzmq reads from its queues in turn: after one turn it has read from each that had a message.
             empty = not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-            return empty or self._read >= traffic.due
-        elif traffic.received - traffic.suspected > self._limit:
-            traffic.due = self._read + 2 * self._watch.queues
+            return empty or self._read >= traffic.deliver_by
+        elif traffic.received - traffic.suspected_at > self._limit:
+            traffic.deliver_by = self._read + 2 * self._watch.queues
         return False
 
     def _end(self, connections: Connections, connection: Connection, traffic: _Traffic) -> None:
@@ -166,4 +167,4 @@ class Unfinished:
         )
         self._watch.protocol_errors += 1
         connections.hang_up(connection)
-        traffic.finished, traffic.suspected, traffic.due = traffic.received, None, None
+        traffic.finished, traffic.suspected_at, traffic.deliver_by = traffic.received, None, None
