@@ -22,7 +22,7 @@ from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.spark.stream_reader import ZmqStreamReader
+from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
 WITHOUT_NEWS = {"open": 1, "find": 2}
 
@@ -281,6 +281,7 @@ def test_a_trigger_without_news_lists_nothing(tmp_path: Path, monkeypatch: pytes
 
     keep_handlers(monkeypatch)
     it = ZmqStreamReader(stream_options(walLocation=tmp_path))
+    it.idle = Idle(wait_seconds=0.1)
     try:
         begin = it.initialOffset()
         end = it.latestOffset(begin, ReadMaxRows(1))

@@ -42,6 +42,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.stream_reader import Idle
 
 
 @pytest.fixture(autouse=True)
@@ -322,6 +323,7 @@ def test_a_passing_disk_fault_does_not_end_a_query_that_follows(
     """A fault that lasts for walRetryTimeout does end it."""
     log = filled(tmp_path, 2)
     with querying(tmp_path, walRetryTimeout="200ms") as query:
+        query.reader.idle = Idle(wait_seconds=0.05)  # several polls before the fault ends the query
         query.until(2)
 
         def refuse(_: LogStorage) -> str:
