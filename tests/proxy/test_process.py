@@ -360,6 +360,9 @@ def test_the_command_runs_until_it_is_told_to_end(context: zmq.Context[Socket], 
         command += [f"--{side}", endpoint]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
+        assert process.stderr is not None
+        # A subscriber may be served before the live process hears from its server that all endpoints are bound.
+        assert any(line.endswith("ready\n") for line in process.stderr)
         pub = publisher(context, sides["bind"])
         sub = context.socket(zmq.SUB)
         sub.connect(sides["publish"])
@@ -374,7 +377,7 @@ def test_the_command_runs_until_it_is_told_to_end(context: zmq.Context[Socket], 
         process.send_signal(signal.SIGINT)
         _, lines = process.communicate(timeout=60)
         assert process.returncode == 0, lines
-        assert "ready" in lines
+        assert "ended" in lines
     finally:
         process.kill()
         process.wait()
