@@ -27,7 +27,7 @@ from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.facts import read_gaps
+from zmq_datasource.source.facts import read_gaps, saved_tracker
 
 __all__ = ["TOPOLOGIES", "Topology"]
 
@@ -478,9 +478,10 @@ class VllmReplay(Topology):
         """What is counted as lost. Only a replay endpoint that is away for long, or a source that is, explains it."""
         if not any(event.seconds > 10 for event in self.world.events):
             return set()
-        saved = read_saved_state(self.storage())
-        gaps = [gap for gap in read_gaps(saved) if gap["healed"] is None]
-        return {number for gap in gaps for number in range(gap["first"], gap["last"] + 1)}
+        tracker = saved_tracker(read_saved_state(self.storage()))
+        # Not a gap that a replay may still fill: its messages may come after the query was asked whether it has all.
+        gaps = [] if tracker is None else [gap for gap in tracker.gaps if gap.healed is None and gap.final]
+        return {tracker.number(at) for gap in gaps for at in range(gap.first, gap.last + 1)}
 
 
 class DealerRouter(_SinkToSource):
