@@ -210,7 +210,7 @@ def test_a_commit_of_attempts_that_are_not_staged_is_refused(
 
 def test_attempts_without_a_commit_are_discarded_after_the_timeout(tmp_path: Path) -> None:
     endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint, transactionTimeout="200ms"):
+    with receiving(tmp_path, endpoint, transactionTimeout="1s"):
         stage(endpoint, "a")
         wait_for(
             lambda: not any((tmp_path / "0" / "staging").iterdir()), "the staged attempt to be discarded"

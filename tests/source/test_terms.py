@@ -274,12 +274,14 @@ def sequenced(endpoint: str) -> dict[str, Any]:
 def test_a_query_that_follows_fails_at_a_loss_with_onLoss_fail(context: Context, tmp_path: Path) -> None:
     """The receiving query does not fail. The failed query, restarted, continues after the loss."""
     pub, endpoint = bound(context, zmq.XPUB)
+    # With a name, because the log keeps nothing for an unnamed query that does not run.
+    failing = sequenced(endpoint) | {"onLoss": "fail", "reader": "job"}
     with query(tmp_path, **sequenced(endpoint)) as notebook:
         notebook.step()
         assert pub.recv() == b"\x01"
         numbered(pub, 0, 1, 5)  # lost before the query begins
         notebook.until(3)
-        with query(tmp_path, onLoss="fail", **sequenced(endpoint)) as job:
+        with query(tmp_path, **failing) as job:
             job.step()
             numbered(pub, 6)
             job.until(1)
@@ -289,7 +291,7 @@ def test_a_query_that_follows_fails_at_a_loss_with_onLoss_fail(context: Context,
             ):
                 wait_for(lambda: job.step() and False, "the failure")
         notebook.until(5)
-        with query(tmp_path, job.checkpoint, onLoss="fail", **sequenced(endpoint)) as job:
+        with query(tmp_path, job.checkpoint, **failing) as job:
             numbered(pub, 11)
             wait_for(lambda: job.step() and job.rows[-1][1] == b"11", "the next one")
         notebook.until(6)
