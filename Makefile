@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel image release clean
+.PHONY: help demo test test-spark test-rest test-slow chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel image release clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -20,15 +20,19 @@ help: ## What there is
 demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
-test: $(VENV)/.dev ## Lint, types, layers and all tests but the long ones; what CI runs first
+test: $(VENV)/.dev ## Lint, types, layers and the tests; CI runs these first, and then test-slow
 	$(MAKE) --jobs 2 test-spark check test-rest
-	$(JAVA) $(BIN)/python -m pytest -m "alone and not long"
+	$(JAVA) $(BIN)/python -m pytest -m "alone and not slow and not long"
 
 test-spark: $(VENV)/spark.jsa
-	$(JAVA) $(BIN)/python -m pytest -m "spark and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1 $(REPORT)
+	$(JAVA) $(BIN)/python -m pytest -m "spark and not slow and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1 $(REPORT)
 
 test-rest: $(VENV)/.dev
-	$(JAVA) $(BIN)/python -m pytest -m "not spark and not long and not alone" --numprocesses 1 $(REPORT)
+	$(JAVA) $(BIN)/python -m pytest -m "not spark and not slow and not long and not alone" --numprocesses 1 $(REPORT)
+
+test-slow: $(VENV)/spark.jsa ## The tests that take half a minute each: notebooks, kills of whole drivers, the weather
+	$(JAVA) $(BIN)/python -m pytest -m "slow and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1 $(REPORT)
+	$(JAVA) $(BIN)/python -m pytest -m "slow and alone and not long"
 
 # So many seeds reach every failpoint.
 chaos: EVERY = $(shell test $(or $(SEEDS),20) -lt 200 || echo --every-failpoint)
@@ -55,8 +59,8 @@ check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/reference.py --check
 
-fast: $(VENV)/.dev ## The tests that need no Spark
-	$(BIN)/python -m pytest -m "not spark and not long" --numprocesses 4
+fast: $(VENV)/.dev ## The tests that need neither Spark nor other processes
+	$(BIN)/python -m pytest -m "not spark and not processes and not slow and not long and not alone" --numprocesses 4
 
 sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 	scripts/sanitize.sh $(BIN)/python build/sanitize

@@ -58,7 +58,7 @@ _BETWEEN = 3
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only marked tests are asked for, do not import the files without any: for seconds, in each process."""
-    asked = re.match(r"(spark|alone|long)\b", config.option.markexpr)
+    asked = re.match(r"(spark|alone|slow|long)\b", config.option.markexpr)
     if asked is None or collection_path.suffix != ".py":
         return None
     return True if f"mark.{asked[1]}" not in collection_path.read_text(encoding="utf-8") else None

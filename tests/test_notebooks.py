@@ -21,6 +21,7 @@ _RUNS = [
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("path", _RUNS, ids=lambda path: path.stem)
 def test_notebook_runs_shows_a_plot_and_ends_what_it_started(path: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_each_minor_version_of_pyspark_that_is_supported_has_golden_traces() -> 
     assert MINOR in golden_versions(), "record them: python -m tests.spark_calls --write"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_makes_the_calls_of_its_golden_traces(spark: SparkSession, tmp_path: Path) -> None:
     from tests.spark_calls.on_spark import record  # noqa: PLC0415 - the other tests do without a session

@@ -45,6 +45,7 @@ def prove(tree: Tree, path: Path, caught_by: str, new: str, old: str = "5") -> V
     return tree.prove(read_patch(path))
 
 
+@pytest.mark.slow
 @pytest.mark.spark  # processes of their own
 @pytest.mark.parametrize(
     ("caught_by", "new", "old", "why"),
@@ -66,6 +67,7 @@ def test_only_a_test_that_goes_red_with_the_patch_alone_has_caught_it(
     assert Path(tree.root, MODULE).read_text() == "FIVE = 5\n"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_patch_by_which_a_test_cannot_be_imported_is_not_caught(tree: Tree, tmp_path: Path) -> None:
     Path(tree.root, "tests/test_importing_five.py").write_text(

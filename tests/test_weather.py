@@ -7,9 +7,13 @@ import pytest
 from tests.weather.__main__ import ALL, run
 from tests.weather.machine import draw
 
+# One of the source, one of the sink with transactions, one of the proxy.
+_QUICK = {"push-pull", "dealer-router", "proxy-durable"}
+_TOPOLOGIES = [pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.slow]) for name in sorted(ALL)]
+
 
 @pytest.mark.spark  # processes of their own, by the dozen
-@pytest.mark.parametrize("topology", sorted(ALL))
+@pytest.mark.parametrize("topology", _TOPOLOGIES)
 def test_every_promise_holds_in_the_weather_of_a_seed(topology: str) -> None:
     outcome = run(7, topology)
     assert not outcome.failure, f"{outcome}\n{outcome.details}"

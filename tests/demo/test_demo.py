@@ -102,6 +102,7 @@ def test_demo_accounts_for_every_message(tmp_path: Path) -> None:
     assert sum(int(messages.replace(",", "")) for messages in topics) == published
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_demo_reads_the_users_own_feed(tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def test_demo_reads_the_users_own_feed(tmp_path: Path) -> None:
     assert "published = received: not known" in output
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_a_terminal_shows_what_live_view_shows(tmp_path: Path) -> None:
@@ -187,6 +189,7 @@ def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
     assert "needs Java 17" in line
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:

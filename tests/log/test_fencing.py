@@ -26,6 +26,8 @@ from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 Rows = dict[int, bytes]
 
@@ -271,6 +273,7 @@ def test_of_two_that_create_a_log_one_gives_out_the_first_id() -> None:
     assert ended == {"A": BOTH, "B": BOTH}
 
 
+@pytest.mark.slow
 def test_of_three_writers_each_id_has_one() -> None:
     three = {
         "A": writer("A", 2, deletes=True),
@@ -285,6 +288,7 @@ def test_a_writer_does_not_take_the_stray_of_another_one_for_its_own_chunk() -> 
     at_least(10**8, written(1), **three, begun={"A": "put_new", "C": "put_new"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("orders", "others"),
     [
@@ -299,6 +303,7 @@ def test_a_reader_gets_the_rows_that_count_or_an_error(orders: int, others: dict
     assert ended["R"] == {"", "DataLossError"}
 
 
+@pytest.mark.slow
 def test_a_follower_gets_the_rows_that_count_or_an_error() -> None:
     two = {"A": writer("A", 2), "B": writer("B", 1, 1, deletes=True)}
     ended = at_least(10**7, written(1), **two, R=follower(2), begun={"A": "put_new", "B": "put_new"})
@@ -327,6 +332,7 @@ def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_reader() -> None:
     assert ended == {"B": {""}, "R": {"", "DataLossError"}}
 
 
+@pytest.mark.slow
 def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_writer() -> None:
     two = {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}
     at_least(10**6, written(1), **two, begun={"B": "put_new"}, torn=True)

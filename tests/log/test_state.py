@@ -31,6 +31,8 @@ from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.intake import Arrival, Intake
 
+pytestmark = pytest.mark.processes
+
 
 class Carrying:
     """A state that is text."""
@@ -371,6 +373,7 @@ def small_chunk(location: Path, grows: bool) -> Path:
     return newest(location)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grows", [False, True])
 def test_no_flipped_bit_hides_the_state_or_gives_an_older_one(grows: bool, tmp_path: Path) -> None:
     """Anywhere in the file: in the entry, in what says that there is one, and in what says which batch is the last."""

@@ -29,6 +29,8 @@ from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.options.types import Location
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 
 KEY = "0/00000000000000000000.arrow"
@@ -594,6 +596,7 @@ def repeated(call: Callable[[], T], seconds: float = 60.0) -> T:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
     server: S3Server, bucket: BucketStore
 ) -> None:
@@ -626,6 +629,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
         assert content(bucket) == large
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_fault_within_some_seconds(
     server: S3Server, bucket: BucketStore
 ) -> None:

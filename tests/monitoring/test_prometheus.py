@@ -30,6 +30,8 @@ from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.spark.listener import QueryEvents, ZmqMetricsListener
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1251,6 +1251,7 @@ def test_a_client_that_was_away_continues_without_an_open(
         assert record(tmp_path, "me").next == {0: 30}
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_is_away_for_too_long_is_forgotten(
     context: zmq.Context[Socket],
     tmp_path: Path,

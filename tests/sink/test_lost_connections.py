@@ -32,6 +32,8 @@ from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.unsent import StagedDeadLetters
 from zmq_datasource.transport.opened import OpenSocket
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 FILL = b"x" * 100
 

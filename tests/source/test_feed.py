@@ -44,6 +44,8 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 ALL = ReadMaxRows(1)  # any limit: ours are options
 Offset = dict[str, Any]

@@ -44,6 +44,8 @@ from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.stream_reader import Idle
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

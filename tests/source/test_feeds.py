@@ -44,6 +44,8 @@ from zmq_datasource.source.follow import IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.batch_reader import ZmqLogReader
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 Row = tuple[int, int, bytes]
 

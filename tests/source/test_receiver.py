@@ -14,6 +14,8 @@ from zmq_datasource.errors import NoPeerError
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import core
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 
 

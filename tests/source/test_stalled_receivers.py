@@ -22,6 +22,8 @@ from tests.support.bucket_server import BucketServer
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.readers import Reader
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 
 # ``zmq-datasource receive`` that stops at a failpoint as soon as there is a certain file.
@@ -220,6 +222,7 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     assert FENCED.search(one.said), one.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
 @pytest.mark.parametrize(
     "point",
@@ -233,6 +236,7 @@ def test_a_stalled_receiver_reuses_no_id_in_a_directory_whose_lock_is_lost(
         stalled(feed, point, deleted, lambda: lose_lock(directory))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "deleted"),
     [("log.store.before_put", False), ("log.store.before_put", True), ("log.chunk.after_put", True)],

@@ -26,6 +26,8 @@ from zmq_datasource.source.receiver import LogReceiver
 from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.source.stop_losses import StopRecord, read_record
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 
 

@@ -70,6 +70,7 @@ class Driver:
         self._runners.append(self.find("source_runner"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victims",
     [

@@ -107,6 +107,7 @@ def send_values(push: Socket, count: int, size: int = 1000) -> None:
         push.send(b"%d" % number + b"x" * size)
 
 
+@pytest.mark.slow
 def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     assert (shown["messagesReceived"], shown["rcvhwm"]) == (3000, 1000)
 
 
+@pytest.mark.slow
 def test_retried_rows_and_dead_letters_are_accounted_for(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
@@ -356,6 +358,7 @@ def test_a_listener_passes_on_every_event_and_prometheus_serves_the_newest(
     assert listener.failures == 1
 
 
+@pytest.mark.slow
 def test_the_history_is_a_dataframe_of_both_sides(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
@@ -462,6 +465,7 @@ def test_sequences_are_received_or_lost_by_the_metrics_alone(
     assert whole["rows"] == shown["messagesReceived"]
 
 
+@pytest.mark.slow
 def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     """Drivers and workers die; what the metrics say is what Spark has committed, each batch once."""
     push, source = bound(context, zmq.PUSH, sndhwm=100)

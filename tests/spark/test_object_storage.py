@@ -33,6 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield server.location("log").replace("s3://", "s3://any:any@")
 
 
+@pytest.mark.slow
 def test_a_query_receives_and_others_read_what_is_in_the_storage(
     spark: SparkSession, context: Context, tmp_path: Path, store: str
 ) -> None:

@@ -106,6 +106,7 @@ def test_named_feeds_are_swapped_added_and_removed_on_one_checkpoint(
     assert feeds.rows() == ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1"]
 
 
+@pytest.mark.slow
 def test_a_feed_that_returns_after_other_batches_begins_at_starting_offsets(
     evolving: SparkSession, context: Context, tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def receives(executor: psutil.Process, log: Path) -> bool:
     return bool(workers & holders)
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_killed_costs_nothing_that_was_sealed(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:

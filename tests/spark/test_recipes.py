@@ -37,7 +37,11 @@ NEWER_VLLM = ("vLLM 0.26.0", "vLLM 0.33.0")
 KV_EVENTS = json.loads((DATA / "kv_events.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("recorded", KV_EVENTS, ids=lambda recorded: recorded["program"])
+# Each takes five seconds, and reads by the same schema.
+_PROGRAMS = [pytest.param(one, marks=[pytest.mark.slow] if at else []) for at, one in enumerate(KV_EVENTS)]
+
+
+@pytest.mark.parametrize("recorded", _PROGRAMS, ids=lambda recorded: recorded["program"])
 def test_vllm(recorded: dict[str, Any], spark: SparkSession) -> None:
     program = recorded["program"]
     largest = 2**64 - 1 if program.startswith("vLLM") else -1

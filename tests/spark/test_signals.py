@@ -10,16 +10,21 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support import REPOSITORY, free_endpoint, log_rows
 from zmq_datasource.host.signals import StopFlag
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.receive import receive_until_stopped
 
+pytestmark = pytest.mark.processes
+
 # Makes the calls that Spark's main loop makes, and ends each time as that does.
 _RUNNER = """
 import os, signal, sys, threading, time
 import concurrent.futures._base as futures
+import pytest
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.support import stream_options, wait_for

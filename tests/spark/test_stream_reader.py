@@ -34,6 +34,8 @@ from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 ALL = ReadMaxRows(1)  # any limit: ours are options
 

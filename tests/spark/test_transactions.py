@@ -163,6 +163,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_at_first_leaves_no_trace(tmp_path: Path) -> None:
     """Neither staged rows nor dead letters. In a session that tries tasks again."""
     endpoint, script = free_endpoint(), tmp_path / "retried.py"
@@ -304,6 +305,7 @@ def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
         assert ids_and_numbers(spark, out) == [(number, number) for number in range(10)]
 
 
+@pytest.mark.slow
 def test_kills_lose_and_double_no_row(tmp_path: Path) -> None:
     chaos(tmp_path, seed=1, rounds=2, count=8, lines=200)  # a sender and a receiver
 

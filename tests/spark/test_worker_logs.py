@@ -51,6 +51,7 @@ def write_to_an_absent_peer(rows: DataFrame, **options: str) -> None:
     writer.option("connect", free_endpoint()).save()
 
 
+@pytest.mark.slow
 def test_tasks_and_commits_of_batches_are_in_the_worker_logs(logged: SparkSession) -> None:
     live = logged.read.format("zmq").option("connect", free_endpoint()).option("timeout", "1s").load()
     assert live.count() == 0

@@ -36,6 +36,8 @@ from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
+pytestmark = pytest.mark.processes
+
 
 class Keys:
     """A server's key, a directory of allowed clients, and clients."""

@@ -21,6 +21,8 @@ from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 REDIAL_SECONDS = 0.1
 

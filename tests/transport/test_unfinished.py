@@ -26,6 +26,8 @@ from zmq_datasource.transport import unfinished
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
+pytestmark = pytest.mark.processes
+
 Context = zmq.Context[Socket]
 LIMIT = 4 << 20
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

@@ -39,6 +39,8 @@ from tests.weather.machine import World
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.errors import DataLossError, SocketError, ZmqDataSourceError
 
+pytestmark = pytest.mark.processes
+
 _ROWS = 20
 # Transactions: before the second query is killed, before the damage, and in all.
 _EARLY, _BEFORE, _ALL = 3, 5, 6
@@ -241,6 +243,7 @@ def bits_that_hide_the_state(content: bytes) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_bit_that_hides_the_state_is_named(sample: Sample, tmp_path: Path) -> None:
     newest = find(sample.log, "chunk")[-1]
     content = newest.read_bytes()
