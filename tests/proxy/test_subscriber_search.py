@@ -16,8 +16,6 @@ from tests.proxy.model_proxy import ModelProxy
 from zmq_datasource.proxy.fetch_protocol import Fetch, Lost, Opened, decode
 from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession, Subscription
 
-pytestmark = pytest.mark.processes
-
 TOPICS = (b"a", b"ab", b"b")
 NAME = "me"
 TO_PROXY, TO_CLIENT = "proxy", "client"
