@@ -39,7 +39,7 @@ os.environ["SPARK_SUBMIT_OPTS"] = (
 
 # Hypothesis has an example fail for the time that it takes, which beside other tests says nothing of ours.
 hypothesis.settings.register_profile(
-    "ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "ours", deadline=None, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ours")
 

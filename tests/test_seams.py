@@ -98,7 +98,7 @@ def _replacements(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 if _root(owner) in imported:
                     yield node.lineno, f"{ast.unparse(owner)}.{ast.unparse(name)}"
             case ast.Assign(targets=targets):
-                for target in (it for target in targets for it in ast.walk(target)):
+                for target in (part for whole in targets for part in ast.walk(whole)):
                     if isinstance(target, ast.Attribute) and _root(target) in imported:
                         yield node.lineno, ast.unparse(target)
 

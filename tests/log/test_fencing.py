@@ -367,7 +367,9 @@ class Emptied(OneLog):
 
 
 @pytest.mark.parametrize(
-    ("orders", "others"), [(10, {}), (10**6, {"B": writer("B", 1)})], ids=["", "and made again"]
+    ("orders", "others"),
+    [(10, {}), pytest.param(10**6, {"B": writer("B", 1)}, marks=pytest.mark.slow)],
+    ids=["", "and made again"],
 )
 def test_in_a_store_that_is_emptied_between_two_steps_nothing_is_acknowledged(
     orders: int, others: dict[str, Process]

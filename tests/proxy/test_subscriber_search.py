@@ -309,7 +309,7 @@ def run(seed: int, steps: int = 400) -> Run:
     return it
 
 
-@pytest.mark.parametrize("begin", range(0, 300, 60))
+@pytest.mark.parametrize("begin", range(0, 120, 60))
 def test_messages_come_in_order_and_only_durable_positions_are_confirmed(
     begin: int,
 ) -> None:

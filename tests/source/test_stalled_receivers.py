@@ -238,13 +238,10 @@ def test_a_stalled_receiver_reuses_no_id_in_a_directory_whose_lock_is_lost(
         stalled(feed, point, deleted, lambda: lose_lock(directory))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "deleted"),
-    [
-        pytest.param("log.store.before_put", False, marks=pytest.mark.slow),
-        pytest.param("log.store.before_put", True, marks=pytest.mark.slow),
-        ("log.chunk.after_put", True),
-    ],
+    [("log.store.before_put", False), ("log.store.before_put", True), ("log.chunk.after_put", True)],
 )
 def test_a_stalled_receiver_reuses_no_id_in_a_bucket(
     context: Context, tmp_path: Path, bucket: str, point: str, deleted: bool
