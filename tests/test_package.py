@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import click
@@ -85,6 +89,23 @@ def test_what_a_module_calls_public_exists(name: str) -> None:
     module = importlib.import_module(name)
     for public in getattr(module, "__all__", []):
         assert hasattr(module, public)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter({name: set(_imports(name)) for name in MODULES}).prepare()  # CycleError has the circle
+
+
+def _imports(name: str) -> Iterator[str]:
+    """The modules that a module imports, also in functions and for types only."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    if not spec.origin.endswith(".py"):
+        return  # the compiled core
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
+            yield from (modules or {node.module} & set(MODULES)) - {name}
 
 
 @pytest.mark.parametrize("name", [n for n in errors.__all__ if n != "ZmqDataSourceError"])

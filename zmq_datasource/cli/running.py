@@ -26,7 +26,7 @@ from zmq_datasource.cli.types import (
 )
 from zmq_datasource.options import ProxyOptions, ReadOptions, ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import describe, parse
-from zmq_datasource.options.read_kinds import OF_A_QUERY
+from zmq_datasource.options.read import OF_A_QUERY
 
 __all__ = ["demo", "proxy", "receive", "top"]
 

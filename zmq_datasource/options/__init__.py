@@ -9,8 +9,7 @@ from typing import Final
 from zmq_datasource.options.framing import FramingOptions, Numbering
 from zmq_datasource.options.parser import OptionSet
 from zmq_datasource.options.proxy import ProxyOptions
-from zmq_datasource.options.read import ReadOptions
-from zmq_datasource.options.read_kinds import BatchReadOptions, ReceiveOptions, StreamReadOptions
+from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.receiving import share_of
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions

@@ -1,4 +1,4 @@
-"""The source's options: all that a streaming read or a batch read accepts. ``read_kinds`` restricts them to one."""
+"""The source's options, and which of them a stream, a batch and a program that only receives accept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Annotated, ClassVar
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.receiving import ReceivingOptions
+from zmq_datasource.options.receiving import ReceivingOptions, share_of
 from zmq_datasource.options.socket import Endpoint, SocketOptions
 from zmq_datasource.options.types import ByteSize, Choice, Duration, Timestamp, ValueFormat
 
-__all__ = ["LogServing", "ReadOptions"]
+__all__ = [
+    "OF_A_QUERY",
+    "BatchReadOptions",
+    "LogServing",
+    "ReadOptions",
+    "ReceiveOptions",
+    "StreamReadOptions",
+]
 
 
 class ValueMode(Choice):
@@ -309,3 +316,81 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         self.refuse(self.of_role(Role.SOCKET, other), reason)
         if self.zmq:
             raise OptionError(f"reading a log opens no socket; remove the options zmq.* {sorted(self.zmq)}")
+
+
+class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
+    """``spark.readStream.format("zmq")``."""
+
+    @property
+    def starting_place(self) -> Place:
+        """Where a query without a checkpoint begins. If it only reads a log, it reads all of it by default."""
+        return self.start or Place("latest" if self.has_endpoints else "earliest", None)
+
+    def check(self) -> None:
+        super().check()
+        self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
+        if self.receivers == 1:
+            self.refuse(("receivers_by",), "needs receivers, of which there is one")
+        if self.reader is None:
+            self.refuse(("reader_timeout",), "needs reader: it is for a query that has a name")
+        if self.wal_store is not None:
+            self.refuse(("serve_log",), "has no effect with walStore, which the executors read themselves")
+        share_of(self, 0)
+        if not self.has_endpoints and not self.has_log:
+            raise OptionError(
+                "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "
+                "walLocation or walStore alone the log that zmq-datasource receive fills"
+            )
+        if not self.has_endpoints:
+            self.refuse_socket(
+                Role.WRITER,
+                "is for the process that receives; this query only reads its log",
+            )
+
+
+# The roles of options about the rows that a query reads.
+OF_A_QUERY = (Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
+
+
+class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
+    """``zmq-datasource receive``, which fills a log and reads no rows."""
+
+    def check(self) -> None:
+        self.refuse(self.of_role(*OF_A_QUERY), "has no effect here: set it at the query that reads the log")
+        super().check()
+
+
+class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
+    """``spark.read.format("zmq")``: a read of a live socket, or with ``walLocation`` or ``walStore`` of a log."""
+
+    def check(self) -> None:
+        super().check()
+        self.refuse(self.of_role(Role.STREAM), "belongs to a streaming read, not to spark.read")
+        live = self.has_endpoints
+        if live and self.has_log:
+            raise OptionError(
+                "a batch read takes either connect/bind (a live socket) or walLocation or walStore (a log); keep one"
+            )
+        if not live and not self.has_log:
+            raise OptionError(
+                "neither connect nor bind (a live socket) nor walLocation or walStore (a log) is set; name one"
+            )
+        if self.socket_type == "ROUTER":
+            raise OptionError(
+                "socketType=ROUTER needs a log to acknowledge into; receive with spark.readStream or zmq-datasource "
+                "receive, and read that log with walLocation"
+            )
+        if live:
+            self.refuse(
+                self.of_role(Role.LOG),
+                "needs walLocation: it is for a log, and a live socket has no history",
+            )
+        else:
+            self.refuse_socket(
+                Role.LIVE,
+                "is for a live socket; a log is cut with endingOffsets, .where() or .limit()",
+            )
+        if self.view == "gaps":
+            self.refuse(self.of_role(Role.ROWS), "is about messages; view=gaps shows the whole gap table")
+        if self.ending_offsets and self.ending_offsets.word == "earliest":
+            raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")
