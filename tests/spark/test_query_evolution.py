@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import REPOSITORY, Socket, bound, wait_for
-from tests.support.streams import start, wait_until_released
+from tests.support.streams import committed_rows, start, wait_until_released
 from zmq_datasource import reason, register
 
 pytestmark = pytest.mark.spark
@@ -86,10 +86,8 @@ class Feeds:
         wait_until_released(self._log(message[0]))
 
     def rows(self, out: Path | None = None) -> list[str]:
-        out = out or self.out
-        if not (out / "_spark_metadata" / "0").exists():
-            return []
-        return sorted(row.value for row in self._session.read.parquet(str(out)).collect())
+        rows = committed_rows(out or self.out)
+        return sorted(rows.column("value").to_pylist()) if rows.num_rows else []
 
     def _log(self, name: str) -> Path:
         return self._directory / f"wal-{name}"

@@ -91,7 +91,7 @@ def test_tasks_of_a_stream_are_in_the_worker_logs_of_its_own_session_only(
         query.stop()
     assert "no peer within" not in warnings_of(logged)
     # The source runner writes to the driver's log, and to no other place.
-    assert "does not fit" in package_log()
+    wait_for(lambda: "does not fit" in package_log(), "the warning in the log")
     assert "does not fit" not in warnings_of(logged) + "".join(seen)
 
 
