@@ -60,7 +60,7 @@ check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
 	$(BIN)/python scripts/reference.py --check
 
 fast: $(VENV)/.dev ## The tests that need neither Spark nor other processes
-	$(BIN)/python -m pytest -m "not spark and not processes and not slow and not long and not alone" --numprocesses 4
+	$(BIN)/python -m pytest -m "not spark and not processes and not slow and not long and not alone" --numprocesses 3
 
 sanitize: $(VENV)/.dev ## The compiled core's tests under ASan and UBSan
 	scripts/sanitize.sh $(BIN)/python build/sanitize

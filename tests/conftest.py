@@ -39,7 +39,7 @@ os.environ["SPARK_SUBMIT_OPTS"] = (
 
 # Hypothesis has an example fail for the time that it takes, which beside other tests says nothing of ours.
 hypothesis.settings.register_profile(
-    "ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "ours", deadline=None, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("ours")
 
@@ -56,20 +56,45 @@ _LONGEST = {
 _BETWEEN = 3
 
 
+# What the text of a file has whose tests start processes or servers, or wait for time to pass.
+_STARTS_PROCESSES = re.compile(
+    r"subprocess|multiprocessing|mark\.spark|tests\.weather|log\.orders"
+    r"|support\.(proxies|bucket_server|middlebox|s3|namespaces)|time\.sleep|hold_for"
+)
+
+
+def _starts_processes(path: Path) -> bool:
+    return _STARTS_PROCESSES.search(path.read_text(encoding="utf-8")) is not None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only marked tests are asked for, do not import the files without any: for seconds, in each process."""
-    asked = re.match(r"(spark|alone|slow|long)\b", config.option.markexpr)
-    if asked is None or collection_path.suffix != ".py":
+    """Do not import the files without a test that is asked for: that takes seconds, in each process."""
+    asked = config.option.markexpr
+    if collection_path.suffix != ".py" or not asked:
         return None
-    return True if f"mark.{asked[1]}" not in collection_path.read_text(encoding="utf-8") else None
+    if "not processes" in asked:
+        return True if _starts_processes(collection_path) else None
+    only = re.match(r"(spark|alone|slow|long)\b", asked)
+    if only is None:
+        return None
+    return True if f"mark.{only[1]}" not in collection_path.read_text(encoding="utf-8") else None
 
 
+def _mark_processes(items: list[pytest.Item]) -> None:
+    starting = {path for path in {item.path for item in items} if _starts_processes(path)}
+    for item in items:
+        if item.path in starting:
+            item.add_marker("processes")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the selection by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread out what takes longest, in turn from each of those files.
 
     Several of them side by side would have the machine to themselves, and their Spark gives up a Python process that
     has not connected back within 10 s; what waits most of its time fills the rest.
     """
+    _mark_processes(items)
     tests = Path(__file__).parent
     assert all((tests / name).exists() for name in _LONGEST)
     files: dict[str, list[pytest.Item]] = {name: [] for name in sorted(_LONGEST)}

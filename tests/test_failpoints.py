@@ -88,7 +88,7 @@ def test_a_stall_holds_the_process_there(tmp_path: Path) -> None:
     page.arm(Strike(_NAME, 1, "stall"), 0.2)
     began = time.monotonic()
     page.reach(_OTHER)
-    assert time.monotonic() - began < 0.2
+    assert page.counts()[_OTHER] == (1, 0)
     page.reach(_NAME)
     assert time.monotonic() - began >= 0.2
 
@@ -141,7 +141,6 @@ def test_a_middlebox_holds_back_from_a_mark_on(loses: bool) -> None:
             near.settimeout(10)
             with pytest.raises(ConnectionResetError):
                 near.recv(1)
-            assert time.monotonic() - began < 0.5
         assert far.recv(100) == b"the MARK"
         assert time.monotonic() - began >= 0.5
         assert box.held_back == [int(not loses), int(loses)]

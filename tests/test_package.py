@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import pkgutil
+import re
 import runpy
 import subprocess
 import sys
@@ -13,10 +15,15 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import click
 import pytest
 
 import zmq_datasource
+from tests.support import REPOSITORY
 from zmq_datasource import errors
+from zmq_datasource.cli import main
+from zmq_datasource.options import ReadOptions, WriteOptions
+from zmq_datasource.options.parser import describe
 from zmq_datasource.spark.registration import why_workers_lack_package
 
 MODULES = [
@@ -29,6 +36,48 @@ MODULES = [
 def test_package_citation_and_changelog_name_one_version() -> None:
     release = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "release.py"))
     assert set(release["versions"]().values()) == {zmq_datasource.__version__}
+
+
+def _is_command(line: str) -> bool:
+    """Whether the command line is understood, as far as the names of its commands and options go."""
+    command: click.Command = main
+    _, *words = line.split()
+    try:
+        while isinstance(command, click.Group) and words:
+            _, found, words = command.resolve_command(click.Context(command), words)
+            assert found is not None
+            command = found
+        command.make_context(None, [*words, "--help"])
+    except click.UsageError:
+        return False
+    except click.exceptions.Exit:  # after the help
+        return not isinstance(command, click.Group)
+    raise AssertionError(f"{line}: no help")
+
+
+def _has_argument(call: re.Match[str]) -> bool:
+    return call[2] in inspect.signature(getattr(zmq_datasource, call[1])).parameters
+
+
+def test_the_changelog_names_what_is_gone_and_what_there_is_instead() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| gone or moved | instead |\n| --- | --- |\n")
+    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].split("\n")]
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((REPOSITORY / "docs").glob("*.md")))
+    options = {option.name for kind in (ReadOptions, WriteOptions) for option in describe(kind)}
+    for gone, instead in rows:
+        for name in re.findall("`([^`]+)`", gone):
+            if name.startswith("zmq-datasource "):
+                assert not _is_command(name), name
+            if call := re.fullmatch(r"(\w+)\((\w+)=...\)", name):
+                assert not _has_argument(call), name
+        for name in re.findall("`([^`]+)`", instead):
+            if name.startswith("zmq-datasource "):
+                assert _is_command(name), name
+            elif call := re.fullmatch(r"(\w+)\((\w+)=...\)", name):
+                assert _has_argument(call), name
+            elif not name.startswith("make "):
+                assert name.partition("=")[0] in options or name in re.findall(r"\w+", pages), name
 
 
 def test_all_errors_are_public() -> None:

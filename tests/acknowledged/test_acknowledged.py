@@ -254,7 +254,7 @@ def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(
     with receiving(tmp_path, endpoint):
         staging = threading.Thread(target=stage, args=(endpoint, "slow"), kwargs={"producer": "slow"})
         staging.start()
-        assert forcing.wait(10)
+        assert forcing.wait(30)
         commit(endpoint, [stage(endpoint, "a")], 1)
         assert staging.is_alive()
         go_on.set()
@@ -513,7 +513,7 @@ def test_a_commit_is_not_answered_before_it_is_on_disk(
         attempt = stage(endpoint, "a")
         asking = threading.Thread(target=commit, args=(endpoint, [attempt], 1))
         asking.start()
-        assert writing.wait(10)
+        assert writing.wait(30)
         with uplink(endpoint) as link:
             assert not link.greet()
         go_on.set()
@@ -641,6 +641,6 @@ def test_a_stop_answers_the_commits_that_are_being_written(
         attempt = stage(endpoint, "a")
         asking = threading.Thread(target=lambda: answered.append(commit(endpoint, [attempt], 1)))
         asking.start()
-        assert writing.wait(10)
+        assert writing.wait(30)
     asking.join(20)
     assert answered == [False]

@@ -136,7 +136,7 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(
         monkeypatch.setattr(LogStorage, "put_chunk", slowly)
         asking = peers_that_commit(monkeypatch)
         first = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        assert writing.wait(10)
+        assert writing.wait(30)
         with pytest.raises(TransactionError, match="conflict"):
             commit_with_digest(endpoint, other, "b", 3)
         with pytest.raises(TransactionError, match="conflict"):
@@ -341,7 +341,7 @@ def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
         sender.data("q", 0, b"a", attempt=attempt)
         part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
         sender.say("E", **part, messages=1, rows=1)
-        assert forcing.wait(10)
+        assert forcing.wait(30)
         refused = sender.data("q", 0, b"b", attempt=attempt, index=1)
         assert (refused["kind"], refused["code"]) == ("X", "protocol")
         assert "after its end" in refused["reason"]

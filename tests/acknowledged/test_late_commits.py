@@ -13,8 +13,6 @@ from tests.support import free_endpoint
 from tests.support.middlebox import Middlebox
 from zmq_datasource import Producer
 
-pytestmark = pytest.mark.processes
-
 _COMMIT = re.compile(rb"\x01\x05ZDS.M", re.DOTALL)
 # On a connection that lives on, the sender asks again after 2 s: then two of them arrive.
 _HELD_SECONDS = {False: 2.3, True: 0.5}

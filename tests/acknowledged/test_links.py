@@ -42,8 +42,6 @@ from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.packed import pack_columns
 
-pytestmark = pytest.mark.processes
-
 # Large enough for a chunk of its own, in three data messages.
 LARGE, SMALL = 3000, 3
 _MESSAGE_ROWS, _ROW_BYTES = 1000, 1000

@@ -377,7 +377,7 @@ def program(location: Path, endpoint: str, *more: str) -> Iterator[subprocess.Po
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(30)
 
 
 def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
@@ -443,14 +443,14 @@ def test_kills_of_the_receiver_lose_and_double_no_transaction(tmp_path: Path) ->
             wait_for(lambda: done.is_set() or listens(endpoint), "the receiver to be there")
             done.wait(chance.random() / 5)
             process.kill()
-            process.wait(10)
+            process.wait(30)
             kills += 1
             process = start(tmp_path, endpoint)
         producing.join(60)
         assert done.is_set()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(30)
     assert kills >= 1
     expected = [f"{number} {row}" for number, size in enumerate(sizes) for row in range(size)]
     assert values(tmp_path) == expected

@@ -140,7 +140,7 @@ def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
     st.sampled_from([["value"], ["topic", "value"], ["frames"], ["x"], []]),
     st.lists(st.binary(max_size=40), max_size=6),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_buffers_are_rows_or_refused(rows: int, columns: list[str], buffers: list[bytes]) -> None:
     try:
         found = unpack_columns(columns, rows, buffers)

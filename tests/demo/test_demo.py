@@ -45,7 +45,7 @@ def _demo(
         with process:
             yield process
         # A process needs a moment for its last lines.
-        wait_for(lambda: not _marked(mark), "the end of every process of the demo", 10)
+        wait_for(lambda: not _marked(mark), "the end of every process of the demo")
     finally:
         for left in _marked(mark):
             left.kill()

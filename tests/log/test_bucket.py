@@ -30,8 +30,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.offsets import Offset, Place
 from zmq_datasource.workbench.log import seek_reader
 
-pytestmark = pytest.mark.processes
-
 
 def watched(storage: LogStorage) -> WatchedBucket:
     assert isinstance(storage.store, WatchedBucket)

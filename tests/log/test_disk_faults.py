@@ -55,8 +55,6 @@ from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs needs root")
 MESSAGES, SIZE = 2000, 500

@@ -26,8 +26,6 @@ from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 
-pytestmark = pytest.mark.processes
-
 T = TypeVar("T")
 Rows = dict[int, bytes]
 
@@ -266,6 +264,7 @@ def test_a_writer_that_has_stalled_writes_nothing_that_counts_when_its_ids_were_
     assert ended == {"A": BOTH, "B": BOTH}
 
 
+@pytest.mark.slow
 def test_of_two_that_create_a_log_one_gives_out_the_first_id() -> None:
     ended = at_least(
         10**9, EMPTY, A=writer("A", 2, deletes=True), B=writer("B", 1, 1, deletes=True), still=("readers",)
@@ -283,16 +282,16 @@ def test_of_three_writers_each_id_has_one() -> None:
     at_least(10**11, written(1), **three, begun=STALLED)
 
 
+@pytest.mark.slow
 def test_a_writer_does_not_take_the_stray_of_another_one_for_its_own_chunk() -> None:
     three = {"A": writer("A", 2, 1), "C": writer("C", 1, 1), "B": writer("B", 1, 1, 1, deletes=True)}
     at_least(10**8, written(1), **three, begun={"A": "put_new", "C": "put_new"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("orders", "others"),
     [
-        (10**9, {"B": writer("B", 1, 1, 1, deletes=True)}),
+        pytest.param(10**9, {"B": writer("B", 1, 1, 1, deletes=True)}, marks=pytest.mark.slow),
         (10**6, {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}),
     ],
     ids=["two writers", "three"],
@@ -338,6 +337,7 @@ def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_writer() -> None:
     at_least(10**6, written(1), **two, begun={"B": "put_new"}, torn=True)
 
 
+@pytest.mark.slow
 def test_a_step_whose_answer_is_lost_is_repeated() -> None:
     world = written(1)._replace(faults=1)
     two = {"A": writer("A", 2, tries=2), "B": writer("B", 1, 1, tries=2, deletes=True)}
@@ -367,7 +367,9 @@ class Emptied(OneLog):
 
 
 @pytest.mark.parametrize(
-    ("orders", "others"), [(10, {}), (10**6, {"B": writer("B", 1)})], ids=["", "and made again"]
+    ("orders", "others"),
+    [(10, {}), pytest.param(10**6, {"B": writer("B", 1)}, marks=pytest.mark.slow)],
+    ids=["", "and made again"],
 )
 def test_in_a_store_that_is_emptied_between_two_steps_nothing_is_acknowledged(
     orders: int, others: dict[str, Process]

@@ -24,8 +24,6 @@ from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
-pytestmark = pytest.mark.processes
-
 WITHOUT_NEWS = {"open": 1, "find": 2}
 
 

@@ -21,8 +21,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.follow import FollowingSource
 
-pytestmark = pytest.mark.processes
-
 
 def nothing(_: Path) -> None:
     """What is left of a directory that was removed."""

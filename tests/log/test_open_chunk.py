@@ -24,8 +24,6 @@ from zmq_datasource.log.storage import LogStorage, OvertakenError
 from zmq_datasource.log.store import Content, Part
 from zmq_datasource.log.writer import LogWriter
 
-pytestmark = pytest.mark.processes
-
 
 class Carried:
     """Keeps the number of messages that it was told of."""

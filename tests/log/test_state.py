@@ -31,8 +31,6 @@ from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.intake import Arrival, Intake
 
-pytestmark = pytest.mark.processes
-
 
 class Carrying:
     """A state that is text."""

@@ -29,8 +29,6 @@ from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.options.types import Location
 
-pytestmark = pytest.mark.processes
-
 T = TypeVar("T")
 
 KEY = "0/00000000000000000000.arrow"
@@ -788,6 +786,7 @@ def test_of_two_standbys_at_once_one_holds_the_bucket(bucket: BucketStore) -> No
     holds[0].release()
 
 
+@pytest.mark.slow
 def test_a_holder_that_refreshes_keeps_a_bucket(impatient: BucketStore) -> None:
     bucket = impatient
     hold = bucket.hold("0/writer.lock", 0.0)

@@ -70,7 +70,7 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
         first_chunk_since(storage, chunks, 1_000_005)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=5), min_size=1, max_size=6),
     st.integers(-1, 22),
@@ -126,7 +126,7 @@ def most_opens(chunks: int) -> int:
     return 4 * chunks.bit_length() + 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([True] * 8 + [False])), min_size=1, max_size=40),
     st.integers(0, 39),

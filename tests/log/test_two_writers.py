@@ -18,8 +18,6 @@ from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage, OvertakenError
 from zmq_datasource.log.writer import LogWriter
 
-pytestmark = pytest.mark.processes
-
 
 def cut(log: LogWriter, *values: bytes) -> Future[int]:
     log.append(batch_of(list(values)))

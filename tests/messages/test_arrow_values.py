@@ -418,7 +418,7 @@ def _types(draw: st.DrawFn, depth: int = 2) -> tuple[pa.DataType, st.SearchStrat
     return pa.map_(pa.string(), wanted), pairs, pa.map_(pa.large_string(), given)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_rows_of_any_types_are_read_as_they_were_written(data: st.DataObject) -> None:
     wanted, values, other = data.draw(_types())
@@ -468,7 +468,7 @@ def test_a_batch_that_only_claims_rows_takes_no_memory() -> None:
     assert len(Reading(schema, claims(1000)).rows) == 1000
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_bytes_are_rows_or_do_not_fit(data: st.DataObject) -> None:
     source = random.Random(data.draw(st.integers(0, 2**32)))

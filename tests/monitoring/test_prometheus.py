@@ -30,8 +30,6 @@ from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.spark.listener import QueryEvents, ZmqMetricsListener
 
-pytestmark = pytest.mark.processes
-
 
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +66,7 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
 
 
 def scrape(port: int | None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {
         (
@@ -256,7 +254,7 @@ def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.Lo
 
 def scraped_at(port: int) -> dict[str, dict[tuple[str, ...], float]]:
     """By series, the samples with the values of their labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):

@@ -180,7 +180,7 @@ def test_a_location_that_hangs_holds_nobody_up(
     monkeypatch.setattr(source_module.SourceMonitor, "close_seconds", 0.1)
     options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
     with monitored(tmp_path / "wal", endpoint, **options) as (ingest, monitor):
-        assert hanging.wait(10)
+        assert hanging.wait(30)
         push.send(b"x")
         wait_for(lambda: ingest.seal() == 1, "a message")
         assert monitor.metrics()["messagesReceived"] == 1

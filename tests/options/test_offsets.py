@@ -37,6 +37,11 @@ def test_a_user_may_leave_the_log_out() -> None:
     assert Offset.from_json('{"next": {"0": 7}}') == Offset(None, {0: 7})
 
 
+def test_an_offset_of_a_checkpoint_before_0_2_0_names_the_way_out() -> None:
+    with pytest.raises(OptionError, match=r"before version 0\.2\.0.* another checkpointLocation"):
+        Offset.from_json('{"log": "9f", "next": {"0": 5}, "reader": "orders"}')
+
+
 @pytest.mark.parametrize(
     "text",
     [

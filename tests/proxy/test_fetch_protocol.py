@@ -362,7 +362,7 @@ headers = st.sampled_from([bytes(frames[1]) for _, frames, _ in GOLDEN])
 
 
 @given(st.lists(st.one_of(st.binary(max_size=30), kinds, headers), max_size=6))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
     try:
         message, rest = decode(frames)
@@ -378,7 +378,7 @@ def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
     st.sampled_from([("value",), ("topic", "value"), ("frames",), ("x",), ()]),
     st.lists(st.one_of(st.binary(max_size=24), st.just(offsets(0, 1, 2)), st.just(b"")), max_size=6),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_buffers_behind_ids_are_messages_or_refused(
     rows: int, columns: tuple[str, ...], buffers: list[bytes]
 ) -> None:

@@ -107,8 +107,10 @@ def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:
     assert everything == set(range(MESSAGES))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("language", DURABLE_CLIENTS)
+@pytest.mark.parametrize(
+    "language",
+    [pytest.param(name, marks=[] if name == "python" else [pytest.mark.slow]) for name in DURABLE_CLIENTS],
+)
 def test_a_durable_client_survives_its_own_death_and_the_proxys(
     context: zmq.Context[Socket], tmp_path: Path, language: str
 ) -> None:

@@ -92,7 +92,7 @@ def test_an_answer_is_tracked_until_the_system_has_taken_it(
         peer = client_of(router, client)
         answers = router.answers
         assert answers.send(peer, [b"head", b""], owner="me")
-        wait_for(lambda: not answers.connections_of("me"), "the small answer", 10)
+        wait_for(lambda: not answers.connections_of("me"), "the small answer")
         answer, count = bytes(8 << 20), 6
         for _ in range(count):
             assert answers.send(peer, [b"head", answer, b"tail"], owner="me")
@@ -102,7 +102,7 @@ def test_an_answer_is_tracked_until_the_system_has_taken_it(
         assert set(answers.connections_of("me")) == {peer}
         for _ in range(count):
             assert client.recv_multipart() == [b"head", answer, b"tail"]
-        wait_for(lambda: not answers.bytes, "the last answer", 10)
+        wait_for(lambda: not answers.bytes, "the last answer")
 
 
 def test_a_client_that_is_gone_is_not_a_full_queue(context: zmq.Context[Socket], tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def traffic(draw: st.DrawFn) -> tuple[Numbering, list[int]]:
 
 
 @given(traffic(), st.integers(1, 7))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_traffic_is_tracked_as_by_the_model(faulty: tuple[Numbering, list[int]], size: int) -> None:
     numbering, numbers = faulty
     tracked, model = tracker(numbering), Model(numbering)
@@ -326,7 +326,7 @@ def test_lost_is_sent_minus_received(arrives: list[bool], size: int) -> None:
     st.integers(0, 12),
     st.sampled_from([(1000, 1000), (2, 1000), (1000, 3), (2, 2)]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_restored_tracker_continues_like_the_saved_one(
     steps: list[list[tuple[bytes, int]]], crash_at: int, bounds: tuple[int, int]
 ) -> None:

@@ -59,7 +59,7 @@ class Consumer:
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(30)
 
     def count_remaining(self) -> int:
         """How many more messages it had received before it was killed."""

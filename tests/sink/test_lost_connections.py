@@ -32,8 +32,6 @@ from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.unsent import StagedDeadLetters
 from zmq_datasource.transport.opened import OpenSocket
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 FILL = b"x" * 100
 
@@ -55,7 +53,7 @@ def wait_for_all(values: list[bytes], *consumers: Consuming) -> None:
             missing.difference_update(message[-1] for message in consuming.got)
         return not missing
 
-    wait_for(all_there, "every row at least once", 20)
+    wait_for(all_there, "every row at least once")
 
 
 def lose(sender: Sender) -> None:
@@ -255,7 +253,7 @@ def test_with_noblock_rows_that_may_be_lost_do_not_count_as_sent(context: Contex
         lost = counters.dropped["connection_lost"]
         assert (counters.rows, counters.sent + lost) == (20_000, 20_000)
         # All rows that count as sent have arrived, and perhaps some of the others.
-        wait_for(lambda: len(consuming.got) >= counters.sent, "the rows that count as sent", 20)
+        wait_for(lambda: len(consuming.got) >= counters.sent, "the rows that count as sent")
     assert lost > 0
     assert counters.resent == 0
     assert len({message[0] for message in consuming.got}) >= counters.sent

@@ -16,8 +16,6 @@ from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutErr
 from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.sink.sender import Sender
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 VALUE = b"x" * 100
 

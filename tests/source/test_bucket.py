@@ -41,8 +41,6 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.datasource import ZmqDataSource
 
-pytestmark = pytest.mark.processes
-
 CHUNK = 256 << 10
 
 

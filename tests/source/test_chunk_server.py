@@ -32,8 +32,6 @@ from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks, chunks_for
 from zmq_datasource.transport import link
 
-pytestmark = pytest.mark.processes
-
 ELSEWHERE = LogStorage("/not/on/this/machine")
 _SERVE = """
 import sys

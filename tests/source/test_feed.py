@@ -44,8 +44,6 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 ALL = ReadMaxRows(1)  # any limit: ours are options
 Offset = dict[str, Any]
@@ -302,7 +300,7 @@ def test_when_the_receiving_process_is_killed_a_query_receives(
                     push(b"%d" % number)
                 query.until(100)
                 driver.kill()
-                driver.wait(10)
+                driver.wait(30)
                 wait_for(has_noticed, "that the sender has noticed it")  # else a PUSH may still write there
                 for number in range(100, 200):
                     push(b"%d" % number)
@@ -311,7 +309,7 @@ def test_when_the_receiving_process_is_killed_a_query_receives(
             assert query.rows == numbered(200)
     finally:
         driver.kill()
-        driver.communicate(timeout=10)
+        driver.communicate(timeout=30)
 
 
 @contextmanager
@@ -378,7 +376,7 @@ def test_receive_stands_by_for_another(tmp_path: Path) -> None:
             while "waiting to receive in its place" not in (line := second.stderr.readline()):
                 assert line, "it has ended"
             first.send_signal(signal.SIGKILL)
-            first.wait(10)
+            first.wait(30)
             producer.send("b")
             producer.flush()
         assert log_rows(tmp_path).column("value").to_pylist() == [b"a", b"b"]
@@ -388,7 +386,7 @@ def test_receive_stands_by_for_another(tmp_path: Path) -> None:
     finally:
         for process in filter(None, (first, second)):
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=30)
 
 
 def test_a_writer_that_has_lost_the_lock_gives_out_no_id_a_second_time(

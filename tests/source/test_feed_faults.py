@@ -44,8 +44,6 @@ from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.stream_reader import Idle
 
-pytestmark = pytest.mark.processes
-
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +92,7 @@ def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reaso
         monkeypatch.setattr(LogStorage, "is_written", lambda _: next(looks) % 2 == 0)
         one.reader.stop()
         with pytest.raises(EndpointError, match="in use"):
-            wait_for(lambda: two.step() < 0, "an error", 5.0)
+            wait_for(lambda: two.step() < 0, "an error")
 
 
 @pytest.mark.parametrize("least", [1, 1000])
@@ -114,7 +112,7 @@ def test_any_error_of_a_takeover_ends_the_query_with_it(
         monkeypatch.setattr(Ingest, "open", open_)
         one.reader.stop()
         with pytest.raises(MemoryError, match="no memory"):
-            wait_for(lambda: two.step() < 0, "an error", 5.0)
+            wait_for(lambda: two.step() < 0, "an error")
 
 
 def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_a_query_that_follows_a_feed_fails_when_another_feed_is_received(
         other = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
         other.open(1.0, "feed other")
         with pytest.raises(LogLockedError, match="another feed"):
-            wait_for(lambda: two.step() < 0, "an error", 5.0)
+            wait_for(lambda: two.step() < 0, "an error")
         other.close()
 
 

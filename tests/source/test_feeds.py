@@ -44,8 +44,6 @@ from zmq_datasource.source.follow import IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.batch_reader import ZmqLogReader
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 Row = tuple[int, int, bytes]
 
@@ -436,7 +434,7 @@ def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp
         with several(tmp_path) as query:
             number = send_until(push, 0, lambda: query.step() and partitions_since(query, 0) == {0, 1, 2})
             programs[1].send_signal(signal.SIGKILL)
-            programs[1].wait(10)
+            programs[1].wait(30)
             number = send_until(
                 push, number, lambda s=number: query.step() and partitions_since(query, s) == {0, 2}
             )
@@ -455,7 +453,7 @@ def test_receivers_that_are_programs_have_a_partition_each(context: Context, tmp
     finally:
         for each in programs:
             each.kill()
-            each.wait(10)
+            each.wait(30)
 
 
 def test_all_receivers_in_one_program(context: Context, tmp_path: Path) -> None:
@@ -473,7 +471,7 @@ def test_all_receivers_in_one_program(context: Context, tmp_path: Path) -> None:
             assert program.wait(30) == 0
     finally:
         program.kill()
-        program.wait(10)
+        program.wait(30)
 
 
 def test_a_batch_read_has_all_partitions(tmp_path: Path) -> None:

@@ -697,7 +697,7 @@ def test_a_receiver_killed_at_any_moment_keeps_gaps_and_counts_each_loss_once(tm
                     publisher.ask(f"skip {chance.choice([0, 0, 1, 7])}")
             finally:
                 driver.kill()
-                driver.wait(10)
+                driver.wait(30)
         with ingesting(log, **{**stripped(options), "deduplicate": "true"}) as ingest:
             publisher.ask("wait-subscriber")
             sent = publisher.ask("send 1")["next"]

@@ -14,8 +14,6 @@ from zmq_datasource.errors import NoPeerError
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import core
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 
 

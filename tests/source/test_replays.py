@@ -268,7 +268,7 @@ def test_a_receiver_killed_during_a_replay_has_each_message_once(tmp_path: Path)
                 wait_for(lambda: publisher.ask("requests")["count"] > before, "a question")  # noqa: B023
             finally:
                 driver.kill()
-                driver.wait(10)
+                driver.wait(30)
             wait_for_silence(publisher)
         sent = publisher.ask("send 0")["next"]
         with ingesting(log, **options) as ingest:

@@ -22,8 +22,6 @@ from tests.support.bucket_server import BucketServer
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.readers import Reader
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 
 # ``zmq-datasource receive`` that stops at a failpoint as soon as there is a certain file.
@@ -222,11 +220,15 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     assert FENCED.search(one.said), one.said
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("deleted", [False, True], ids=["kept", "deleted"])
 @pytest.mark.parametrize(
-    "point",
-    ["log.chunk.before_put", "log.store.before_link", "log.chunk.after_put", "log.chunk.before_delete"],
+    ("point", "deleted"),
+    [
+        pytest.param("log.chunk.before_put", False, marks=pytest.mark.slow),
+        pytest.param("log.chunk.before_put", True, marks=pytest.mark.slow),
+        ("log.store.before_link", True),
+        pytest.param("log.chunk.after_put", True, marks=pytest.mark.slow),
+        ("log.chunk.before_delete", False),
+    ],
 )
 def test_a_stalled_receiver_reuses_no_id_in_a_directory_whose_lock_is_lost(
     context: Context, tmp_path: Path, directory: str, point: str, deleted: bool

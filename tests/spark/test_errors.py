@@ -181,7 +181,7 @@ class _Impatient(ZmqDataSource):
         return "zmq_impatient"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        ingest.LOCK_WAIT_SECONDS = 1.0  # in the process of Spark that reads this source alone
+        ingest.Ingest.lock_wait_seconds = 1.0  # in the process of Spark that reads this source alone
         return super().streamReader(schema)
 
 

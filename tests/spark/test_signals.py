@@ -18,13 +18,10 @@ from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.receive import receive_until_stopped
 
-pytestmark = pytest.mark.processes
-
 # Makes the calls that Spark's main loop makes, and ends each time as that does.
 _RUNNER = """
 import os, signal, sys, threading, time
 import concurrent.futures._base as futures
-import pytest
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.support import stream_options, wait_for
@@ -117,6 +114,7 @@ def run(program: str, directory: Path) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_a_signal_between_a_lock_and_its_block_leaves_no_lock_taken(tmp_path: Path) -> None:
     moments = run(_MOMENTS, tmp_path).split()
     assert len(moments) > 10
@@ -146,7 +144,7 @@ def test_a_signal_may_set_a_flag_while_the_same_thread_sets_it_or_waits_for_it()
     flag, waiting = StopFlag(), threading.Event()
 
     def send() -> None:
-        waiting.wait(10)
+        waiting.wait(30)
         os.kill(os.getpid(), signal.SIGTERM)
 
     sender = threading.Thread(target=send)
@@ -154,7 +152,7 @@ def test_a_signal_may_set_a_flag_while_the_same_thread_sets_it_or_waits_for_it()
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with flag.on_signals():
         waiting.set()
-        assert flag.wait(10)
+        assert flag.wait(30)
         signal.raise_signal(signal.SIGINT)
         assert flag.is_set()
     sender.join()

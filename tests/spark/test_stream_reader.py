@@ -34,8 +34,6 @@ from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 ALL = ReadMaxRows(1)  # any limit: ours are options
 
@@ -197,7 +195,7 @@ def test_a_full_log_is_emptied_before_spark_commits(context: Context, tmp_path: 
 
         for _ in range(3):
             wait_for(lambda: not offer(push, b" " * 10_000), "a full log")
-            wait_for(moves_on, f"messages after {start}", 5)
+            wait_for(moves_on, f"messages after {start}")
             end = it.latestOffset(start, ALL)
             it.commit(before)  # of the batch before, now that there is one after it
             before, start = start, end

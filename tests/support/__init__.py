@@ -44,13 +44,20 @@ Socket = zmq.Socket[bytes]
 
 
 def wait_for(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
-    """Return the first true value of ``condition``; fail with ``what`` after the deadline."""
+    """Return the first true value of ``condition``; fail with ``what`` after the deadline.
+
+    A condition that takes time is asked less often: asking Spark without a pause would take the processor from the
+    query that the test waits for.
+    """
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
+    while True:
+        asked = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.005)
-    return value
+        time.sleep(max(0.005, min(0.1, 2 * (now - asked))))
 
 
 def bound(context: zmq.Context[Socket], kind: int, **options: int) -> tuple[Socket, str]:

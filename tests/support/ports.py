@@ -6,6 +6,7 @@ end of an outgoing connection. So each process has a block of its own below the 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import random
@@ -29,7 +30,7 @@ def free_port() -> int:
 
 @functools.cache
 def _own_ports() -> tuple[socket.socket, Iterator[int]]:
-    """Whoever holds the first port of a block has the others; the kernel lets go of it when the process ends."""
+    """The process that is bound to the first port of a block has the others, until it ends."""
     blocks = list(range(_FIRST, _END, _BLOCK))
     random.shuffle(blocks)
     for first in blocks:
@@ -39,5 +40,6 @@ def _own_ports() -> tuple[socket.socket, Iterator[int]]:
         except OSError:
             holder.close()
             continue
+        atexit.register(holder.close)
         return holder, itertools.cycle(range(first + 1, first + _BLOCK))
     raise AssertionError("every block of ports is taken")

@@ -36,8 +36,6 @@ from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
-pytestmark = pytest.mark.processes
-
 
 class Keys:
     """A server's key, a directory of allowed clients, and clients."""
@@ -368,7 +366,7 @@ def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socke
         stranger.fail()
         wait_for(lambda: refused(push), "the refusal")
         friend.close()
-        wait_for(lambda: push.watch.update() or push.watch.possibly_lost == 1, "the loss of the friend", 10)
+        wait_for(lambda: push.watch.update() or push.watch.possibly_lost == 1, "the loss of the friend")
         assert (push.watch.lost, push.watch.peers) == (1, 0)
         stranger.leave()
         plain(context, endpoint, "friend", "secret", zmq.PULL)

@@ -16,8 +16,6 @@ from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.session import Session
 from zmq_datasource.transport.spec import SocketSpec
 
-pytestmark = pytest.mark.processes
-
 
 class Recorder(Session):
     """Records the calls of the link."""

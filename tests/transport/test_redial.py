@@ -21,8 +21,6 @@ from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
-pytestmark = pytest.mark.processes
-
 Context = zmq.Context[Socket]
 REDIAL_SECONDS = 0.1
 
@@ -57,7 +55,7 @@ class Reading(NamedTuple):
             total += self.read()
             return total >= count
 
-        wait_for(enough, f"{count} messages", 5)
+        wait_for(enough, f"{count} messages")
         return total + self.read()
 
 
@@ -189,7 +187,7 @@ def test_a_full_log_keeps_the_messages_of_a_publisher_that_has_ended(
         wait_for(lambda: ingest.counters.connections_lost, "the end of the connection")
         time.sleep(3 * REDIAL_SECONDS)  # the pause goes on
         ingest.log.commit(1)
-        wait_for(lambda: ingest.counters.received == 501, "all that had reached the socket", 5)
+        wait_for(lambda: ingest.counters.received == 501, "all that had reached the socket")
         assert ingest.seal() == 501
     finally:
         ingest.stop()

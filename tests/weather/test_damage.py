@@ -39,8 +39,6 @@ from tests.weather.machine import World
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.errors import DataLossError, SocketError, ZmqDataSourceError
 
-pytestmark = pytest.mark.processes
-
 _ROWS = 20
 # Transactions: before the second query is killed, before the damage, and in all.
 _EARLY, _BEFORE, _ALL = 3, 5, 6

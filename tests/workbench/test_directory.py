@@ -18,8 +18,6 @@ from zmq_datasource.workbench.doctor import examine_directory
 from zmq_datasource.workbench.doctor import place as place_module
 from zmq_datasource.workbench.doctor.place import SecondProcess, Verdict
 
-pytestmark = pytest.mark.processes
-
 
 def verdicts(
     location: Path, start_second: Callable[[Path], SecondProcess] | None = None

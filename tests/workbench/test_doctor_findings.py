@@ -150,7 +150,7 @@ def receiver(endpoint: str, log: str, *options: str, framing: str = "sequenced")
         yield
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(30)
 
 
 def received(seal: str, wait: float) -> Callable[[], Result]:

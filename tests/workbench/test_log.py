@@ -152,7 +152,7 @@ def test_cat_follows_a_log_that_is_written(tmp_path: Path) -> None:
         assert process.stdout.readline().endswith("\tnext\n")
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
         log.close()
 
 

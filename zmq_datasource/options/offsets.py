@@ -75,6 +75,11 @@ class Offset:
         match data:
             case {"next": {**nexts}, **rest} if nexts and set(rest) <= {"log", "began", "writers"}:
                 pass
+            case {"next": _, "reader": _}:
+                raise OptionError(
+                    f"reading offset {data!r}: it is of a build before version 0.2.0, which wrote the reader into it. "
+                    "Set another checkpointLocation; CHANGELOG.md says what to do first"
+                )
             case _:
                 raise OptionError(f"reading offset {data!r}: it must look like {_EXAMPLE}")
         log, began, writers = rest.get("log"), rest.get("began"), rest.get("writers", {})
