@@ -104,18 +104,18 @@ def options() -> Iterator[bytes]:
     yield b'\0walLocation=/l\nstartingOffsets={"next": {"0": 5}}\nstartingTimestamp=2026-01-01T00:00:00Z'
 
 
-def growing() -> Iterator[bytes]:
+def open_chunk() -> Iterator[bytes]:
     yield b""
     yield b"\4\0\1"
     yield b"\xff\xff\0"
 
 
 def sealed() -> Iterator[bytes]:
-    yield from growing()
+    yield from open_chunk()
 
 
 def tables() -> Iterator[bytes]:
-    yield from growing()
+    yield from open_chunk()
 
 
 def filling() -> Iterator[bytes]:
@@ -131,7 +131,7 @@ def main() -> None:
         replay,
         offsets,
         options,
-        growing,
+        open_chunk,
         sealed,
         tables,
         filling,

@@ -17,8 +17,8 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
-from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.open_chunk import read_groups
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.arrow_types import UnfitValueError
@@ -162,7 +162,7 @@ def _damaged(content: bytes, data: bytes) -> pa.Buffer:
     return pa.py_buffer(bytes(damaged))
 
 
-def growing(data: bytes) -> None:
+def open_chunk(data: bytes) -> None:
     """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
     content, values = _open_chunk()
     groups = read_groups(_damaged(content, data), 0, 0)
@@ -298,7 +298,7 @@ TARGETS: dict[str, Target] = {
         durable,
         chunks,
         replay,
-        growing,
+        open_chunk,
         sealed,
         tables,
         offsets,

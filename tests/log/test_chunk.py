@@ -35,8 +35,8 @@ from zmq_datasource.log.chunk import (
     write_chunk,
 )
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
-from zmq_datasource.log.growing import GrowingChunk
 from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.open_chunk import OpenChunk
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.framing import decode_plain
@@ -172,11 +172,11 @@ def test_a_chunk_that_was_renamed_or_copied_to_another_place_is_named(
     storage: LogStorage, grows: bool, partition: int, first: int
 ) -> None:
     if grows:
-        growing, batches = GrowingChunk(storage, 0), [batch_of([b"v"] * size) for size in (2, 3)]
+        chunk, batches = OpenChunk(storage, 0), [batch_of([b"v"] * size) for size in (2, 3)]
         for count in (1, 2):
-            growing.append(batches[count - 1 : count], facts(batches[:count]), {})
-            growing.write()
-        name = growing.finish().name
+            chunk.append(batches[count - 1 : count], facts(batches[:count]), {})
+            chunk.write()
+        name = chunk.finish().name
     else:
         name = write(storage, 5)
     elsewhere, renamed = partition_of(storage, partition), chunk_name(first)
@@ -325,7 +325,7 @@ class _FailingDisk(LogStorage):
 
     file: _Failing | None = None
 
-    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
         self.file = _Failing(self.path_of(name))
         return pa.PythonFile(self.file, mode="r")
 
@@ -359,7 +359,7 @@ def test_of_rows_that_are_skipped_only_the_lengths_are_read(storage: LogStorage)
             return content
 
     class CountingDisk(LogStorage):
-        def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+        def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
             return pa.PythonFile(Counting(self.path_of(name)), mode="r")
 
     found = [batch.column("id").to_pylist() for batch in read_chunk(CountingDisk(storage.root), name, 7, 8)]

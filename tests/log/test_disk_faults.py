@@ -552,7 +552,7 @@ class _UnreadableChunk:
 
     partition, retry_seconds, closed = 0, 0.0, False
 
-    def open_chunk(self, _: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, _: str, whole: bool = True) -> pa.NativeFile:
         return pa.PythonFile(self, mode="r")
 
     def path_of(self, name: str) -> str:

@@ -94,9 +94,9 @@ class CountingOpens(LogStorage):
 
     opens = 0
 
-    def open_chunk(self, *args: Any, **options: Any) -> pa.NativeFile:
+    def open_sealed(self, *args: Any, **options: Any) -> pa.NativeFile:
         self.opens += 1
-        return super().open_chunk(*args, **options)
+        return super().open_sealed(*args, **options)
 
 
 class ChunksInMemory(CountingOpens):
@@ -116,7 +116,7 @@ class ChunksInMemory(CountingOpens):
             self.content[chunk_name(first)] = pa.py_buffer(b"".join(content))
             past = past.and_then(time)
 
-    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
         self.opens += 1
         return pa.BufferReader(self.content[name])
 

@@ -26,7 +26,7 @@ The rules:
 * A store repeats nothing. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
   ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``retry_reading``, for
   the ``retry_seconds`` of the storage.
-* In a directory, a proxy's newest chunk is durable before it is whole (``growing``).
+* In a directory, a proxy's newest chunk is durable before it is whole (``open_chunk``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
 
 Layers, from below:
@@ -52,7 +52,6 @@ from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.files import open_file
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
-from zmq_datasource.log.growing import GrowingTail, Grown
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
     DEAD_LETTERS_NAME,
@@ -64,6 +63,7 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
+from zmq_datasource.log.open_chunk import Grown, OpenChunkTail
 from zmq_datasource.log.reader import (
     Deletions,
     Slice,
@@ -111,13 +111,13 @@ __all__ = [
     "FilledFile",
     "Filler",
     "FillerFacts",
-    "GrowingTail",
     "Grown",
     "Hold",
     "KeyTakenError",
     "LogFollower",
     "LogStorage",
     "LogWriter",
+    "OpenChunkTail",
     "OpensChunks",
     "Reader",
     "ReaderRecord",

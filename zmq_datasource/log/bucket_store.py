@@ -251,7 +251,7 @@ class BucketStore:
 
     def _wait_and_claim(self, key: str, mine: _Record, deadline: float) -> None:
         while True:
-            found, is_held = self._check(key)
+            found, is_held = self._observe(key)
             if not is_held and self._claim(key, found, mine):
                 return
             if is_held and found is not None and time.monotonic() >= deadline:
@@ -270,8 +270,12 @@ class BucketStore:
         now = self.record(key)
         return now is not None and now.nonce == mine.nonce
 
-    def _check(self, key: str) -> tuple[_Record | None, bool]:
-        """The record of a key, and whether its process holds the key, judged by this and earlier checks."""
+    def _observe(self, key: str) -> tuple[_Record | None, bool]:
+        """Read the record of a key, and remember since when it has not changed.
+
+        Returns:
+            The record, and whether its process holds the key: it has not been silent for ``silent_seconds``.
+        """
         with self._checking:
             found, now = self.record(key), time.monotonic()
             if found is None or found.is_free:
@@ -284,7 +288,7 @@ class BucketStore:
             return found, now - since < self.silent_seconds
 
     def holder(self, key: str) -> Holding | None:
-        found, is_held = self._check(key)
+        found, is_held = self._observe(key)
         return Holding(found.name, found.note) if found is not None and is_held else None
 
     def note(self, key: str) -> str:
@@ -345,8 +349,8 @@ class _Record(NamedTuple):
 
         A put without an answer may leave a record of a hold that this process never got.
         """
-        lost = self.process and self.process == process_mark() and self.nonce not in _held
-        return not self.nonce or bool(lost) or is_gone(self.process)
+        without_hold = self.process and self.process == process_mark() and self.nonce not in _held
+        return not self.nonce or bool(without_hold) or is_gone(self.process)
 
 
 class _Seen(NamedTuple):

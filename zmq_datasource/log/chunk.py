@@ -62,7 +62,7 @@ class OpensChunks(Protocol):
     partition: int
     retry_seconds: float
 
-    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
         """Open a chunk for reading; ``whole`` says whether most of it will be read. FileNotFoundError if it is gone."""
 
     def path_of(self, name: str) -> str:
@@ -145,7 +145,7 @@ def read_metadata(storage: OpensChunks, name: str) -> Mapping[bytes, bytes]:
         FileNotFoundError: The file is gone.
     """
     try:
-        with storage.open_chunk(name, whole=False) as file:
+        with storage.open_sealed(name, whole=False) as file:
             return _metadata_of(pa.ipc.open_file(file, options=LENGTHS_ONLY))
     except FileNotFoundError:
         raise
@@ -258,7 +258,7 @@ def read_chunk(
 
 
 def _open(storage: OpensChunks, name: str, whole: bool) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader]:
-    file = storage.open_chunk(name, whole)
+    file = storage.open_sealed(name, whole)
     try:
         return file, pa.ipc.open_file(file)
     except BaseException:

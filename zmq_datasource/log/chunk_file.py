@@ -1,6 +1,6 @@
 """A chunk's file that is written batch by batch. Until its end it lacks only the footer and its name.
 
-There are three kinds: an open chunk and its compact copy (``growing``), and a staged attempt (``staging``).
+There are three kinds: an open chunk and its compact copy (``open_chunk``), and a staged attempt (``staging``).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ChunkFile:
         self.write()
 
     def finish(self, storage: LogStorage, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk:
-        """Call ``end`` and ``put``. May be repeated."""
+        """Call ``end`` and ``put``. A repeated call completes an interrupted one."""
         self.end(facts, state)
         return self.put(storage, facts)
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from zmq_datasource.log.facts import Incarnations
-from zmq_datasource.log.growing import Grown
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.open_chunk import Grown
 
 __all__ = ["Contents"]
 
@@ -119,7 +119,7 @@ class Contents:
     def size(self) -> int:
         """Bytes of all chunks on the disk."""
         with self._lock:
-            return self._index.size + self._deleting_bytes + self._growing_bytes
+            return self._index.size + self._deleting_bytes + self._open_chunk_bytes
 
     @property
     def chunks(self) -> int:
@@ -148,8 +148,8 @@ class Contents:
         with self._lock:
             spent = len(self._index) == 1 and self._index.end <= done
             kept = 0 if spent else self._index.size
-            return kept + self._deleting_bytes + self._growing_bytes + self._unwritten_bytes
+            return kept + self._deleting_bytes + self._open_chunk_bytes + self._unwritten_bytes
 
     @property
-    def _growing_bytes(self) -> int:
+    def _open_chunk_bytes(self) -> int:
         return 0 if self.grown is None else self.grown.bytes

@@ -5,8 +5,8 @@ But a key is free again after its chunk was deleted. So a writer that was stoppe
 ids that the log has passed: a *stray*. No reader uses a stray, because of the order in which chunks are deleted:
 
 * Chunks are deleted from the oldest on, and the newest one stays. So the newest chunk in a store always counts.
-* After its put, a chunk counts if it is the newest, or if the chunk before it is still the same object. For an older
-  chunk is deleted first: as long as it is there, no later key has become free.
+* After its put, a chunk counts if it is the newest, or if the chunk before it is still the same object. While that
+  older chunk is there, no later key has become free, because older chunks are deleted first.
 * A stray has newer chunks behind it. The writer that has put a stray finds them, and never writes again.
 
 Two entries are the same object if their size and time of modification are equal. An equal key does not prove it: a
@@ -84,7 +84,9 @@ class Fence:
         self._entry = found  # the chunk was lost, and has been restored as another object
 
     def advance(self, first: int) -> None:
-        """Check that the chunk counts which this writer has just put, and make it the newest one. May be repeated.
+        """Check that the chunk counts which this writer has just put, and make it the newest one.
+
+        The writer repeats the call after an error.
 
         Raises:
             LogLockedError: The chunk does not count, or that is not certain.

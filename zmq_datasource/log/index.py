@@ -13,7 +13,7 @@ from zmq_datasource.errors import DamagedChunkError, LogFormatError
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.facts import NO_INCARNATIONS, Incarnations
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.storage import ChunkEntry, LogStorage
+from zmq_datasource.log.storage import MOST_LISTINGS, ChunkEntry, LogStorage
 
 __all__ = ["ChunkIndex", "chunks_of", "read_index"]
 
@@ -137,10 +137,6 @@ class ChunkIndex:
         self.remove_front(len(self.oldest(self.size + 1, earliest)))
 
 
-# Attempts to list a partition. A chunk that was listed may be deleted before it is opened.
-_LISTINGS = 10
-
-
 def read_index(storage: LogStorage) -> ChunkIndex:
     """List the chunks of a log partition.
 
@@ -151,7 +147,7 @@ def read_index(storage: LogStorage) -> ChunkIndex:
         DamagedChunkError: The newest chunk is damaged.
         DiskFaultError: The partition cannot be listed now.
     """
-    for _ in range(_LISTINGS):
+    for _ in range(MOST_LISTINGS):
         with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
             return _index_of(storage, storage.chunks())
     raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")

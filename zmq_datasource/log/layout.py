@@ -22,9 +22,9 @@ __all__ = [
     "Chunk",
     "chunk_name",
     "compact_name",
-    "growing_name",
+    "open_chunk_name",
     "parse_chunk_name",
-    "parse_growing_name",
+    "parse_open_chunk_name",
     "parse_partition_name",
 ]
 
@@ -49,7 +49,7 @@ END_PREFIX = "end-"
 TEMPORARY_PREFIX = "."
 
 _PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
-# An open chunk; see ``growing``.
+# An open chunk; see ``open_chunk``.
 _GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
 _CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
 
@@ -80,7 +80,7 @@ def chunk_name(first: int) -> str:
     return f"{first:020d}.arrow"
 
 
-def growing_name(first: int) -> str:
+def open_chunk_name(first: int) -> str:
     return f"{TEMPORARY_PREFIX}open-{first:020d}.arrow"
 
 
@@ -94,7 +94,7 @@ def parse_partition_name(name: str) -> int | None:
     return int(name) if _PARTITION_NAME.fullmatch(name) else None
 
 
-def parse_growing_name(name: str) -> int | None:
+def parse_open_chunk_name(name: str) -> int | None:
     """The first id in the name of an open chunk; None for another file."""
     match = _GROWING_NAME.fullmatch(name)
     return None if match is None else int(match[1])

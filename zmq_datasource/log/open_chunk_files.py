@@ -1,4 +1,4 @@
-"""Appends to the files of open chunks (``growing``) and staged attempts (``staging``), which may become chunks."""
+"""Appends to the files of open chunks (``open_chunk``) and staged attempts (``staging``), which may become chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log.files import open_file, read_file, reading, sync_directory, sync_file, writing
-from zmq_datasource.log.layout import TEMPORARY_PREFIX, growing_name, parse_growing_name
+from zmq_datasource.log.layout import TEMPORARY_PREFIX, open_chunk_name, parse_open_chunk_name
 from zmq_datasource.log.store import Part
 
 __all__ = ["OpenChunkFiles", "write_whole"]
@@ -42,24 +42,24 @@ class OpenChunkFiles:
     def firsts(self) -> list[int]:
         """The first ids of the open chunks: at most one, if nothing went wrong."""
         with suppress(FileNotFoundError), reading(self._directory):
-            found = map(parse_growing_name, os.listdir(self._directory))
+            found = map(parse_open_chunk_name, os.listdir(self._directory))
             return sorted(first for first in found if first is not None)
         return []
 
     def open(self, first: int) -> int:
         """Open an open chunk for reading; return a file descriptor. FileNotFoundError if the chunk is sealed."""
-        path = self._directory / growing_name(first)
+        path = self._directory / open_chunk_name(first)
         with reading(path):
             return open_file(path)
 
     def read(self, first: int) -> pa.Buffer:
         """Read an open chunk. FileNotFoundError if it is sealed."""
-        path = self._directory / growing_name(first)
+        path = self._directory / open_chunk_name(first)
         with reading(path):
             return pa.py_buffer(read_file(path))
 
     def write(self, name: str, offset: int, parts: Sequence[Part], durably: bool = True) -> int:
-        """Append to a file, which ends at ``offset``. May be repeated with the same offset.
+        """Append to a file, which ends at ``offset``. After an error the caller repeats the call with the same offset.
 
         Args:
             durably: Whether to force the file to the disk, unless the directory is not forced at all.
@@ -92,7 +92,7 @@ class OpenChunkFiles:
 
     def cut(self, first: int, size: int) -> None:
         """Cut an open chunk to this size."""
-        path = self._directory / growing_name(first)
+        path = self._directory / open_chunk_name(first)
         with writing(f"writing {path}"):
             os.truncate(path, size)
 
@@ -104,7 +104,7 @@ class OpenChunkFiles:
             path.unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Delete the files of a crashed writer. Only for the writer, after it has recovered them."""
+        """Delete the files of a crashed writer. The present writer calls this after it has recovered them."""
         with writing(f"cleaning {self._directory}"):
             for path in self._directory.glob(f"{TEMPORARY_PREFIX}*.arrow"):
                 path.unlink(missing_ok=True)

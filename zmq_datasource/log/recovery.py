@@ -10,9 +10,9 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.facts import PastTimes
 from zmq_datasource.log.files import sync_directory, writing
-from zmq_datasource.log.growing import read_groups, seal_groups
 from zmq_datasource.log.index import ChunkIndex, read_index
-from zmq_datasource.log.layout import chunk_name, growing_name
+from zmq_datasource.log.layout import chunk_name, open_chunk_name
+from zmq_datasource.log.open_chunk import read_groups, seal_groups
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -47,7 +47,7 @@ class Opened(NamedTuple):
 
 
 def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> Opened:
-    """Create or recover a log partition, and become its writer. May be repeated.
+    """Create or recover a log partition, and become its writer. The caller repeats the call while the disk refuses.
 
     Args:
         lock_wait: Seconds to wait for an earlier writer that is stopping.
@@ -131,7 +131,7 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> N
     """
     if first < index.end:  # it is sealed already
         return
-    path = storage.path_of(growing_name(first))
+    path = storage.path_of(open_chunk_name(first))
     content = storage.open_chunk_files().read(first)
     try:
         groups = read_groups(content, storage.partition, first)

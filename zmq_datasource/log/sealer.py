@@ -23,8 +23,8 @@ from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
-from zmq_datasource.log.growing import GrowingChunk
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.open_chunk import OpenChunk
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.state import state_metadata
@@ -97,7 +97,7 @@ class Sealer:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         # Each is counted by one thread only, so they need no lock.
         self._handed_over = self._finished = 0
-        self._growing: GrowingChunk | None = None
+        self._open_chunk: OpenChunk | None = None
         # The times of the sealed chunks, and of the groups of the open chunk.
         self._past = PastTimes()
         self._times: Times | None = None
@@ -188,8 +188,8 @@ class Sealer:
                 if job.batches:
                     self._written(job.end - sum(batch.num_rows for batch in job.batches), job.batches)
                 job.done.set_result(job.end)
-            if self._growing is not None and self.failure is None:
-                self._tidy(self._growing.write_compact)
+            if self._open_chunk is not None and self.failure is None:
+                self._tidy(self._open_chunk.write_compact)
 
     def _tidy(self, act: Callable[[], None]) -> None:
         """Do something that can wait. An error is only logged, because sealing must continue."""
@@ -239,21 +239,21 @@ class Sealer:
         self._seal_chunk(job.size, partial(file.finish, self._storage, facts, state))
 
     def _grow(self, job: Job) -> None:
-        growing = self._growing = self._growing or GrowingChunk(self._storage, job.first)
+        chunk = self._open_chunk = self._open_chunk or OpenChunk(self._storage, job.first)
         if job.batches:
-            growing.append(job.batches, self._facts(job), state_metadata(job.state, job.end))
-            self._retrier.retry(growing.write)
-            self._contents.grow(job.size, growing.grown)
+            chunk.append(job.batches, self._facts(job), state_metadata(job.state, job.end))
+            self._retrier.retry(chunk.write)
+            self._contents.grow(job.size, chunk.grown)
         if job.last:
-            self._seal_chunk(0, growing.finish)
-            self._growing = None
+            self._seal_chunk(0, chunk.finish)
+            self._open_chunk = None
 
     def _seal_chunk(self, size: int, write: Callable[[], Chunk]) -> None:
         """Write a chunk, and note it in the contents.
 
         Args:
             size: The bytes of memory that are in it.
-            write: Writes the chunk; may be repeated.
+            write: Writes the chunk; called again while the disk refuses.
         """
         chunk = self._retrier.retry(write)
         assert self._times is not None, "a chunk has rows"

@@ -18,7 +18,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log.files import (
     add_directory,
     open_file,
@@ -29,7 +28,7 @@ from zmq_datasource.log.files import (
     writing,
 )
 from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX
-from zmq_datasource.log.open_chunk_files import OpenChunkFiles, write_whole
+from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.store import Part
 
 __all__ = ["StagedFiles", "bytes_on_disk"]
@@ -76,27 +75,13 @@ class StagedFiles:
         return self._directory / f"{TEMPORARY_PREFIX}{attempt}{_SUFFIX}"
 
     def write(self, attempt: str, offset: int, parts: Sequence[Part]) -> int:
-        """Write these parts to the hidden file of an attempt, from ``offset`` on, where it ends. May be repeated.
-
-        Returns:
-            Where the file ends now.
-
-        Raises:
-            LogWriteError: The file system refuses. The file still ends at ``offset``, if it can be cut there.
-        """
+        """Append to the hidden file of an attempt, which ends at ``offset``: see ``OpenChunkFiles.write``."""
         path = self._unfinished_path(attempt)
-        with writing(f"writing {path}"):
-            if not offset:
+        if not offset:
+            with writing(f"writing {path}"):
                 add_directory(path.parent)
-            descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
-            try:
-                return write_whole(descriptor, parts, offset)
-            except BaseException:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, offset)
-                raise
-            finally:
-                os.close(descriptor)
+        # It is forced to the disk once, when the attempt is whole.
+        return OpenChunkFiles(self._directory, sync=False).write(path.name, offset, parts)
 
     def finish(self, attempt: str) -> None:
         """Make the file of a whole attempt visible, durably."""
@@ -153,7 +138,7 @@ class StagedFiles:
         _remove(self._unfinished_path(attempt))
 
     def remove_unfinished(self) -> None:
-        """Delete the unfinished files of a crashed writer. Only for the holder of the lock."""
+        """Delete the unfinished files of a crashed writer. The holder of the lock calls this."""
         for name in self._all_names():
             if name.startswith(TEMPORARY_PREFIX) and _STAGED_NAME.fullmatch(
                 name.removeprefix(TEMPORARY_PREFIX)

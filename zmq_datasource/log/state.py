@@ -23,7 +23,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogFormatError
 from zmq_datasource.log.chunk import facts_of, read_metadata
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
 
 __all__ = ["Carried", "CarriedState", "read_saved_state", "sections_of", "state_metadata", "state_of"]
 
@@ -31,7 +31,6 @@ _STATE = b"state"
 # The state of 10,000 publishers takes 100 kB and 1.3 ms. zlib takes five times as long for the same size, lz4 half as
 # long for twice the size, and higher levels of zstd gain nothing.
 _CODEC, _LEVEL = "zstd", 1
-_LISTINGS = 10
 
 
 class Carried(Protocol):
@@ -117,7 +116,7 @@ def read_saved_state(storage: LogStorage, newest: int | None = None) -> bytes:
     if newest is not None:
         with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
             return _read(storage, newest)
-    for _ in range(_LISTINGS):
+    for _ in range(MOST_LISTINGS):
         chunk = storage.newest_chunk()
         if chunk is None:
             return b""

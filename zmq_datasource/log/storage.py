@@ -38,8 +38,10 @@ from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
 
-__all__ = ["ChunkEntry", "LogStorage", "NoLogError", "OvertakenError"]
+__all__ = ["MOST_LISTINGS", "ChunkEntry", "LogStorage", "NoLogError", "OvertakenError"]
 
+# How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
+MOST_LISTINGS = 10
 _LEISURE_SECONDS = 10.0
 # The object with the log's id in a bucket, in format 1.
 _FORMER_LOG_NAME = re.compile(r"log-([0-9]+)-[0-9a-f]{32}\.json")
@@ -247,8 +249,8 @@ class LogStorage:
         """The sealed chunk with the highest ids; None if there is no chunk."""
         return max(self.chunks(), default=None)
 
-    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Open a chunk for reading; FileNotFoundError if it is gone.
+    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
+        """Open a sealed chunk for reading; FileNotFoundError if it is gone.
 
         Args:
             whole: Whether its rows will be read, and not only its metadata.

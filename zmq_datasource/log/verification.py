@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.chunk import damage_of, read_facts
-from zmq_datasource.log.growing import read_groups
 from zmq_datasource.log.index import chunks_of, read_index
-from zmq_datasource.log.layout import growing_name
+from zmq_datasource.log.layout import open_chunk_name
+from zmq_datasource.log.open_chunk import read_groups
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
@@ -63,7 +63,7 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
             yield Damage(path, damage)
         done(path)
     for first in storage.open_chunks():
-        path = storage.path_of(growing_name(first))
+        path = storage.path_of(open_chunk_name(first))
         with suppress(FileNotFoundError):  # it was sealed meanwhile
             content = storage.open_chunk_files().read(first)
             try:

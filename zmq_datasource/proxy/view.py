@@ -14,9 +14,9 @@ from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import (
     Chunk,
     ChunkIndex,
-    GrowingTail,
     Grown,
     LogStorage,
+    OpenChunkTail,
     first_since,
     read_facts,
     read_index,
@@ -59,7 +59,7 @@ class LogView:
     def __init__(self, storage: LogStorage) -> None:
         self._storage = storage
         self._index = ChunkIndex()
-        self._tail: GrowingTail | None = None
+        self._tail: OpenChunkTail | None = None
         self._grown = Grown(0, 0, 0)  # how far the tail may be read
         self.refresh()
 
@@ -84,7 +84,7 @@ class LogView:
         if grown is not None:
             if tail is None:
                 try:
-                    tail = GrowingTail(self._storage, grown.first)
+                    tail = OpenChunkTail(self._storage, grown.first)
                 except FileNotFoundError:  # the writer has sealed it meanwhile
                     self.refresh()
                     return

@@ -140,7 +140,7 @@ class RemoteChunks:
         """The path of a chunk, for messages."""
         return f"{self._storage.path_of(name)} of the driver"
 
-    def open_chunk(self, name: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
         """Fetch a whole chunk. FileNotFoundError if it is gone, OSError if the driver cannot read it."""
         return pa.BufferReader(self._fetch(name))
 

@@ -113,7 +113,7 @@ class OpenSocket:
             left = 0 if linger < 0 else deadline - time.monotonic()
             self.socket.close(-1 if linger < 0 else round(left * 1000) + _MARGIN_MS if left > 0 else 0)
             # A connection that ends during the linger takes its messages along, and libzmq does not connect again.
-            self.watch.follow_to_the_end(deadline)
+            self.watch.update_until_closed(deadline)
             self.watch.close()
             if self._authenticator is not None:
                 self._authenticator.stop()

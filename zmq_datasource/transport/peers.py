@@ -136,7 +136,7 @@ class PeerWatch:
         lost: Connections that were up and have ended.
         possibly_lost: The same, and those that have ended while it was unknown whether they were up.
         protocol_errors: Connections that were ended because of what the peer sent.
-        waited: Whether no peer was there at first.
+        began_alone: Whether libzmq has tried to connect in vain before the first connection.
     """
 
     absent_seconds = 5.0
@@ -169,7 +169,7 @@ class PeerWatch:
         self.refused: dict[str, str] = {}
         self.connections = self.failures = self.lost = self.possibly_lost = self.protocol_errors = 0
         self.failure: zmq.Event | None = None
-        self.waited = False
+        self.began_alone = False
 
     @property
     def peers(self) -> int:
@@ -228,7 +228,7 @@ class PeerWatch:
             elif end.was_up:
                 self._lose(endpoint)
         elif event == zmq.Event.CONNECT_RETRIED:
-            self.waited = self.waited or not self.connections
+            self.began_alone = self.began_alone or not self.connections
             self.redialer.cancel(endpoint)
 
     def _lose(self, endpoint: str) -> None:
@@ -293,7 +293,7 @@ class PeerWatch:
         """The inode of the connection with this descriptor, without an ``update``; None if it is gone."""
         return self._open.inode(descriptor)
 
-    def follow_to_the_end(self, deadline: float) -> None:
+    def update_until_closed(self, deadline: float) -> None:
         """After the socket was closed: read events until libzmq has let go of it, or until a monotonic time."""
         while not self._stopped and (left := deadline - time.monotonic()) > 0:
             self.monitor.poll(None if left == math.inf else math.ceil(left * 1000))

@@ -228,7 +228,7 @@ class Probe:
             state="succeeded" if watch.connections else otherwise,
             event=None if failure is None else failure.name,
             seconds=round((self._connected_at or self._failed_at or self._began) - self._began, 6),
-            waited=watch.waited or bool(self._bind and watch.connections),
+            waited=watch.began_alone or bool(self._bind and watch.connections),
             connections=watch.connections,
             disconnects=watch.lost,
         )

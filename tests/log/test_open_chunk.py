@@ -1,4 +1,4 @@
-"""log.growing: a chunk that is durable before it is sealed."""
+"""log.open_chunk: a chunk that is durable before it is sealed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from tests.support import at_failpoints, batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.log import directory_store, open_chunk_files
-from zmq_datasource.log.growing import GrowingTail, read_groups
-from zmq_datasource.log.layout import chunk_name, compact_name, growing_name
+from zmq_datasource.log.layout import chunk_name, compact_name, open_chunk_name
+from zmq_datasource.log.open_chunk import OpenChunkTail, read_groups
 from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
@@ -138,7 +138,7 @@ def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path,
     left = crash(tmp_path / "log", tmp_path / "left")
     log.close()
     (left / "1").mkdir()
-    shutil.move(left / "0" / growing_name(0), left / "1" / growing_name(0))
+    shutil.move(left / "0" / open_chunk_name(0), left / "1" / open_chunk_name(0))
     elsewhere = LogStorage(str(left), 1)
     with pytest.raises(DamagedChunkError, match=r"/1/\.open.* was written as the ids 0 to 0 of partition 0"):
         LogWriter(elsewhere, chunk_bytes=1 << 30, max_bytes=1 << 30).open()
@@ -311,7 +311,7 @@ def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> No
 def test_another_process_reads_along(tmp_path: Path) -> None:
     log = writer(tmp_path)
     append(log, b"a")
-    tail = GrowingTail(LogStorage(str(tmp_path)), 0)
+    tail = OpenChunkTail(LogStorage(str(tmp_path)), 0)
     try:
         for value in (b"b", b"c"):
             append(log, value)
@@ -321,7 +321,7 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
         log.cut().result()  # it is renamed; the tail goes on with what it has
         assert [i for b in tail.batches for i in b.column("id").to_pylist()] == [0, 1, 2]
         with pytest.raises(FileNotFoundError):
-            GrowingTail(LogStorage(str(tmp_path)), 0)
+            OpenChunkTail(LogStorage(str(tmp_path)), 0)
     finally:
         tail.close()
         log.close()
@@ -332,7 +332,7 @@ def test_a_tail_repeats_a_read_that_the_disk_has_refused(
 ) -> None:
     log = writer(tmp_path)
     append(log, b"a")
-    tail = GrowingTail(LogStorage(str(tmp_path)), 0)
+    tail = OpenChunkTail(LogStorage(str(tmp_path)), 0)
     try:
         assert log.grown is not None
         with monkeypatch.context() as disk:

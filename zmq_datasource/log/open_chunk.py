@@ -13,7 +13,7 @@ The rules:
 * If the disk refuses, the bytes are written again from memory at the same place: after a failed fsync it is unknown
   which of them the system still has.
 * The writer's next run makes an ordinary chunk of the file. Before that only another process of the same machine reads
-  it (``GrowingTail``).
+  it (``OpenChunkTail``).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from zmq_datasource.log.chunk import (
 from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, is_small
 from zmq_datasource.log.facts import GROUP_FIRST, ChunkFacts
 from zmq_datasource.log.files import reading
-from zmq_datasource.log.layout import Chunk, growing_name
+from zmq_datasource.log.layout import Chunk, open_chunk_name
 from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
-__all__ = ["Groups", "GrowingChunk", "GrowingTail", "Grown", "read_groups", "seal_groups"]
+__all__ = ["Groups", "Grown", "OpenChunk", "OpenChunkTail", "read_groups", "seal_groups"]
 
 # From this number of small batches on a chunk is replaced by its compact copy.
 _MANY_BATCHES = 8
@@ -65,7 +65,7 @@ class Grown(NamedTuple):
     end: int
 
 
-class GrowingChunk:
+class OpenChunk:
     """Writes the open chunk of a log partition. For the sealing thread.
 
     A call that the disk has refused may be repeated.
@@ -80,7 +80,7 @@ class GrowingChunk:
         self._end = self._written_end = first
         self._batches = 0
         self._next_check = 0.0
-        self._file = ChunkFile(storage.open_chunk_files(), growing_name(first))
+        self._file = ChunkFile(storage.open_chunk_files(), open_chunk_name(first))
         # As of the last group.
         self._facts: ChunkFacts | None = None
         self._state: Mapping[bytes, bytes] = {}
@@ -228,7 +228,7 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
 
 
 def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Groups) -> Chunk:
-    """Make an ordinary chunk of the open chunk of a crashed writer. May be repeated.
+    """Make an ordinary chunk of the open chunk of a crashed writer. A repeated call completes an interrupted one.
 
     The file itself becomes the chunk, so that only the footer needs room: the writer may have ended because the disk
     was full. If there are many small groups and enough room, a compact chunk is written instead.
@@ -249,31 +249,33 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     with pa.ipc.new_file(memory, MESSAGE_SCHEMA) as writer:
         for batch, written in zip(groups.batches, groups.written, strict=True):
             writer.write_batch(batch, custom_metadata=written)
-        held = b"".join(memory.take())
+        encoded = b"".join(memory.take())
         end = {CHECKSUM: fingerprint(NO_ROWS, facts.end - first), **facts.to_metadata(), **state}
         writer.write_batch(NO_ROWS, custom_metadata=end)
-    if content.slice(0, len(held)).to_pybytes() != held:  # another release of Arrow has written the file
+    if (
+        content.slice(0, len(encoded)).to_pybytes() != encoded
+    ):  # another release of Arrow has written the file
         return _write_compact(storage, groups.batches, facts, state)
     files = storage.open_chunk_files()
     rest = memory.take()
     if storage.find_chunk(first) is None:  # otherwise an earlier call has done this
-        files.cut(first, len(held))
-        files.write(growing_name(first), len(held), rest)
-    storage.put_chunk(first, files.path_of(growing_name(first)))
-    return Chunk(first, facts.end, len(held) + sum(map(len, rest)), time.time(), facts.incarnation)
+        files.cut(first, len(encoded))
+        files.write(open_chunk_name(first), len(encoded), rest)
+    storage.put_chunk(first, files.path_of(open_chunk_name(first)))
+    return Chunk(first, facts.end, len(encoded) + sum(map(len, rest)), time.time(), facts.incarnation)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:
     """The ends of whole groups that begin after the id ``end``, found anywhere in the rest of the file."""
-    held = content.to_pybytes() if read_to < content.size else b""
-    at = held.find(_CONTINUATION, read_to)
+    every = content.to_pybytes() if read_to < content.size else b""
+    at = every.find(_CONTINUATION, read_to)
     while at >= 0:
-        size = int.from_bytes(held[at + 4 : at + 8], "little", signed=True)
-        if at % _ALIGNMENT == 0 and 0 < size < len(held) - at:
+        size = int.from_bytes(every[at + 4 : at + 8], "little", signed=True)
+        if at % _ALIGNMENT == 0 and 0 < size < len(every) - at:
             found = _group_at(content, at)
             if found is not None and found[0] > end:
                 yield found[1]
-        at = held.find(_CONTINUATION, at - at % _ALIGNMENT + _ALIGNMENT)
+        at = every.find(_CONTINUATION, at - at % _ALIGNMENT + _ALIGNMENT)
 
 
 def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
@@ -296,7 +298,7 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
     return begin, facts.end
 
 
-class GrowingTail:
+class OpenChunkTail:
     """Reads an open chunk while another process writes it, and keeps its rows in memory.
 
     Args:
