@@ -25,7 +25,7 @@ from tests.support.bucket_server import BucketServer
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
-from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.options.types import Location
@@ -271,9 +271,6 @@ def test_one_holder_at_a_time(store: Store) -> None:
 
 HOLDER = """
 import pickle, sys, time
-from zmq_datasource.log.bucket_store import BucketStore
-BucketStore.beat_seconds, BucketStore.silent_seconds = 0.5, 3.0
-BucketStore.check_seconds = BucketStore.settling_seconds = 0.2
 store = pickle.loads(bytes.fromhex(sys.argv[1]))
 hold = store.hold("0/writer.lock", float(sys.argv[2]), sys.argv[3])
 print("held", flush=True)
@@ -729,17 +726,13 @@ def test_a_forked_child_is_refused_a_bucket_that_its_parent_uses(bucket: BucketS
 
 # A bucket that is held by a process on another machine.
 
-SILENT_SECONDS = 3.0  # as in HOLDER
+SILENT_SECONDS = 3.0
 
 
 @pytest.fixture(name="impatient")
-def _impatient(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch) -> BucketStore:
+def _impatient(bucket: BucketStore) -> BucketStore:
     """A bucket where a holder is silent sooner than in operation."""
-    monkeypatch.setattr(BucketStore, "beat_seconds", 0.5)
-    monkeypatch.setattr(BucketStore, "silent_seconds", SILENT_SECONDS)
-    monkeypatch.setattr(BucketStore, "check_seconds", 0.2)
-    monkeypatch.setattr(BucketStore, "settling_seconds", 0.2)
-    return bucket
+    return BucketStore(bucket.location, HoldTimes(0.5, SILENT_SECONDS, 0.2, 0.2))
 
 
 ELSEWHERE = f"""
