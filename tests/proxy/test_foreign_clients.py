@@ -208,7 +208,7 @@ def test_a_plain_subscriber_in_java_reads_topic_id_and_value(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("bind", "publish")
-    command = [*java_program("PlainSubscriber"), sides["publish"], "t.", "100"]
+    command = [*java_program("PlainReceiver"), "SUB", sides["publish"], "100", "t."]
     with Proxy(wal_location=tmp_path, **sides), publishing(context, sides["bind"]):
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
@@ -217,10 +217,9 @@ def test_a_plain_subscriber_in_java_reads_topic_id_and_value(
             client.kill()
             client.wait()
     assert client.returncode == 0
-    got = [line.split() for line in output.splitlines()]
-    assert all(topic == f"t.{position}" and value == position for topic, position, value in got)
-    first = int(got[0][1])
-    assert [int(position) for _, position, _ in got] == list(range(first, first + 200, 2))
+    got = [[bytes.fromhex(frame) for frame in line.split(",")] for line in output.splitlines()]
+    first = int.from_bytes(got[0][1])
+    assert got == [[b"t.%d" % i, i.to_bytes(8), b"%d" % i] for i in range(first, first + 200, 2)]
 
 
 @contextmanager
