@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import wait_for
+from zmq_datasource import register
 from zmq_datasource.log.storage import LogStorage
 
 
@@ -34,6 +35,20 @@ def running(df: DataFrame, out: Path, **trigger: Any) -> Iterator[StreamingQuery
         yield query
     finally:
         query.stop()
+
+
+@contextmanager
+def session_with(spark: SparkSession, **settings: str) -> Iterator[SparkSession]:
+    """A session of its own with these settings of ``spark.sql``; a ``__`` in a name is a dot."""
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set("spark.sql." + name.replace("__", "."), value)
+    register(session)
+    try:
+        yield session
+    finally:
+        for name in settings:
+            session.conf.unset("spark.sql." + name.replace("__", "."))
 
 
 def start(df: DataFrame, out: Path, **trigger: Any) -> StreamingQuery:
