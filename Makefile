@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JAVA := java="$$(scripts/java.sh $(VENV))" && eval "$$java" &&
 # Spark's workers use the interpreter that started them.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
-# Tests also wait, so there is one worker more than cores, each with a Spark session of 1 GB, and one beside them for
+# Tests also wait, so there is one worker more than cores, each with a Spark session of 1 GB, and two beside them for
 # what needs no Spark. With more the tests fail: Spark gives up a Python process that has not connected back within 10 s.
 WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
@@ -28,7 +28,7 @@ test-spark: $(VENV)/spark.jsa
 	$(JAVA) $(BIN)/python -m pytest -m "spark and not slow and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1 $(REPORT)
 
 test-rest: $(VENV)/.dev
-	$(JAVA) $(BIN)/python -m pytest -m "not spark and not slow and not long and not alone" --numprocesses 1 $(REPORT)
+	$(JAVA) $(BIN)/python -m pytest -m "not spark and not slow and not long and not alone" --numprocesses 2 $(REPORT)
 
 test-slow: $(VENV)/spark.jsa ## The tests that take half a minute each: notebooks, kills of whole drivers, the weather
 	$(JAVA) $(BIN)/python -m pytest -m "slow and not long and not alone" --numprocesses $(WORKERS) --dist load --maxschedchunk 1 $(REPORT)

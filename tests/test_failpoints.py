@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,8 +15,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.support import REPOSITORY, free_endpoint
-from tests.support.middlebox import Middlebox
+from tests.support import REPOSITORY
 from tests.weather import topologies
 from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, add_up, draw_strikes, table
 from tests.weather.machine import ARMED, World
@@ -121,36 +119,6 @@ def test_the_counts_of_runs_add_up_and_a_failpoint_that_no_run_has_is_there_with
     total = add_up([{_NAME: Count(2, 1, 1)}, {_NAME: Count(3, 0, 0), LATE_COMMITS[0]: Count(1, 1, 1)}])
     assert (total[_NAME], total[LATE_COMMITS[0]], total[_OTHER]) == (Count(5, 1, 1), Count(1, 1, 1), Count())
     assert re.search(rf"^{_NAME} +5 +1 +1$", table(total), re.MULTILINE)
-
-
-@pytest.mark.parametrize("loses", [False, True])
-def test_a_middlebox_holds_back_from_a_mark_on(loses: bool) -> None:
-    endpoint = free_endpoint()
-    host, port = endpoint.removeprefix("tcp://").split(":")
-    with socket.create_server((host, int(port))) as server, Middlebox(endpoint) as box:
-        box.hold_back(re.compile(b"MARK"), 0.5, loses=loses)
-        near_host, near_port = box.endpoint.removeprefix("tcp://").split(":")
-        near = socket.create_connection((near_host, int(near_port)))
-        far, _ = server.accept()
-        far.settimeout(10)
-        near.sendall(b"before ")
-        assert far.recv(100) == b"before "
-        began = time.monotonic()
-        near.sendall(b"the MARK")
-        if loses:
-            near.settimeout(10)
-            with pytest.raises(ConnectionResetError):
-                near.recv(1)
-        assert far.recv(100) == b"the MARK"
-        assert time.monotonic() - began >= 0.5
-        assert box.held_back == [int(not loses), int(loses)]
-        if loses:
-            assert far.recv(100) == b""  # in good order, after all of it
-        else:
-            near.sendall(b" and MARK")
-            assert far.recv(100) == b" and MARK"
-        near.close()
-        far.close()
 
 
 class _Sketch(World):

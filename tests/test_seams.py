@@ -21,7 +21,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 # A file that is not here has none. Today no file has any.
 REACHES: dict[str, int] = {}
-MOST_REPLACEMENTS = 169
+MOST_REPLACEMENTS = 153
 
 
 def reaches(source: str) -> Iterator[tuple[int, str]]:

@@ -234,6 +234,20 @@ def receiver_that_answers(
         serving.join(10)
 
 
+def answer_until_the_commit(kind: str, message: dict[str, Any], committed: list[str]) -> list[dict[str, Any]]:
+    """What a receiver answers that has committed transaction 0 if there is an attempt in ``committed``."""
+    attempt = message.get("attempt")
+    match kind:
+        case "H":
+            done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
+            return [{"kind": "W", "attempt": attempt, "received": 0, "busy": False, **done}]
+        case "D":
+            return [{"kind": "T", "attempt": attempt, "received": 1}]
+        case "E":
+            return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
+    return []
+
+
 def test_a_refusal_keeps_a_transaction_that_an_earlier_commit_may_write(
     context: zmq.Context[Socket],
 ) -> None:
@@ -243,20 +257,13 @@ def test_a_refusal_keeps_a_transaction_that_an_earlier_commit_may_write(
     committed: list[str] = []
 
     def answer(kind: str, message: dict[str, Any]) -> list[dict[str, Any]]:
-        attempt = message.get("attempt")
         match kind:
-            case "H":
-                done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-                return [{"kind": "W", "attempt": attempt, "received": 0, "busy": False, **done}]
             case "D" if asked:
-                return [{"kind": "X", "attempt": attempt, "code": "no_room", "reason": "full"}]
-            case "D":
-                return [{"kind": "T", "attempt": attempt, "received": 1}]
-            case "E":
-                return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
+                return [{"kind": "X", "attempt": message["attempt"], "code": "no_room", "reason": "full"}]
             case "M":
                 asked.extend(message["attempts"])
-        return []
+                return []
+        return answer_until_the_commit(kind, message, committed)
 
     with (
         receiver_that_answers(context, endpoint, answer),
@@ -279,19 +286,10 @@ def test_after_an_error_of_the_receiver_the_commit_is_unknown(context: zmq.Conte
     committed: list[str] = []
 
     def answer(kind: str, message: dict[str, Any]) -> list[dict[str, Any]]:
-        attempt = message.get("attempt")
-        match kind:
-            case "H":
-                done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-                return [{"kind": "W", "attempt": attempt, "received": 0, "busy": False, **done}]
-            case "D":
-                return [{"kind": "T", "attempt": attempt, "received": 1}]
-            case "E":
-                return [{"kind": "S", "attempt": attempt, "rows": message["rows"]}]
-            case "M":
-                committed.extend(message["attempts"])
-                return [{"kind": "X", "attempt": None, "code": "internal", "reason": "a fault"}]
-        return []
+        if kind == "M":
+            committed.extend(message["attempts"])
+            return [{"kind": "X", "attempt": None, "code": "internal", "reason": "a fault"}]
+        return answer_until_the_commit(kind, message, committed)
 
     with receiver_that_answers(context, endpoint, answer), Producer(endpoint, **FAST) as producer:
         with pytest.raises(TransactionError, match="a fault"):

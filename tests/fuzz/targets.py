@@ -187,7 +187,7 @@ class _InMemory:
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content
 
-    def open_chunk(self, _: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, _: str, whole: bool = True) -> pa.NativeFile:
         return pa.BufferReader(self._content)
 
     def path_of(self, name: str) -> str:

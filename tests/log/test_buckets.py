@@ -76,7 +76,7 @@ def test_a_uri_is_read_as_pyarrow_reads_it(
         ("s3://[hidden@bucket/a", "it is not a URI"),
         ("s3:///a", "names no bucket"),
         ("http://bucket/a", "must be a URI of a bucket"),
-        ("/a/directory", "must be a URI of a bucket"),
+        ("file:///a/directory", "must be a URI of a bucket.* for a directory use walLocation"),
     ],
 )
 def test_a_uri_of_no_bucket_is_refused_without_a_secret(uri: str, match: str) -> None:

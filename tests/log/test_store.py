@@ -21,10 +21,11 @@ import pyarrow as pa
 import pytest
 
 from tests.support import REPOSITORY, at_failpoints, wait_for
+from tests.support.bucket_server import BucketServer
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
-from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
 from zmq_datasource.options.types import Location
@@ -35,22 +36,34 @@ KEY = "0/00000000000000000000.arrow"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def server() -> Iterator[BucketServer]:
+    with BucketServer() as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def bucket(server: BucketServer) -> BucketStore:
+    return BucketStore(Location(server.location(f"logs/{uuid.uuid4().hex}")))
+
+
+@pytest.fixture(scope="module")
+def strict_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server of its own process, which decides between two that put one key at once; it takes long to start."""
     with S3Server(tmp_path_factory.mktemp("s3") / "held", atomic=True) as running_server:
         yield running_server
 
 
 @pytest.fixture
-def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> BucketStore:
+def strict_bucket(strict_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> BucketStore:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
-    return BucketStore(Location(server.location(f"logs/{uuid.uuid4().hex}")))
+    return BucketStore(Location(strict_server.location(f"logs/{uuid.uuid4().hex}")))
 
 
 @pytest.fixture(params=["directory", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "bucket":
-        made: Store = request.getfixturevalue("bucket")
+    if "bucket" in request.param:
+        made: Store = request.getfixturevalue(request.param)
     else:
         made = DirectoryStore(tmp_path / "log")
     made.create("0", "readers")
@@ -258,9 +271,6 @@ def test_one_holder_at_a_time(store: Store) -> None:
 
 HOLDER = """
 import pickle, sys, time
-from zmq_datasource.log.bucket_store import BucketStore
-BucketStore.beat_seconds, BucketStore.silent_seconds = 0.5, 3.0
-BucketStore.check_seconds = BucketStore.settling_seconds = 0.2
 store = pickle.loads(bytes.fromhex(sys.argv[1]))
 hold = store.hold("0/writer.lock", float(sys.argv[2]), sys.argv[3])
 print("held", flush=True)
@@ -321,6 +331,9 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.parametrize(
+    "store", ["directory", pytest.param("strict_bucket", marks=pytest.mark.slow)], indirect=True
+)
 def test_of_two_processes_that_put_a_new_key_at_once_exactly_one_succeeds(store: Store) -> None:
     pickled = pickle.dumps(store).hex()
     racers = [
@@ -567,10 +580,10 @@ def test_a_key_that_is_no_file_is_refused(tmp_path: Path) -> None:
         store.put_new(KEY, [b"1"])
 
 
-def test_a_put_that_arrives_a_second_time_changes_nothing(server: S3Server, bucket: BucketStore) -> None:
+def test_a_put_that_arrives_a_second_time_changes_nothing(server: BucketServer, bucket: BucketStore) -> None:
     """A network holds it, and its sender has lost the connection and put the object once more."""
     with Middlebox(server.endpoint) as box:
-        path = str(bucket).removeprefix("s3://bucket/")
+        path = str(bucket).rpartition("bucket/")[2]
         far = BucketStore(Location(server.location(path, box.endpoint)))
         far.list()
         box.hold_back(re.compile(rb"PUT .*arrow"), 1.5, loses=True)
@@ -596,8 +609,9 @@ def repeated(call: Callable[[], T], seconds: float = 60.0) -> T:
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
-    server: S3Server, bucket: BucketStore
+    strict_server: S3Server, strict_bucket: BucketStore
 ) -> None:
+    server, bucket = strict_server, strict_bucket
     large = os.urandom(6 << 20)
     bucket.put_new("0/before", [large])
     with (
@@ -605,7 +619,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
         ThreadPoolExecutor() as pool,
         bucket.open("0/before", whole=False) as file,
     ):
-        path = str(bucket).removeprefix("s3://bucket/")
+        path = str(bucket).rpartition("bucket/")[2]
         far = BucketStore(Location(server.location(path, box.endpoint)))
         far.list()
         box.bytes_per_second = 4 << 20
@@ -629,12 +643,13 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
 
 @pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_fault_within_some_seconds(
-    server: S3Server, bucket: BucketStore
+    strict_server: S3Server, strict_bucket: BucketStore
 ) -> None:
+    server, bucket = strict_server, strict_bucket
     bucket.put_new(KEY, [b"123"])
     bucket.put_new("0/large", [os.urandom(4 << 20)])
     with Middlebox(server.endpoint) as box, ThreadPoolExecutor(8) as pool:
-        path = str(bucket).removeprefix("s3://bucket/")
+        path = str(bucket).rpartition("bucket/")[2]
         far = BucketStore(Location(server.location(path, box.endpoint)))
         assert content(far) == b"123"
         box.bytes_per_second, before = 1 << 20, box.bytes
@@ -667,8 +682,8 @@ def test_a_large_object_that_is_deleted_while_it_is_read_is_a_file_not_found(buc
             file.read(10)
 
 
-def test_a_bucket_that_is_not_there_is_a_lasting_error_without_a_secret(server: S3Server) -> None:
-    location = server.location("log").replace("s3://bucket", "s3://the-key:the-secret@no-bucket")
+def test_a_bucket_that_is_not_there_is_a_lasting_error_without_a_secret(server: BucketServer) -> None:
+    location = server.location("log").replace("any:any@bucket", "the-key:the-secret@no-bucket")
     store = BucketStore(Location(location))
     for use in (
         store.create,
@@ -711,17 +726,13 @@ def test_a_forked_child_is_refused_a_bucket_that_its_parent_uses(bucket: BucketS
 
 # A bucket that is held by a process on another machine.
 
-SILENT_SECONDS = 3.0  # as in HOLDER
+SILENT_SECONDS = 3.0
 
 
 @pytest.fixture(name="impatient")
-def _impatient(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch) -> BucketStore:
+def _impatient(bucket: BucketStore) -> BucketStore:
     """A bucket where a holder is silent sooner than in operation."""
-    monkeypatch.setattr(BucketStore, "beat_seconds", 0.5)
-    monkeypatch.setattr(BucketStore, "silent_seconds", SILENT_SECONDS)
-    monkeypatch.setattr(BucketStore, "check_seconds", 0.2)
-    monkeypatch.setattr(BucketStore, "settling_seconds", 0.2)
-    return bucket
+    return BucketStore(bucket.location, HoldTimes(0.5, SILENT_SECONDS, 0.2, 0.2))
 
 
 ELSEWHERE = f"""
@@ -767,7 +778,9 @@ def test_a_stopped_holder_loses_a_bucket_and_notices(impatient: BucketStore) -> 
         hold.release()
 
 
-def test_of_two_standbys_at_once_one_holds_the_bucket(bucket: BucketStore) -> None:
+@pytest.mark.slow
+def test_of_two_standbys_at_once_one_holds_the_bucket(strict_bucket: BucketStore) -> None:
+    bucket = strict_bucket
     bucket.hold("0/writer.lock", 0.0).release()
 
     def take(note: str) -> Hold | LogLockedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,8 @@ from zmq_datasource.errors import DataLossError, LogLockedError
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage, OvertakenError
 from zmq_datasource.log.writer import LogWriter
 
@@ -78,6 +81,24 @@ def test_an_idle_writer_notices_that_another_has_the_lock(anywhere: Machines) ->
     assert isinstance(wait_for(lambda: first.failure, "the failure"), LogLockedError)
     with pytest.raises(LogLockedError):
         first.append(batch_of([b"0"]))
+
+
+def test_a_writer_drops_no_reader_after_another_one_has_taken_its_place(anywhere: Machines) -> None:
+    late = 0.0
+    storage = anywhere.storage()
+    readers = Readers(storage, clock=lambda: time.time() + late)
+    first = anywhere.writer(storage, readers=readers, readers_decide=True)
+    fill(first, b"0")
+    records = ReaderRecords(anywhere.storage())
+    records.write("expired", ReaderRecord({0: 0}, 60.0))
+    records.write("remaining", ReaderRecord({0: 0}, 86_400.0))
+    anywhere.lose_lock()
+    fill(anywhere.writer(), b"1")
+    wait_for(lambda: first.failure, "the failure")
+    late = 3600.0
+    with pytest.raises(LogLockedError):
+        readers.needed()
+    assert records.read("expired") is not None
 
 
 def test_a_writer_whose_chunks_another_one_has_deleted_stops_at_once(anywhere: Machines) -> None:

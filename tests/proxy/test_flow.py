@@ -169,7 +169,7 @@ def test_a_slow_disk_delays_no_publisher(
                 push.send(b"x" * 10_000)
                 sent += 1
                 try:
-                    wait_for(lambda: flow.received == sent, f"message {sent} taken", seconds=1)  # noqa: B023
+                    wait_for(lambda: flow.received == sent, f"message {sent} taken", seconds=3)  # noqa: B023
                 except AssertionError:
                     break
             assert 55 < sent < 100

@@ -35,7 +35,7 @@ from tests.support import (
 from tests.support.bucket_server import BucketServer
 from zmq_datasource import Producer
 from zmq_datasource.errors import LogLockedError, OptionError, SocketError
-from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
@@ -53,9 +53,9 @@ def server() -> Iterator[BucketServer]:
 @pytest.fixture
 def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The location of a log in the bucket."""
-    monkeypatch.setattr(BucketStore, "beat_seconds", 0.1)
-    monkeypatch.setattr(BucketStore, "check_seconds", 0.05)
-    monkeypatch.setattr(BucketStore, "settling_seconds", 0.05)
+    monkeypatch.setattr(
+        BucketStore, "times", HoldTimes(beat_seconds=0.1, check_seconds=0.05, settling_seconds=0.05)
+    )
     monkeypatch.setattr(LogStorage, "leisure", 0.0)
     return server.location(uuid.uuid4().hex)
 

@@ -29,13 +29,12 @@ RECEIVER = """
 import os, signal, sys
 from zmq_datasource.cli import main
 from zmq_datasource.host import failpoints
-from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.storage import LogStorage
 
 point, file, quick = sys.argv[1:4]
 if quick:
-    BucketStore.beat_seconds, BucketStore.silent_seconds = 0.1, 1.0
-    BucketStore.check_seconds = BucketStore.settling_seconds = 0.05
+    BucketStore.times = HoldTimes(0.1, 1.0, 0.05, 0.05)
 LogStorage.leisure = 0.0
 
 def reach(name):

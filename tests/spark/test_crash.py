@@ -125,7 +125,7 @@ def test_kills_lose_and_double_no_message_of_the_log(
     kept = log_rows(log)
     in_log = list(zip(kept["id"].to_pylist(), (int(v) for v in kept["value"].to_pylist()), strict=True))
     assert [i for i, _ in in_log] == list(range(len(in_log)))
-    assert ids_and_numbers(spark, out) == in_log
+    assert ids_and_numbers(out) == in_log
     sent = [n for _, n in in_log]
     assert sent == sorted(set(sent)), "a message was taken twice"
 

@@ -306,7 +306,7 @@ def test_a_failing_location_is_reported_and_stops_nothing(
             wait_for(reported, "a report that failed")
             consuming.wait_for(101)
     assert whole["metricsFailures"] == whole["batches"] >= 1
-    assert "writing the account of batch 0" in package_log()
+    wait_for(lambda: "writing the account of batch 0" in package_log(), "the warning in the log")
 
 
 def test_a_listener_passes_on_every_event_and_prometheus_serves_the_newest(

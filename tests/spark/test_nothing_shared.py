@@ -102,7 +102,7 @@ def test_the_output_is_the_log_after_cuts_and_kills(package_log: Callable[[], st
     log = tmp_path / "wal"
     with Cluster(tmp_path, log) as cluster, Job(tmp_path, cluster, log) as job:
         job.goes_on("the start")
-        assert "its chunks are read from the driver" in package_log()
+        wait_for(lambda: "its chunks are read from the driver" in package_log(), "the warning in the log")
         assert log_rows(log).num_rows  # here it is, and there it is not
 
         cluster.cut(0)  # for longer than an executor waits before it asks again

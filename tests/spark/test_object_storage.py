@@ -51,8 +51,8 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
             wait_for_rows(query, 1000)
             wait_for_rows(other, 1000)
     wanted = [(i, i) for i in range(1000)]
-    assert ids_and_numbers(spark, tmp_path / "one") == wanted
-    assert ids_and_numbers(spark, tmp_path / "two") == wanted
+    assert ids_and_numbers(tmp_path / "one") == wanted
+    assert ids_and_numbers(tmp_path / "two") == wanted
     batch = spark.read.format("zmq").option("walStore", store)
     assert batch.load().count() == 1000
     assert batch.option("startingOffsets", '{"next": {"0": 990}}').load().count() == 10
@@ -63,7 +63,7 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
         for number in range(1000, 1200):
             push.send(b"%d" % number)
         wait_for(_has_read(lambda: rows_read(query), 1200), "the rows on the other machine", 90)
-    assert ids_and_numbers(spark, tmp_path / "one") == [(i, i) for i in range(1200)]
+    assert ids_and_numbers(tmp_path / "one") == [(i, i) for i in range(1200)]
 
 
 def _has_read(rows: Callable[[], int], count: int) -> Callable[[], bool]:
@@ -82,7 +82,7 @@ def test_receivers_on_executors_need_no_shared_directory(
             wait_for_rows(query, 1000)
         receivers.stop()
     assert (receivers.restarts, receivers.failure) == (0, None)
-    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(1000)]
+    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(1000)]
 
 
 @pytest.mark.long
@@ -116,4 +116,4 @@ def test_a_cut_between_the_workers_and_the_storage_costs_nothing(
                 assert other.isActive, other.exception()
                 way.black_hole = False
                 wait_for(_has_read(lambda: rows_read(other), 1000), "the rest", 120)
-    assert ids_and_numbers(spark, tmp_path / "two") == [(i, i) for i in range(1000)]
+    assert ids_and_numbers(tmp_path / "two") == [(i, i) for i in range(1000)]

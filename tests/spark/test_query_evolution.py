@@ -14,23 +14,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import REPOSITORY, Socket, bound, wait_for
-from tests.support.streams import start, wait_until_released
-from zmq_datasource import reason, register
+from tests.support.streams import committed_rows, session_with, start, wait_until_released
+from zmq_datasource import reason
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
-
-_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 @pytest.fixture
 def evolving(spark: SparkSession) -> Iterator[SparkSession]:
     """A session of its own, because in it every streaming source needs a name."""
-    session = spark.newSession()
-    session.conf.set(_EVOLUTION, "true")
-    register(session)
-    yield session
-    session.conf.unset(_EVOLUTION)
+    with session_with(spark, streaming__queryEvolution__enableSourceEvolution="true") as session:
+        yield session
 
 
 class Feeds:
@@ -68,6 +63,9 @@ class Feeds:
             for message in messages:
                 self._sockets[message[0]][0].send(message.encode())
                 wait_for(lambda text=message: query.exception() or text in self.rows(), message, 60)
+            wait_for(
+                lambda: query.exception() or self._is_reported(query), "the report of the last batch", 60
+            )
         finally:
             query.stop()
         for name in names:
@@ -86,10 +84,13 @@ class Feeds:
         wait_until_released(self._log(message[0]))
 
     def rows(self, out: Path | None = None) -> list[str]:
-        out = out or self.out
-        if not (out / "_spark_metadata" / "0").exists():
-            return []
-        return sorted(row.value for row in self._session.read.parquet(str(out)).collect())
+        rows = committed_rows(out or self.out)
+        return sorted(rows.column("value").to_pylist()) if rows.num_rows else []
+
+    def _is_reported(self, query: StreamingQuery) -> bool:
+        """Whether Spark has committed the newest batch whose rows are in the table."""
+        newest = max(int(path.stem) for path in (self.out / "_spark_metadata").glob("[0-9]*"))
+        return query.lastProgress is not None and query.lastProgress["batchId"] >= newest
 
     def _log(self, name: str) -> Path:
         return self._directory / f"wal-{name}"

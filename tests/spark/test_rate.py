@@ -53,7 +53,9 @@ PUBLISHER = """
 """
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(5, marks=pytest.mark.slow), pytest.param(60, marks=pytest.mark.long)]
+)
 def test_everything_a_publisher_got_rid_of_is_a_row_at_100_000_a_second(
     spark: SparkSession, tmp_path: Path, seconds: int, record_property: pytest.RecordProperty
 ) -> None:

@@ -50,7 +50,7 @@ def test_a_receiver_on_an_executor_fills_a_log_until_it_is_stopped(
             receivers.stop()
             assert not receivers.is_active
             wait_for_rows(query, end_of(log))
-        assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(end_of(log))]
+        assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(end_of(log))]
     assert not LogStorage(str(log)).is_written()
     assert (receivers.restarts, receivers.failure) == (0, None)
     assert [path.name for path in log.iterdir() if path.name.startswith(".")] == []

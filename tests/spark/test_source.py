@@ -43,7 +43,7 @@ def test_a_live_feed_arrives_whole_and_numbered(
         wait_for_rows(query, 20_000)
         source = query.lastProgress["sources"][0]
         assert json.loads(source["latestOffset"])["messagesReceived"] == 20_000
-    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(20_000)]
+    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(20_000)]
 
 
 def test_rows_are_what_was_sent(spark: SparkSession, context: Context, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_restarted_query_continues_where_it_stopped(
         with running(df, tmp_path / "out") as query:
             send_numbers(push, run * 1000, (run + 1) * 1000)
             wait_for_rows(query, (run + 1) * 1000)
-    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(3000)]
+    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(3000)]
 
 
 def test_stopping_under_load_loses_nothing_that_was_sent(
@@ -125,7 +125,7 @@ def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context
     send_numbers(push, 0, 1000)
     assert query.awaitTermination(90)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [400, 400, 200]
-    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(1000)]
+    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(1000)]
 
 
 def test_bytes_limit_a_batch_to_one_message_at_least(
@@ -208,7 +208,7 @@ def test_a_new_query_begins_at_starting_offsets(
     query = start(df, tmp_path / "out", availableNow=True)
     send_numbers(push, 10, 15)
     assert query.awaitTermination(90)
-    assert ids_and_numbers(spark, tmp_path / "out") == [(i, i) for i in range(4, 15)]
+    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(4, 15)]
 
 
 def test_committed_messages_are_deleted_and_the_log_stays_small(
@@ -334,5 +334,5 @@ def test_queries_on_one_feed_share_its_receiver(
             again.stop()
             wait_for(lambda: ends_of(union) == [200, 200], "both loads")
     expected = [(i, i) for i in range(200)]
-    assert ids_and_numbers(spark, outs[0]) == ids_and_numbers(spark, outs[1]) == expected
-    assert ids_and_numbers(spark, outs[2]) == [row for row in expected for _ in range(2)]
+    assert ids_and_numbers(outs[0]) == ids_and_numbers(outs[1]) == expected
+    assert ids_and_numbers(outs[2]) == [row for row in expected for _ in range(2)]

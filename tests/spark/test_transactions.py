@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.dataset
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -25,7 +23,7 @@ from tests.acknowledged.test_acknowledged import receiving
 from tests.acknowledged.test_producer import program
 from tests.spark.test_sink import write
 from tests.support import free_endpoint, log_rows, wait_for
-from tests.support.streams import feed, ids_and_numbers, running, start, table, wait_for_rows
+from tests.support.streams import committed_rows, feed, ids_and_numbers, running, start, table, wait_for_rows
 from zmq_datasource import Producer
 
 pytestmark = pytest.mark.spark
@@ -229,21 +227,6 @@ class Driver:
         return self._log.read_text(errors="replace")[-3000:]
 
 
-def output(directory: Path) -> list[dict[str, Any]]:
-    """What the file sink has committed: only the files that its own log names count."""
-    named: set[str] = set()
-    log = directory / "output" / "_spark_metadata"
-    for entry in sorted(log.glob("[0-9]*")):
-        for line in entry.read_text().splitlines()[1:]:
-            named.add(json.loads(line)["path"].removeprefix("file://"))
-    if not named:
-        return []
-    rows: list[dict[str, Any]] = (
-        pyarrow.dataset.dataset(sorted(named), format="parquet").to_table().to_pylist()
-    )
-    return rows
-
-
 def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> None:
     chance = random.Random(seed)
     written = files(directory / "input", count, lines)
@@ -277,11 +260,15 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
             assert time.monotonic() < deadline, sender.said()
             time.sleep(0.2)
         assert receiver.process.poll() is None, receiver.said()
-        wait_for(lambda: len(output(directory)) >= len(written), "all rows in the output", 120)
+        wait_for(
+            lambda: committed_rows(directory / "output").num_rows >= len(written),
+            "all rows in the output",
+            120,
+        )
     finally:
         sender.kill()
         receiver.kill()
-    rows = output(directory)
+    rows = committed_rows(directory / "output").to_pylist()
     assert Counter(row["value"] for row in rows) == Counter(written), killed
     assert sorted(row["id"] for row in rows) == list(range(len(written)))
     by_batch = Counter(row["sequence"] for row in rows)
@@ -302,7 +289,7 @@ def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
         orders = spark.readStream.format("zmq").option("walLocation", str(tmp_path / "wal")).load()
         query = start(orders, out, availableNow=True)
         assert query.awaitTermination(120)
-        assert ids_and_numbers(spark, out) == [(number, number) for number in range(10)]
+        assert ids_and_numbers(out) == [(number, number) for number in range(10)]
 
 
 @pytest.mark.slow

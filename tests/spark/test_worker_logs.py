@@ -14,23 +14,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import Socket, bound, free_endpoint, wait_for
-from zmq_datasource import register
+from tests.support.streams import session_with
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
 
-_LOGGING = "spark.sql.pyspark.worker.logging.enabled"
-
 
 @pytest.fixture
 def logged(spark: SparkSession) -> Iterator[SparkSession]:
     """A session of its own, whose workers' logs Spark collects."""
-    session = spark.newSession()
-    session.conf.set(_LOGGING, "true")
-    register(session)
-    yield session
-    session.conf.unset(_LOGGING)
+    with session_with(spark, pyspark__worker__logging__enabled="true") as session:
+        yield session
 
 
 def warnings_of(session: SparkSession) -> str:
@@ -91,7 +86,7 @@ def test_tasks_of_a_stream_are_in_the_worker_logs_of_its_own_session_only(
         query.stop()
     assert "no peer within" not in warnings_of(logged)
     # The source runner writes to the driver's log, and to no other place.
-    assert "does not fit" in package_log()
+    wait_for(lambda: "does not fit" in package_log(), "the warning in the log")
     assert "does not fit" not in warnings_of(logged) + "".join(seen)
 
 

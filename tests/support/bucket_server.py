@@ -58,6 +58,16 @@ class BucketServer:
         finally:
             self.start()
 
-    def location(self, path: str) -> str:
-        """A place in the bucket, as a user names it."""
-        return f"s3://any:any@{_BUCKET}/{path}?endpoint_override=127.0.0.1%3A{self._port}&scheme=http&region=us-east-1"
+    @property
+    def endpoint(self) -> str:
+        """Where it answers."""
+        return f"tcp://127.0.0.1:{self._port}"
+
+    def location(self, path: str, endpoint: str | None = None) -> str:
+        """A place in the bucket, as a user names it.
+
+        Args:
+            endpoint: Where to reach it, if that is not its own: see ``Middlebox``.
+        """
+        host = (endpoint or self.endpoint).removeprefix("tcp://").replace(":", "%3A")
+        return f"s3://any:any@{_BUCKET}/{path}?endpoint_override={host}&scheme=http&region=us-east-1"

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import wait_for
+from zmq_datasource import register
 from zmq_datasource.log.storage import LogStorage
 
 
@@ -32,6 +35,20 @@ def running(df: DataFrame, out: Path, **trigger: Any) -> Iterator[StreamingQuery
         yield query
     finally:
         query.stop()
+
+
+@contextmanager
+def session_with(spark: SparkSession, **settings: str) -> Iterator[SparkSession]:
+    """A session of its own with these settings of ``spark.sql``; a ``__`` in a name is a dot."""
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set("spark.sql." + name.replace("__", "."), value)
+    register(session)
+    try:
+        yield session
+    finally:
+        for name in settings:
+            session.conf.unset("spark.sql." + name.replace("__", "."))
 
 
 def start(df: DataFrame, out: Path, **trigger: Any) -> StreamingQuery:
@@ -76,12 +93,18 @@ def table(spark: SparkSession, out: Path) -> DataFrame:
     return spark.read.parquet(str(out))
 
 
-def ids_and_numbers(spark: SparkSession, out: Path) -> list[tuple[int, int]]:
-    """All rows of ``out``: ids, and values as numbers, in the order of ids."""
-    rows = (
-        table(spark, out)
-        .selectExpr("id", "cast(cast(value as string) as bigint) as n")
-        .orderBy("id")
-        .collect()
+def committed_rows(out: Path) -> pa.Table:
+    """What a query has committed to a Parquet directory: only files that the file sink's own log names count."""
+    named: set[str] = set()
+    for entry in (out / "_spark_metadata").glob("[0-9]*"):
+        for line in entry.read_text().splitlines()[1:]:
+            named.add(json.loads(line)["path"].removeprefix("file://"))
+    return pa.concat_tables(
+        [pq.read_table(path, partitioning=None) for path in sorted(named)] or [pa.table({})]
     )
-    return [(row["id"], row["n"]) for row in rows]
+
+
+def ids_and_numbers(out: Path) -> list[tuple[int, int]]:
+    """All rows of ``out``: ids, and values as numbers, in the order of ids."""
+    rows = committed_rows(out).sort_by("id")
+    return [(row["id"], int(row["value"])) for row in rows.select(["id", "value"]).to_pylist()]

@@ -59,13 +59,8 @@ _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket doe
 _threads_of: dict[str, int] = {}
 
 
-class BucketStore:
-    """A bucket as a ``Store``.
-
-    A new object is put with the condition that its key is free. The bucket checks the condition in the same step.
-
-    Args:
-        location: Its URI; see ``buckets.Bucket``.
+class HoldTimes(NamedTuple):
+    """How often a holder of a key and those that wait for it act.
 
     Attributes:
         beat_seconds: How often a holder refreshes its key.
@@ -73,24 +68,40 @@ class BucketStore:
         check_seconds: How often a process that waits for a key checks it.
         settling_seconds: How long a process that has taken over a key waits before it reads the record again: if two
             processes take over a key at the same time, the last one to write the record has it.
+    """
+
+    beat_seconds: float = 3.0
+    silent_seconds: float = SILENT_SECONDS
+    check_seconds: float = 1.0
+    settling_seconds: float = 1.0
+
+
+class BucketStore:
+    """A bucket as a ``Store``.
+
+    A new object is put with the condition that its key is free. The bucket checks the condition in the same step.
+
+    Args:
+        location: Its URI; see ``buckets.Bucket``.
+        times: When holders act; by default ``BucketStore.times``.
 
     Raises:
         OptionError: The URI is not that of a bucket, or ``obstore`` is not installed.
     """
 
-    beat_seconds, silent_seconds = 3.0, SILENT_SECONDS
-    check_seconds = settling_seconds = 1.0
+    times = HoldTimes()
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, times: HoldTimes | None = None) -> None:
         self.location = location
+        self.times = times or self.times
         self._bucket = Bucket.read(location)
         self._obstore = import_obstore()
         self._connections: dict[bool, Any] = {}
         self._seen: dict[str, _Seen] = {}
         self._checking = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Location]]:
-        return type(self), (self.location,)
+    def __reduce__(self) -> tuple[type[Self], tuple[Location, HoldTimes]]:
+        return type(self), (self.location, self.times)
 
     def __repr__(self) -> str:
         return f"BucketStore({str(self)!r})"
@@ -257,16 +268,16 @@ class BucketStore:
             if is_held and found is not None and time.monotonic() >= deadline:
                 raise LogLockedError(
                     f"{self.path_of(key)} is held by {found.name}. That process counts as gone when it has given no "
-                    f"sign of life for {self.silent_seconds:.0f} s"
+                    f"sign of life for {self.times.silent_seconds:.0f} s"
                 )
             check_signals()
-            time.sleep(min(self.check_seconds, max(0.01, deadline - time.monotonic())))
+            time.sleep(min(self.times.check_seconds, max(0.01, deadline - time.monotonic())))
 
     def _claim(self, key: str, found: _Record | None, mine: _Record) -> bool:
         self._put(key, memoryview(mine.content), "create" if found is None else "overwrite")
         if found is not None:
             # Another process may overwrite the record at this moment. The last one to do so has the key.
-            time.sleep(self.settling_seconds)
+            time.sleep(self.times.settling_seconds)
         now = self.record(key)
         return now is not None and now.nonce == mine.nonce
 
@@ -285,7 +296,7 @@ class BucketStore:
             is_same = seen is not None and seen.record == found and now - seen.last < _MOST_CHECK_GAP_SECONDS
             since = seen.since if seen is not None and is_same else now
             self._seen[key] = _Seen(found, since, now)
-            return found, now - since < self.silent_seconds
+            return found, now - since < self.times.silent_seconds
 
     def holder(self, key: str) -> Holding | None:
         found, is_held = self._observe(key)
@@ -389,7 +400,9 @@ class BucketHold:
             if self._is_mine():
                 self._store.put(self._key, self._record._replace(nonce="").content)
         except LogError as e:
-            _log.warning("%s; another process can take the key after %.0f s", e, self._store.silent_seconds)
+            _log.warning(
+                "%s; another process can take the key after %.0f s", e, self._store.times.silent_seconds
+            )
         _held.discard(self._record.nonce)
 
     def _end(self) -> None:
@@ -404,7 +417,7 @@ class BucketHold:
         return found is not None and self._lost is None
 
     def _refresh(self) -> None:
-        while self._lost is None and not self._ending.wait(self._store.beat_seconds):
+        while self._lost is None and not self._ending.wait(self._store.times.beat_seconds):
             try:
                 failpoints.reach("log.store.before_beat")
                 if self._is_mine():

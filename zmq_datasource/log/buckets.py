@@ -64,7 +64,9 @@ class Bucket(NamedTuple):
                 secrets += [unquote(parts.username or ""), unquote(parts.password)]
             reader = _READERS.get(parts.scheme)
             if reader is None:
-                raise ValueError(f"it must be a URI of a bucket ({', '.join(_READERS)})")
+                raise ValueError(
+                    f"it must be a URI of a bucket ({', '.join(_READERS)}); for a directory use walLocation"
+                )
             kind, bucket, path, config = reader(parts, parameters)
             if not bucket:
                 raise ValueError("it names no bucket")

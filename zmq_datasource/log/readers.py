@@ -314,6 +314,7 @@ class Readers:
         except LogLockedError:
             return False
         try:
+            self._storage.check_writer()  # another writer may give this reader longer
             _log.log(
                 # Each run of an unnamed query leaves such a record, so dropping it needs no warning.
                 logging.WARNING if record.named else logging.INFO,
