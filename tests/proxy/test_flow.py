@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket as stdlib_socket
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
 from zmq_datasource.log import ReaderRecord, ReaderRecords, open_chunk_files
+from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.figures import PublishedFigures
+from zmq_datasource.proxy.journal import Written
 from zmq_datasource.transport import core
 from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.spec import SocketSpec
@@ -306,6 +310,24 @@ def test_messages_are_dropped_for_a_stalled_subscriber_only(
         first = [m[1] for m in receive(stalled, 5)]
         assert first == [number(i) for i in range(5)]
         assert len(log_rows(tmp_path)) <= 2000
+
+
+def test_a_subscriber_that_reads_loses_nothing_of_a_burst_far_larger_than_its_queue(
+    context: zmq.Context[Socket],
+) -> None:
+    sides = endpoints("pull", "publish")
+    options = parse(ProxyOptions, {**sides, "walLocation": "/unused", "sndhwm": "10"})
+    messages = [[b"t", b"%d" % i] for i in range(20_000)]
+    rows = decode_plain(raw_of(messages), [(0, len(messages))])
+    with closing(backend.Backend(options, room_seconds=60.0)) as published, ThreadPoolExecutor() as pool:
+        sub = context.socket(zmq.SUB)
+        sub.setsockopt(zmq.RCVHWM, 10)
+        sub.setsockopt(zmq.SUBSCRIBE, b"")
+        sub.connect(sides["publish"])
+        wait_for(published.take_requests, "the subscription")
+        got = pool.submit(receive, sub, len(messages))
+        published.publish(Written(0, rows))
+        assert [message[2] for message in got.result()] == [message[1] for message in messages]
 
 
 def test_a_stalled_subscriber_is_disconnected_if_the_option_says_so(

@@ -114,6 +114,19 @@ def _state(process: int) -> tuple[str, str] | None:
     return None
 
 
+# How many forks lead from the first process to this one.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_count_fork)
+
+
 class ThisProcess:
     """The process that has created an object; a forked child has the object, but no threads and no connections.
 
@@ -124,11 +137,12 @@ class ThisProcess:
     def __init__(self, what: str) -> None:
         self._what = what
         self._pid = os.getpid()
+        self._forks = _forks
 
     @property
     def is_left(self) -> bool:
         """Whether this code runs in a forked child."""
-        return os.getpid() != self._pid
+        return self._forks != _forks  # os.getpid would be a call of the system for each message
 
     def check(self) -> None:
         """Refuse a forked child. Call it before taking a lock, which the fork may have copied in its taken state.

@@ -106,9 +106,10 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     slow_subscriber: Annotated[
         SlowSubscriber,
         doc(
-            "What happens when the queue of a plain subscriber is full. `drop` drops messages for this "
-            "subscriber only. `wait` waits for it, and so holds all others back. `disconnect` drops messages "
-            "for it, and disconnects it when it has taken nothing for `slowTimeout`."
+            "What happens when the queue of a plain subscriber is full. `drop` waits for room for up to 5 ms, "
+            "and then drops messages for this subscriber only. `wait` waits for it, and so holds all others "
+            "back. `disconnect` drops messages for it, and disconnects it when it has taken nothing for "
+            "`slowTimeout`."
         ),
     ] = SlowSubscriber("drop")
     slow_timeout: Annotated[

@@ -47,6 +47,10 @@ _REQUEST_HWM = 32
 _CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
 _PENDING_CHECK_SECONDS = 0.001
+# Before it drops messages, publishing waits this long for room, once for each ``sndhwm`` messages. libzmq's own thread
+# needs less to empty the queue of a subscriber that reads. After a wait in vain, publishing drops for the second time
+# without waiting, so a subscriber that does not read delays the others by 5 %.
+_ROOM_SECONDS, _DROPPING_SECONDS = 0.005, 0.1
 
 
 @dataclass(frozen=True)
@@ -232,13 +236,20 @@ class Backend:
     Args:
         options: Endpoints, high-water marks, and ``slowSubscriber``.
         bounds: How much subscribers may ask for.
+        room_seconds: How long publishing waits for room before it drops messages.
 
     Raises:
         OptionError, EndpointError: It cannot be opened as asked.
     """
 
-    def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
+    def __init__(
+        self,
+        options: ProxyOptions,
+        bounds: RequestBounds = REQUEST_BOUNDS,
+        room_seconds: float = _ROOM_SECONDS,
+    ) -> None:
         self._options = options
+        self._room_seconds = room_seconds
         self._opened = OpenSocket(SocketSpec.of_proxy(options, "XPUB", options.publish), self._prepare)
         self.socket = self._opened.socket
         disconnects = options.slow_subscriber == "disconnect"
@@ -249,13 +260,14 @@ class Backend:
         self._pending: deque[_Pending] = deque()
         self._position = 0  # the next row of the first pending batch
         self._blocked_since: float | None = None
+        self._drops = options.slow_subscriber != "wait"
+        self._drops_until = 0.0
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
         sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
         sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see _Topics.change
-        if self._options.slow_subscriber == "wait":
-            sock.setsockopt(zmq.XPUB_NODROP, 1)
+        sock.setsockopt(zmq.XPUB_NODROP, 1)
 
     def take_requests(self) -> list[bytes]:
         """The subscribers' requests that publishers must get: topics that are new, and those that are not needed now.
@@ -291,9 +303,7 @@ class Backend:
         """Publish the rows that wait, as far as subscribers have room by now."""
         while self._pending:
             pending = self._pending[0]
-            reached = pending.outbox.give(
-                self.socket, self._position, pending.rows, refresh_every=_REFRESH_EVERY
-            )
+            reached = self._give(pending)
             self._counters.published += reached - self._position
             self._position = reached
             if reached < pending.rows:
@@ -303,6 +313,26 @@ class Backend:
             self._pending.popleft()
             self._position = 0
         self._counters.waited_seconds, self._blocked_since = self._waited_seconds, None
+
+    def _give(self, pending: _Pending) -> int:
+        """Publish the rows of a batch from ``_position`` on.
+
+        Returns:
+            The row for which a subscriber has no room (``slowSubscriber=wait``), or the number of rows.
+        """
+        sock, position, rows = self.socket, self._position, pending.rows
+        if not self._drops:
+            return pending.outbox.give(sock, position, rows, refresh_every=_REFRESH_EVERY)
+        while position < rows and time.monotonic() >= self._drops_until:
+            end = min(rows, position + self._options.send_hwm)
+            position = pending.outbox.give(sock, position, end, self._room_seconds, _REFRESH_EVERY)
+            if position < end:
+                self._drops_until = time.monotonic() + _DROPPING_SECONDS
+        if position < rows:
+            sock.setsockopt(zmq.XPUB_NODROP, 0)
+            position = pending.outbox.give(sock, position, rows, refresh_every=_REFRESH_EVERY)
+            sock.setsockopt(zmq.XPUB_NODROP, 1)
+        return position
 
     def publish_within(self, seconds: float) -> None:
         """Publish the rows that wait; after so many seconds log where publishing has ended."""
