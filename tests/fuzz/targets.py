@@ -109,7 +109,7 @@ def durable(data: bytes) -> None:
     with suppress(ProtocolError):
         message, buffers = fetch_protocol.decode(frames_of(data))
         if isinstance(message, fetch_protocol.Batch):
-            found = fetch_protocol.frames_of(message, buffers)
+            found = list(fetch_protocol.frames_of(message, buffers))
             ids = [number for number, _ in found]
             assert len(found) == message.rows, "other messages than were announced"
             assert ids == sorted(set(ids)), "ids that do not grow"

@@ -240,7 +240,7 @@ def given_back(batch: pa.RecordBatch) -> list[tuple[int, tuple[bytes, ...]]]:
     )
     message, rest = decode(as_bytes(encode(head, buffers)))
     assert isinstance(message, Batch)
-    return frames_of(message, rest)
+    return list(frames_of(message, rest))
 
 
 def test_the_rows_of_a_batch_are_these_bytes() -> None:
@@ -302,8 +302,8 @@ VALUES = [offsets(0, 1, 2), b"ab"]
 
 
 def test_a_batch_without_topics_is_read() -> None:
-    assert frames_of(batch_head(), [ids(3, 8), *VALUES]) == [(3, (b"", b"a")), (8, (b"", b"b"))]
-    assert frames_of(batch_head(rows=0, columns=()), []) == []
+    assert list(frames_of(batch_head(), [ids(3, 8), *VALUES])) == [(3, (b"", b"a")), (8, (b"", b"b"))]
+    assert list(frames_of(batch_head(rows=0, columns=()), [])) == []
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_rows_that_no_proxy_sends_are_refused(head: Batch, buffers: list[bytes],
 
 def test_ids_at_the_end_of_all_ids_are_read() -> None:
     last = (1 << 63) - 2
-    found = frames_of(batch_head(first=last - 1, after=last + 1), [ids(last - 1, last), *VALUES])
+    found = list(frames_of(batch_head(first=last - 1, after=last + 1), [ids(last - 1, last), *VALUES]))
     assert [number for number, _ in found] == [last - 1, last]
 
 
@@ -348,7 +348,7 @@ def test_as_many_rows_as_a_batch_has_at_most_are_read() -> None:
     buffers = [bytes(4 * (rows + 1)), b""]  # empty values
     head = batch_head(rows=rows, first=0, after=rows)
     numbers = pa.array(range(rows), pa.int64()).buffers()[1].to_pybytes()[: 8 * rows]
-    assert len(frames_of(head, [numbers, *buffers])) == rows
+    assert len(list(frames_of(head, [numbers, *buffers]))) == rows
     numbers += ids(rows)
     head = batch_head(rows=rows + 1, first=0, after=rows + 1)
     with pytest.raises(ProtocolError, match="262145 rows, and not as many ids"):
@@ -366,7 +366,7 @@ headers = st.sampled_from([bytes(frames[1]) for _, frames, _ in GOLDEN])
 def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
     try:
         message, rest = decode(frames)
-        found = frames_of(message, rest) if isinstance(message, Batch) else []
+        found = list(frames_of(message, rest)) if isinstance(message, Batch) else []
     except ProtocolError:
         return
     assert isinstance(message, FromClient | FromProxy)
@@ -384,7 +384,7 @@ def test_any_buffers_behind_ids_are_messages_or_refused(
 ) -> None:
     head = batch_head(rows=rows, first=0, after=rows, columns=columns)
     try:
-        found = frames_of(head, [ids(*range(rows)), *buffers])
+        found = list(frames_of(head, [ids(*range(rows)), *buffers]))
     except ProtocolError:
         return
     assert [number for number, _ in found] == list(range(rows))

@@ -352,8 +352,10 @@ def test_messages_that_a_proxy_published_without_subscribers_are_fetched(
         with ingesting(tmp_path / "log", **options) as ingest:
             session = session_of(ingest)
             wait_for(lambda: session.live is not None or ingest.seal(), "the subscription")
-            wait_for(lambda: (push.send(b"0"), ingest.seal())[1], "the first message")
+            sent: list[None] = []
+            wait_for(lambda: (sent.append(push.send(b"0")), ingest.seal())[1], "the first message")
             first = sequences(tmp_path / "log")[0]
+            wait_for(lambda: ingest.seal() == len(sent) - first, "all that was sent meanwhile")
             session.silence.restart(time.monotonic())
             wait_for(lambda: session.silence.caught_up, "an answer without messages")
             known = ingest.log.durable_end

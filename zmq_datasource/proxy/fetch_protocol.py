@@ -15,7 +15,8 @@ that of the columns in a BATCH.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -273,8 +274,11 @@ def pack_rows(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
     return columns, [*ids, *buffers]
 
 
-def frames_of(message: Batch, buffers: Sequence[bytes]) -> list[tuple[int, tuple[bytes, ...]]]:
+def frames_of(message: Batch, buffers: Sequence[bytes]) -> Iterator[tuple[int, tuple[bytes, ...]]]:
     """The messages of a BATCH: the id and the frames of each one. A message of one frame gets an empty topic in front.
+
+    The whole BATCH is checked first. The tuples are made one at a time: if all of them lived at once, Python's garbage
+    collector would look at each of them again and again.
 
     Raises:
         ProtocolError: The buffers do not fit the header.
@@ -282,7 +286,7 @@ def frames_of(message: Batch, buffers: Sequence[bytes]) -> list[tuple[int, tuple
     if not message.rows:
         if buffers:
             raise ProtocolError(f"a BATCH without rows, and {len(buffers)} buffers")
-        return []
+        return iter(())
     if not buffers or message.rows > MOST_ROWS or len(buffers[0]) != 8 * message.rows:
         raise ProtocolError(f"{message.rows} rows, and not as many ids")
     ids = pa.Array.from_buffers(pa.int64(), message.rows, [None, pa.py_buffer(buffers[0])])
@@ -295,10 +299,6 @@ def frames_of(message: Batch, buffers: Sequence[bytes]) -> list[tuple[int, tuple
         )
     if "frames" in columns:
         lists = columns["frames"].to_pylist()
-        frames = [tuple(one) if len(one) > 1 else (b"", *one) for one in lists]
-    else:
-        topics = columns["topic"].to_pylist() if "topic" in columns else [None] * message.rows
-        frames = [
-            (topic or b"", value) for topic, value in zip(topics, columns["value"].to_pylist(), strict=True)
-        ]
-    return list(zip(numbers, frames, strict=True))
+        return zip(numbers, (tuple(one) if len(one) > 1 else (b"", *one) for one in lists), strict=True)
+    topics = columns["topic"].fill_null(b"").to_pylist() if "topic" in columns else repeat(b"", message.rows)
+    return zip(numbers, zip(topics, columns["value"].to_pylist(), strict=True), strict=True)

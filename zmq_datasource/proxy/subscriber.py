@@ -264,8 +264,9 @@ class DurableSubscriber:
 
     def _acknowledge_given(self) -> None:
         if self._given is not None:
-            given, self._given = self._given, None
-            self.ack(given)
+            failpoints.reach("proxy.ack.before_send")
+            self._session.inbox.ack(self._given)
+            self._given = None
 
     def seek(self, to: str | int | datetime) -> None:
         """Continue at another place; return when the new position is on the proxy's disk.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
@@ -106,25 +106,26 @@ class Inbox:
 
     Attributes:
         next: The first id that has not come.
-        answers: How many answers are here that the caller has not taken to their end.
         handed: The id of the last message that the caller has taken; None if there is none.
         done: The caller has processed all messages below this id.
     """
 
     def __init__(self, position: int = 0) -> None:
         self.next = self.done = position
-        self.answers = 0
         self.handed: int | None = None
-        # Behind the messages of an answer stands the id below which it has no more messages.
-        self._messages: deque[Received | int] = deque()
+        # The rest of each answer, and the id before which it ends.
+        self._answers: deque[tuple[Iterator[Received], int]] = deque()
         self._passed: int | None = None  # becomes ``done`` when all messages before it are acknowledged
 
-    def add(self, messages: list[Received], next_id: int) -> None:
+    @property
+    def answers(self) -> int:
+        """The number of answers that the caller has not taken to their end."""
+        return len(self._answers)
+
+    def add(self, messages: Iterator[Received], next_id: int) -> None:
         """Add the messages of an answer that ends before ``next_id``."""
-        self._messages += messages
         if next_id > self.next:
-            self._messages.append(next_id)
-            self.answers += 1
+            self._answers.append((messages, next_id))
             self.next = next_id
 
     def take(self) -> Received | None:
@@ -132,13 +133,14 @@ class Inbox:
         if self._passed is not None and (self.handed is None or self.done > self.handed):
             self.done = max(self.done, self._passed)
             self._passed = None
-        while self._messages:
-            message = self._messages.popleft()
-            if not isinstance(message, int):
+        while self._answers:
+            messages, next_id = self._answers[0]
+            message = next(messages, None)
+            if message is not None:
                 self.handed = message[0]
                 return message
-            self.answers -= 1
-            self._passed = message
+            self._answers.popleft()
+            self._passed = next_id
         return None
 
     def ack(self, last: int) -> None:
@@ -332,7 +334,7 @@ class SubscriberSession(RequestSession):
         if message.first != self.inbox.next:
             return  # a second answer, to a request that was repeated
         self._mark_answered()
-        messages: list[Received] = []
+        messages: Iterator[Received] = iter(())
         if isinstance(message, Lost):
             self.lost += message.next - message.first
             self._losses.warn(
