@@ -7,8 +7,8 @@ import pytest
 from tests.weather.__main__ import ALL, run
 from tests.weather.machine import draw
 
-# One of the source, one of the sink with transactions, one of the proxy.
-_QUICK = {"push-pull", "dealer-router", "proxy-durable"}
+# One of a sink, a source and their transactions, one of the proxy.
+_QUICK = {"dealer-router", "proxy-durable"}
 _TOPOLOGIES = [pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.slow]) for name in sorted(ALL)]
 
 

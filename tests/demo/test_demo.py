@@ -76,6 +76,7 @@ def _table(output: str) -> dict[str, list[int | None]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_demo_accounts_for_every_message(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def test_a_disk_that_stalls_ends_no_durable_subscriber(
     assert list(got.values()) == [[b"%d" % i for i in range(20)]] * 12
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_stalled_receiver_reuses_no_id_in_a_bucket(
         stalled(feed, point, deleted, lambda: None)
 
 
+@pytest.mark.slow
 def test_receivers_that_stall_one_after_another_use_each_id_once(
     context: Context, tmp_path: Path, directory: str
 ) -> None:

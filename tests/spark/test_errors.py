@@ -110,6 +110,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_spark_does_not_warn_that_the_source_replaces_itself(tmp_path: Path) -> None:
     program = subprocess.run(
         [sys.executable, "-c", _PROGRAM, free_endpoint(), str(tmp_path)],

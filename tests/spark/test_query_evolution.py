@@ -96,6 +96,7 @@ class Feeds:
         return self._directory / f"wal-{name}"
 
 
+@pytest.mark.slow
 def test_named_feeds_are_swapped_added_and_removed_on_one_checkpoint(
     evolving: SparkSession, context: Context, tmp_path: Path
 ) -> None:

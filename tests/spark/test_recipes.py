@@ -185,6 +185,7 @@ print(json.dumps([[row.schema, row.reading is not None, row.city, row.celsius] f
 """
 
 
+@pytest.mark.slow
 def test_avro_with_a_schema_registry() -> None:
     """In a process of its own, because Spark needs the jar when it starts."""
 

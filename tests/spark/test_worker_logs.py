@@ -59,6 +59,7 @@ def test_tasks_and_commits_of_batches_are_in_the_worker_logs(logged: SparkSessio
     wait_for_warning(logged, "zmq_datasource.spark.write_commit: sink aborted")
 
 
+@pytest.mark.slow
 def test_tasks_of_a_stream_are_in_the_worker_logs_of_its_own_session_only(
     logged: SparkSession, context: Context, tmp_path: Path, package_log: Callable[[], str]
 ) -> None:
