@@ -163,6 +163,8 @@ class Tree:
     def _environment(self) -> dict[str, str]:
         # An editable install puts the original tree at the end of the path; this is before it, in children too.
         ours = {"PYTHONPATH": str(self.root), "PYSPARK_PYTHON": sys.executable}
+        # Bytecode that a run writes is valid by second and size, which a patch of one digit may leave as they are.
+        ours["PYTHONDONTWRITEBYTECODE"] = "1"
         return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | ours
 
 
