@@ -252,9 +252,8 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
         encoded = b"".join(memory.take())
         end = {CHECKSUM: fingerprint(NO_ROWS, facts.end - first), **facts.to_metadata(), **state}
         writer.write_batch(NO_ROWS, custom_metadata=end)
-    if (
-        content.slice(0, len(encoded)).to_pybytes() != encoded
-    ):  # another release of Arrow has written the file
+    if content.slice(0, len(encoded)).to_pybytes() != encoded:
+        # Another release of Arrow has written the file.
         return _write_compact(storage, groups.batches, facts, state)
     files = storage.open_chunk_files()
     rest = memory.take()

@@ -47,9 +47,9 @@ _REQUEST_HWM = 32
 _CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
 _PENDING_CHECK_SECONDS = 0.001
-# Before it drops messages, publishing waits this long for room, once for each ``sndhwm`` messages. libzmq's own thread
-# needs less to empty the queue of a subscriber that reads. After a wait in vain, publishing drops for the second time
-# without waiting, so a subscriber that does not read delays the others by 5 %.
+# Before it drops messages, publishing waits ``_ROOM_SECONDS`` for room, once for each ``sndhwm`` messages. libzmq's own
+# thread needs less to empty the queue of a subscriber that reads. After a wait in vain, publishing drops messages for
+# ``_DROPPING_SECONDS`` without waiting, so a subscriber that does not read delays the others by 5 %.
 _ROOM_SECONDS, _DROPPING_SECONDS = 0.005, 0.1
 
 
