@@ -61,7 +61,7 @@ def run(page: Iterator[Snippet], stack: ExitStack, directory: Path, *read_next: 
 
     Args:
         directory: For what the programs print.
-        read_next: Names of queries whose rows the next snippet reads from their log.
+        read_next: Names of queries whose rows the next snippet shows.
 
     Returns:
         The namespace of the page's Python.
