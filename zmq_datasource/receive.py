@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from zmq_datasource.errors import DiskFaultError, LogError, OptionError
-from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import check_location
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown

@@ -32,7 +32,7 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SenderBounds
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import DiskFaultError, NoPeerError, RowError, SendTimeoutError, TransactionError
-from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source import ingest as ingest_module
 from zmq_datasource.source.ingest import Ingest

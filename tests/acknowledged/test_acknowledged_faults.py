@@ -29,7 +29,7 @@ from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Se
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogWriteError, ZmqDataSourceError
-from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.job import Job

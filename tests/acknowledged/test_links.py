@@ -36,7 +36,7 @@ from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, LogLockedError, LogWriteError
-from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.writer import LogWriter

@@ -26,8 +26,8 @@ from zmq_datasource.acknowledged.protocol import (
     split_batch,
 )
 from zmq_datasource.errors import ProtocolError
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.messages.packed import pack_columns, unpack_columns
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 GOLDEN = json.loads((DATA / "protocol-2.json").read_text(encoding="utf-8"))
 ATTEMPT = "0123456789abcdef0123456789abcdef"

@@ -34,7 +34,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.staging import StagedFile, TransactionPart
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.packed import pack_columns

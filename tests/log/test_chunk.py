@@ -39,9 +39,9 @@ from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.open_chunk import OpenChunk
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.columns import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA
 
 GOLDEN = DATA / "log-format-2"
 

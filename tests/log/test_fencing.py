@@ -16,9 +16,9 @@ from tests.log.orders import Check, Note, Now, Process, Request, Steps, World, e
 from tests.support import batch_of
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError, LogLockedError
 from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_partition

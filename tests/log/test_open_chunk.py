@@ -14,10 +14,10 @@ import pytest
 
 from tests.support import at_failpoints, batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log import directory_store, open_chunk_files
+from zmq_datasource.log import directory_store, local_files
 from zmq_datasource.log.layout import chunk_name, compact_name, open_chunk_name
+from zmq_datasource.log.local_files import OpenChunkFiles
 from zmq_datasource.log.open_chunk import OpenChunkTail, read_groups
-from zmq_datasource.log.open_chunk_files import OpenChunkFiles
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage, OvertakenError
@@ -246,7 +246,7 @@ def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
     forgets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failed fsync the system may have thrown away what it was to write."""
-    sync = open_chunk_files.sync_file
+    sync = local_files.sync_file
     refusals = iter([errno.ENOSPC, errno.EIO, errno.EIO, None, errno.EMFILE])
 
     def refuse(path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
 
     log = writer(tmp_path / "log", retry_timeout=30.0)
     append(log, b"a")
-    monkeypatch.setattr(open_chunk_files, "sync_file", refuse)
+    monkeypatch.setattr(local_files, "sync_file", refuse)
     assert append(log, b"b", b"c") == 3
     assert log.fault is None
     left = crash(tmp_path / "log", tmp_path / "left")

@@ -9,8 +9,7 @@ import pytest
 
 from tests.log.files_in_memory import FilesInMemory, RecordsInMemory, deletions
 from zmq_datasource.errors import LogFormatError, LogWriteError
-from zmq_datasource.log.contents import Contents
-from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.index import ChunkIndex, Contents
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.open_chunk import Grown
 from zmq_datasource.log.retention import Retention

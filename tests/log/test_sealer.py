@@ -11,8 +11,8 @@ import pytest
 from tests.log.files_in_memory import FilesInMemory
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
-from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations, PastTimes
+from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmq_datasource.messages.arrow_values import ArrowValues, values_of
-from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.messages.columns import LOG_SCHEMA
 
 MICROSECONDS = pa.timestamp("us", tz="UTC")
 

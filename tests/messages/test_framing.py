@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA, row_schema
 from zmq_datasource.messages.framing import decode_plain, to_rows
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA, row_schema
 
 
 def rows(messages: list[RawMessage], include_frames: bool = True) -> list[dict[str, object]]:

@@ -17,8 +17,7 @@ from tests.support import DATA, stream_options
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import Announced, Malformed, UnfitError
-from zmq_datasource.messages.framing.formats import DafkaFraming
-from zmq_datasource.messages.framing.presets import make_framing, subscriptions
+from zmq_datasource.messages.framing.presets import DafkaFraming, make_framing, subscriptions
 from zmq_datasource.messages.framing.replay import (
     Reply,
     end_of_replay,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.messages.raw import RawMessages, raw_of
-from zmq_datasource.messages.schemas import FRAMES
 
 frames = st.binary(max_size=3)
 

@@ -6,11 +6,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.messages.columns import only_rows
+from zmq_datasource.messages.columns import FRAMES, MESSAGE_SCHEMA, only_rows
 from zmq_datasource.messages.framing.presets import whole_layout
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
-from zmq_datasource.messages.schemas import FRAMES, MESSAGE_SCHEMA
 from zmq_datasource.options.framing import Framing
 
 TIMES = times_of([(7, 1), (8, 1)])

@@ -16,7 +16,7 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
-from zmq_datasource.log import ReaderRecord, ReaderRecords, open_chunk_files
+from zmq_datasource.log import ReaderRecord, ReaderRecords, local_files
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import ProxyOptions
@@ -117,7 +117,7 @@ def test_nothing_is_published_before_it_is_on_disk(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go, reached = threading.Event(), threading.Event()
-    sync = open_chunk_files.sync_file
+    sync = local_files.sync_file
 
     def stuck(path: Path) -> None:
         if path.name.startswith(".open"):
@@ -130,7 +130,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
         push.connect(sides["pull"])
-        monkeypatch.setattr(open_chunk_files, "sync_file", stuck)
+        monkeypatch.setattr(local_files, "sync_file", stuck)
         push.send(b"1")
         assert reached.wait(30)
         # Messages that come meanwhile gather, and are not published either.
@@ -145,7 +145,7 @@ def test_a_slow_disk_delays_no_publisher(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    sync = open_chunk_files.sync_file
+    sync = local_files.sync_file
 
     def stuck(path: Path) -> None:
         assert let_go.wait(60)
@@ -157,7 +157,7 @@ def test_a_slow_disk_delays_no_publisher(
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 1)
         push.connect(sides["pull"])
-        monkeypatch.setattr(open_chunk_files, "sync_file", stuck)
+        monkeypatch.setattr(local_files, "sync_file", stuck)
         flow, sent = proxy.flow, 0
         try:
             for _ in range(50):

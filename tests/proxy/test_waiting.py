@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.proxy import waiting
 from zmq_datasource.proxy.fetch_protocol import MOST_WAIT_MS, Fetch
 from zmq_datasource.proxy.waiting import Waiting

@@ -11,7 +11,7 @@ import zmq
 
 from tests.support import Socket, binary, bound, take, write_options
 from tests.transport.cores import use
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]

@@ -15,7 +15,7 @@ import zmq
 
 from tests.support import Socket, binary, bound, free_endpoint, take, write_options
 from zmq_datasource.errors import DeadLetterError, SendTimeoutError
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.unsent import Row, StagedDeadLetters, abort_dead_letters, commit_dead_letters

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import binary, free_endpoint, write_options
 from tests.support.foreign import java_program
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.sink.sender import Sender
 
 VALUES = [bytes(range(i)) for i in range(100)]

@@ -13,7 +13,7 @@ import zmq
 
 from tests.support import Consuming, Socket, binary, bound, free_endpoint, take, wait_for, write_options
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]

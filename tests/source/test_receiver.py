@@ -116,7 +116,7 @@ def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
 def test_a_frame_over_the_limit_ends_only_its_connection(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.redial.Redialer.lost_seconds", 0.2)
+    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.lost_seconds", 0.2)
     publisher, endpoint = bound(context, zmq.XPUB)
     options = stream_options(connect=endpoint, zmq_maxmsgsize=100)
     with Receiver(options, SourceCounters()) as receiver:

@@ -24,9 +24,9 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.columns import LOG_SCHEMA
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.messages.schemas import LOG_SCHEMA
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Location

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tests.support import Socket
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.transport import core, python_core
 
 Context = zmq.Context[Socket]

@@ -24,8 +24,8 @@ from tests.transport.cores import (
     raw_lists,
     read_all,
 )
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.messages.schemas import FRAMES
 from zmq_datasource.transport import core
 from zmq_datasource.transport.core import (
     FrameColumn,

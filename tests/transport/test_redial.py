@@ -27,7 +27,7 @@ REDIAL_SECONDS = 0.1
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.redial.Redialer.lost_seconds", REDIAL_SECONDS)
+    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.lost_seconds", REDIAL_SECONDS)
 
 
 class Reading(NamedTuple):

@@ -27,7 +27,7 @@ from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FillerFacts, StagedFiles
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket

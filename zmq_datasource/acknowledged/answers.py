@@ -11,7 +11,7 @@ from zmq_datasource.acknowledged.protocol import CONFLICT, INTERNAL, UNKNOWN, Me
 from zmq_datasource.acknowledged.transactions import ConflictError
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, ProtocolError, SocketError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 
 __all__ = ["Answers", "RefusedError"]
 

@@ -246,7 +246,7 @@ def split_batch(batch: pa.RecordBatch, size: int = DATA_BYTES) -> Iterator[pa.Re
 
 
 def rows_of(message: Data, buffers: Sequence[bytes], timestamp: int) -> pa.RecordBatch:
-    """The rows of a data message, as ``messages.schemas.MESSAGE_SCHEMA``.
+    """The rows of a data message, as ``messages.columns.MESSAGE_SCHEMA``.
 
     Args:
         timestamp: When they were received, in microseconds since the epoch.
@@ -294,7 +294,7 @@ def digest_of(batch: pa.RecordBatch) -> int:
 
 
 def digest_of_rows(batch: pa.RecordBatch) -> int:
-    """The digest of rows as the receiver stages them (``messages.schemas.MESSAGE_SCHEMA``)."""
+    """The digest of rows as the receiver stages them (``messages.columns.MESSAGE_SCHEMA``)."""
     frames = batch.column("frames")
     if frames.null_count == len(frames):
         return digest_of(batch.select(["topic", "value"]))

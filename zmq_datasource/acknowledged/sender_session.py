@@ -44,7 +44,7 @@ from zmq_datasource.acknowledged.protocol import (
     encode,
 )
 from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.transport.session import RequestSession
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.options.offsets import Place
 from zmq_datasource.options.types import Timestamp
 

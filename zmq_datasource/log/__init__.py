@@ -33,7 +33,7 @@ Layers, from below:
 
 * ``store`` is the contract, ``directory_store`` and ``bucket_store`` (with ``buckets``) are the two stores.
 * ``storage`` is one partition in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
-  in order, ``contents`` is a partition that several threads use while it changes.
+  in order, also while several threads use and change them. ``local_files`` are the files that grow in place.
 * The writer: ``recovery`` takes a partition over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
   a thread of its own, ``retention`` deletes. ``filler`` is the interface of the code that fills a log, ``state`` is
   its state in each chunk.
@@ -63,6 +63,7 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.open_chunk import Grown, OpenChunkTail
 from zmq_datasource.log.reader import (
     Deletions,
@@ -84,7 +85,6 @@ from zmq_datasource.log.reader_records import (
 )
 from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retrier import Retrier, retry_reading
-from zmq_datasource.log.staged_files import StagedFiles
 from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage

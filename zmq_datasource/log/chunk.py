@@ -24,8 +24,8 @@ from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
+from zmq_datasource.messages.columns import FRAMING, MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
-from zmq_datasource.messages.schemas import FRAMING, MESSAGE_SCHEMA
 
 __all__ = [
     "CHECKSUM",
@@ -96,7 +96,7 @@ class Memory:
 
 
 def encode_chunk(batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> list[Part]:
-    """Encode messages (``messages.schemas.MESSAGE_SCHEMA``) as the content of a chunk, an Arrow IPC file.
+    """Encode messages (``messages.columns.MESSAGE_SCHEMA``) as the content of a chunk, an Arrow IPC file.
 
     Args:
         metadata: The metadata of the last batch.
@@ -181,7 +181,7 @@ def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) 
 def read_chunk(
     storage: OpensChunks, name: str, start: int, end: int, *, writer: str | None = None, whole: bool = True
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows (``messages.schemas.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
+    """Yield the rows (``messages.columns.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
 
     Args:
         writer: The incarnation that has written these ids; a chunk of another one counts as gone. None accepts any.

@@ -17,10 +17,10 @@ from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
 from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.layout import Chunk, compact_name
-from zmq_datasource.log.open_chunk_files import OpenChunkFiles
+from zmq_datasource.log.local_files import OpenChunkFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 
 __all__ = ["ChunkFile", "CompactFile", "Encoder", "FilledFile", "is_small"]
 

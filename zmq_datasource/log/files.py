@@ -23,7 +23,7 @@ from zmq_datasource.errors import (
     LogFormatError,
     LogWriteError,
 )
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 
 __all__ = [
     "LENGTHS_ONLY",

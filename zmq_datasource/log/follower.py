@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
-from zmq_datasource.log.index import chunks_of, read_index
+from zmq_datasource.log.index import Contents, chunks_of, read_index
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage

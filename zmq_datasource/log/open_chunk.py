@@ -43,8 +43,8 @@ from zmq_datasource.log.files import reading
 from zmq_datasource.log.layout import Chunk, open_chunk_name
 from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
 
 __all__ = ["Groups", "Grown", "OpenChunk", "OpenChunkTail", "read_groups", "seal_groups"]
 

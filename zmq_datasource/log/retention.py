@@ -14,9 +14,8 @@ from functools import partial
 from typing import Literal
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
-from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.log.contents import Contents
-from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.log.index import ChunkIndex, Contents
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Readers

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zmq_datasource.errors import DiskFaultError, LogWriteError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import is_transient
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.contents import Contents
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
+from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.open_chunk import OpenChunk
 from zmq_datasource.log.retention import Retention

@@ -1,6 +1,6 @@
 """Staged attempts: the messages of transactions that are not committed, in one file each beside the log's chunks.
 
-``0/staging/<attempt>.arrow`` has the rows (``messages.schemas.MESSAGE_SCHEMA``) of one attempt at one part of a
+``0/staging/<attempt>.arrow`` has the rows (``messages.columns.MESSAGE_SCHEMA``) of one attempt at one part of a
 transaction; the metadata of its schema names the part. A file that is being written is hidden. If the next writer finds
 a hidden file, its writer has crashed.
 
@@ -26,10 +26,9 @@ from zmq_datasource.log.chunk import MAGIC_BYTES, NO_ROWS, is_intact, times_of
 from zmq_datasource.log.chunk_file import ChunkFile, Encoder, FilledFile
 from zmq_datasource.log.facts import Times
 from zmq_datasource.log.files import is_transient
-from zmq_datasource.log.staged_files import StagedFiles, bytes_on_disk
+from zmq_datasource.log.local_files import StagedFiles, bytes_on_disk
 from zmq_datasource.log.store import Part
-from zmq_datasource.messages.columns import data_bytes
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA, data_bytes
 
 __all__ = ["StagedFile", "Staging", "TransactionPart"]
 

@@ -34,8 +34,7 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
-from zmq_datasource.log.open_chunk_files import OpenChunkFiles
-from zmq_datasource.log.staged_files import StagedFiles
+from zmq_datasource.log.local_files import OpenChunkFiles, StagedFiles
 from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
 
 __all__ = ["MOST_LISTINGS", "ChunkEntry", "LogStorage", "NoLogError", "OvertakenError"]

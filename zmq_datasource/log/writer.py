@@ -2,7 +2,7 @@
 
 Two threads use it. The *receiving* thread appends batches and cuts chunks (this module); it never waits for the disk.
 The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes old ones
-(``retention``). The state that both share, and any thread may read, is in ``contents``.
+(``retention``). The state that both share, and any thread may read, is in ``index.Contents``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.contents import Contents
+from zmq_datasource.log.index import Contents
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.recovery import Opened, open_partition
 from zmq_datasource.log.retention import MakeRoom, Retention
@@ -167,7 +167,7 @@ class LogWriter(Contents):
     # The receiving thread's side.
 
     def append(self, messages: pa.RecordBatch) -> None:
-        """Append messages (``messages.schemas.MESSAGE_SCHEMA``), and cut the chunk if it is large enough.
+        """Append messages (``messages.columns.MESSAGE_SCHEMA``), and cut the chunk if it is large enough.
 
         Raises:
             LogWriteError: An earlier chunk could not be sealed, so no later one can.

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from zmq_datasource.messages.arrow_types import MemoryBudget, UnfitValueError, column_as, short, width_of
-from zmq_datasource.messages.columns import integers_of
-from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.messages.columns import LOG_SCHEMA, integers_of
 
 __all__ = ["CORRUPT_RECORD", "MESSAGE_COLUMNS", "ArrowValues", "values_of"]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES
 
 __all__ = ["MOST_BUFFERS", "MOST_ROWS", "pack_columns", "unpack_columns"]
 

@@ -13,8 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.messages.columns import binary_of, integers_of, number, only_rows
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.messages.columns import FRAMES, binary_of, integers_of, number, only_rows
 
 __all__ = ["RawMessage", "RawMessages", "raw_of"]
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from zmq_datasource.messages.columns import binary_of, number
-from zmq_datasource.messages.schemas import LOG_SCHEMA, MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import LOG_SCHEMA, MESSAGE_SCHEMA, binary_of, number
 
 __all__ = ["message_rows", "name_of", "number_rows", "text_of", "times_of"]
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import OptionError
-from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import without_secrets
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.options.types import Location
 from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.counters import SourceCounters, added, counted, declared, figures, state
 from zmq_datasource.errors import DataLossError, LogError, MetricsError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import read_slices, slices
 from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import StreamReadOptions

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 
 __all__ = [
     "Cell",

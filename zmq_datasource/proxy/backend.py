@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from zmq_datasource.counters import figures
-from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import LimitedLog, printable
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.figures import PublishedFigures

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.packed import MOST_ROWS, pack_columns, unpack_columns
 from zmq_datasource.transport.session import Envelope, Header

@@ -22,7 +22,7 @@ import zmq
 
 from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, ProtocolError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, Forget, FromProxy, Lost, Open, Refused
 from zmq_datasource.proxy.fetch_wire import FetchWire, ReplayWire, Request
 from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds, Names

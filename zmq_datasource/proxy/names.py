@@ -13,8 +13,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from zmq_datasource.counters import figures
-from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import LimitedLog, printable
 from zmq_datasource.proxy.fetch_protocol import (
     Fetch,
     Forget,

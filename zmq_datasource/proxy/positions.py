@@ -30,7 +30,7 @@ from typing import Any, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
     PARTITION,
     Hold,

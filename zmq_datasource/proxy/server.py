@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from zmq_datasource.errors import DiskFaultError, EndpointError, ZmqDataSourceError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import LogStorage, Retrier

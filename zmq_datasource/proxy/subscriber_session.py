@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.proxy.fetch_protocol import (
     MOST_WAIT_MS,
     SILENCE_SECONDS,

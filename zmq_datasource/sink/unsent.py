@@ -21,9 +21,9 @@ import pyarrow as pa
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import DeadLetterError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import directory_of, make_directory, without_secrets, write_parquet
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.in_flight import RowBatch

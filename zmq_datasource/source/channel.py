@@ -15,9 +15,9 @@ import msgspec
 import zmq
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
 from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.sequences import Gap, SequenceTracker

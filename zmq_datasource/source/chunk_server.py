@@ -29,7 +29,7 @@ import zmq
 
 from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import own_addresses
 from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import LogStorage, ReaderRecords, begin_of, open_file, parse_chunk_name

@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.limited_logging import LimitedLog
 from zmq_datasource.host.locations import directory_of, make_directory, without_secrets, write_parquet
-from zmq_datasource.messages.schemas import FRAMES
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.intake import MalformedMessage
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.log import LogStorage, read_saved_state, sections_of
 from zmq_datasource.messages.rows import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state

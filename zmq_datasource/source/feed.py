@@ -19,7 +19,7 @@ from contextlib import suppress
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts

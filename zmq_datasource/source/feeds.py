@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from zmq_datasource.errors import DiskFaultError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log import PARTITION, Reader
 from zmq_datasource.options import StreamReadOptions

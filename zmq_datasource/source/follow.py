@@ -6,7 +6,7 @@ import time
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogLockedError, SocketError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
     REFRESH_SECONDS,
     LogFollower,

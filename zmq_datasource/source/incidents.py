@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from zmq_datasource.errors import MalformedMessageError, MessageLossError, SocketError
-from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import LimitedLog, printable
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import Gap, Key, SequenceTracker
 from zmq_datasource.source.dead_letters import DeadLetters

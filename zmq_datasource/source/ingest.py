@@ -10,7 +10,7 @@ from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
 from zmq_datasource.log import (

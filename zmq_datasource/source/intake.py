@@ -111,7 +111,7 @@ class Intake(CarriedState):
             arrivals: When and where the messages were received, in their order.
 
         Returns:
-            A batch with ``messages.schemas.MESSAGE_SCHEMA``, and the findings.
+            A batch with ``messages.columns.MESSAGE_SCHEMA``, and the findings.
         """
         findings = Findings()
         if self._options.topic_delimiter is not None:

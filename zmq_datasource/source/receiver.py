@@ -20,7 +20,7 @@ import zmq
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import NoPeerError, SocketError
 from zmq_datasource.log import FillerFacts, LogWriter
-from zmq_datasource.messages.schemas import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
@@ -193,7 +193,7 @@ class Receiver:
         return Arrival(int(self._clock() * 1_000_000), messages, channel.name, channel.connection())
 
     def take(self) -> pa.RecordBatch:
-        """Take the pending messages, as a batch with ``messages.schemas.MESSAGE_SCHEMA``."""
+        """Take the pending messages, as a batch with ``messages.columns.MESSAGE_SCHEMA``."""
         batches = []
         if self._inbox.messages:
             arrivals, self._arrivals = self._arrivals, []

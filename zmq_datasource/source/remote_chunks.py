@@ -26,7 +26,7 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.errors import LogError, LogFetchError
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.log import Deletions, LogStorage, OpensChunks, retry_reading
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply
 from zmq_datasource.messages.framing.replay import request as encode
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
 from zmq_datasource.sequences import Gap, Sample, SequenceTracker
 from zmq_datasource.transport.session import Session
 

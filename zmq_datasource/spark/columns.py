@@ -10,8 +10,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from zmq_datasource.errors import OptionError, RowError
 from zmq_datasource.messages.arrow_values import values_of
-from zmq_datasource.messages.columns import as_binary
-from zmq_datasource.messages.schemas import LOG_SCHEMA
+from zmq_datasource.messages.columns import LOG_SCHEMA, as_binary
 from zmq_datasource.options import WriteOptions
 
 __all__ = ["SinkColumns"]

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.locations import check_location
-from zmq_datasource.messages.schemas import spark_ddl
+from zmq_datasource.messages.columns import spark_ddl
 from zmq_datasource.options import BatchReadOptions, ReadOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.listener import (
 
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import MetricsError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown

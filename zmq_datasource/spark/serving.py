@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import EndpointError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log import LOCK_WAIT_SECONDS, LogStorage
 from zmq_datasource.options.read import LogServing

@@ -19,7 +19,7 @@ import zmq
 import zmq.auth
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.options.socket import is_on
 from zmq_datasource.transport.spec import SocketSpec, options_of, warn_of_readers
 

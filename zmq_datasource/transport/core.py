@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import zmq
 
+from zmq_datasource.messages.columns import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.messages.schemas import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.transport import python_core
 from zmq_datasource.transport.columns import (
     Column,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.host.limited_logging import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.session import Session

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 
 __all__ = ["Envelope", "Header", "RequestSession", "Session"]
 

@@ -17,7 +17,7 @@ import zmq
 import zmq.auth
 
 from zmq_datasource.errors import OptionError
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
 from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import (

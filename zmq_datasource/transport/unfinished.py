@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import zmq
 
-from zmq_datasource.host.limited_logging import LimitedLog
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
 from zmq_datasource.transport.connections import Connection, Connections, origin_of
 from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.opened import OpenSocket

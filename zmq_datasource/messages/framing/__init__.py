@@ -7,9 +7,9 @@
 * No Python code runs for a single message that fits. Messages that do not fit are looked at one by one.
 * A framing knows where fields are. What the numbers mean is known in ``sequences``.
 
-Modules: ``fields`` is the result of decoding; ``layout`` decodes messages whose fields are at fixed places, and
-``formats`` decodes those of Dafka and Jupyter; ``presets`` makes the framing that the options name; ``batches`` makes
-record batches of fields, and restores frames; ``replay`` has the wire format of vLLM's replay protocol.
+Modules: ``fields`` is the result of decoding; ``layout`` decodes messages whose fields are at fixed places;
+``presets`` makes the framing that the options name, and decodes messages of Dafka and Jupyter; ``batches`` makes record
+batches of fields, and restores frames; ``replay`` has the wire format of vLLM's replay protocol.
 """
 
 from __future__ import annotations

@@ -14,17 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.messages.columns import (
+    FRAMING,
+    LOG_SCHEMA,
     all_true,
     integers_of,
     number,
     only_rows,
+    row_schema,
     text,
 )
 from zmq_datasource.messages.framing.fields import Fields
 from zmq_datasource.messages.framing.presets import whole_layout
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
-from zmq_datasource.messages.schemas import FRAMING, LOG_SCHEMA, row_schema
 
 __all__ = ["decode_plain", "make_batch", "raw_messages", "to_rows"]
 

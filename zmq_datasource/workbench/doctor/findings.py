@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from zmq_datasource.messages.schemas import MAX_MESSAGE_BYTES
+from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
 from zmq_datasource.options.types import ByteSize
 from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.workbench.doctor.facts import Greeting
 

@@ -19,7 +19,7 @@ import zmq
 from msgspec.structs import replace
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.host.printable import printable
+from zmq_datasource.host.log_lines import printable
 from zmq_datasource.messages.columns import integers_of, number
 from zmq_datasource.messages.framing import raw_messages, subscriptions
 from zmq_datasource.messages.raw import RawMessages
