@@ -393,7 +393,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_logged(
 
 
 @pytest.mark.parametrize(
-    "where", ["acknowledged.committer.Staging.read", "log.writer.LogWriter.append_whole"]
+    "where", ["acknowledged.transactions.Staging.read", "log.writer.LogWriter.append_whole"]
 )
 def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
     where: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.protocol import (
     Abort,
     Commit,
@@ -29,7 +28,7 @@ from zmq_datasource.acknowledged.protocol import (
     encode,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Session, Sessions
+from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, RefusedError, SenderBounds, Session, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError

@@ -17,7 +17,7 @@ from tests.support import DATA
 from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.proxy import fetch_protocol as fetch
-from zmq_datasource.source.chunk_protocol import SECRET_BYTES, Request, pack_head
+from zmq_datasource.source.chunk_server import SECRET_BYTES, Request, pack_head
 
 CORPUS = Path(__file__).parent / "corpus"
 

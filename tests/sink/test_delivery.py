@@ -14,9 +14,8 @@ from tests.support import Socket, binary, bound, wait_for, write_options
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SendTimeoutError
 from zmq_datasource.options.types import Location
-from zmq_datasource.sink.delivery import Delivery
 from zmq_datasource.sink.in_flight import RowBatch
-from zmq_datasource.sink.sender import Sender
+from zmq_datasource.sink.sender import Delivery, Sender
 from zmq_datasource.sink.sending_socket import SHORT_WAIT, SendingSocket
 from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 from zmq_datasource.transport.core import Outbox

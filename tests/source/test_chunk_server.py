@@ -27,8 +27,15 @@ from zmq_datasource.log.chunk import read_chunk, times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.chunk_protocol import BEGIN, FRAME_BYTES, Access, Request, pack_head, unpack_head
-from zmq_datasource.source.chunk_server import ChunkServer
+from zmq_datasource.source.chunk_server import (
+    BEGIN,
+    FRAME_BYTES,
+    Access,
+    ChunkServer,
+    Request,
+    pack_head,
+    unpack_head,
+)
 from zmq_datasource.source.remote_chunks import RemoteChunks, chunks_for
 from zmq_datasource.transport import link
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-import zmq_datasource.source.dead_letters as dead_letters_module
+import zmq_datasource.source.incidents as dead_letters_module
 from tests.support import fill_disk, log_at, stream_options, tiny_disk, wait_for
 from tests.support.bucket_server import BucketServer
 from tests.support.publishers import Publisher
@@ -19,7 +19,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters, LetterLimits
+from zmq_datasource.source.incidents import DEAD_LETTER_SCHEMA, DeadLetters, LetterLimits
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.intake import MalformedMessage
 

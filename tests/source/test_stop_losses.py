@@ -23,8 +23,7 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import LogReceiver
-from zmq_datasource.source.receiving import ReceivingThread
-from zmq_datasource.source.stop_losses import StopRecord, read_record
+from zmq_datasource.source.receiving import ReceivingThread, StopRecord, read_record
 
 Context = zmq.Context[Socket]
 

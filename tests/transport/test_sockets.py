@@ -30,7 +30,7 @@ from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport import peers
-from zmq_datasource.transport.kernel import io_threads_sleep, threads
+from zmq_datasource.transport.connections import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket, attach
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of

@@ -2,7 +2,7 @@
 
 ``protocol`` has the messages. The sending side is ``sender_session``, a state machine, and ``uplink``, which carries it
 over a socket; ``producer`` is the client for programs without Spark. At the receiving side, ``acceptor`` is the socket
-and ``reception`` processes its messages: ``attempts`` receives rows and stages them (in ``sessions`` are the attempts
-that are being received), ``committer`` writes staged attempts into the log, and ``transactions`` has what is committed.
-``answers`` has the answers and refusals.
+and ``reception`` processes its messages: ``attempts`` receives rows and stages them, ``sessions`` has the attempts
+that are being received, and the answers; ``transactions`` has what is committed, and writes staged attempts into the
+log.
 """

@@ -22,10 +22,9 @@ from typing import Generic, Self, TypeVar
 
 import zmq
 
-from zmq_datasource.acknowledged.committer import TransactionLog
 from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.transactions import CommittedTransactions
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, TransactionLog
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FillerFacts, StagedFiles

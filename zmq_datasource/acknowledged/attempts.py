@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import suppress
 
-from zmq_datasource.acknowledged.answers import Answers, RefusedError
-from zmq_datasource.acknowledged.committer import Committer, UnknownAttemptError
 from zmq_datasource.acknowledged.protocol import (
     BUSY,
     Data,
@@ -29,8 +27,13 @@ from zmq_datasource.acknowledged.protocol import (
     digest_of_rows,
     rows_of,
 )
-from zmq_datasource.acknowledged.sessions import AcceptorTerms, Session, Sessions
-from zmq_datasource.acknowledged.transactions import CommittedTransactions, conflict_with_later
+from zmq_datasource.acknowledged.sessions import AcceptorTerms, Answers, RefusedError, Session, Sessions
+from zmq_datasource.acknowledged.transactions import (
+    CommittedTransactions,
+    Committer,
+    UnknownAttemptError,
+    conflict_with_later,
+)
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError, ProtocolError
 from zmq_datasource.host import failpoints

@@ -20,9 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from zmq_datasource.acknowledged.answers import RefusedError
 from zmq_datasource.acknowledged.attempts import Attempts
-from zmq_datasource.acknowledged.committer import Committer, Done, TransactionLog
 from zmq_datasource.acknowledged.protocol import (
     Abort,
     Aborted,
@@ -34,8 +32,8 @@ from zmq_datasource.acknowledged.protocol import (
     Message,
     decode,
 )
-from zmq_datasource.acknowledged.sessions import AcceptorTerms
-from zmq_datasource.acknowledged.transactions import CommittedTransactions
+from zmq_datasource.acknowledged.sessions import AcceptorTerms, RefusedError
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, Committer, Done, TransactionLog
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.host import failpoints

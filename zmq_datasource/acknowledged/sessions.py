@@ -1,26 +1,105 @@
-"""The attempts that are being received, and how many there may be. Pure; times are monotonic seconds.
+"""The attempts that are being received, and how many there may be; the answers and refusals that their senders get.
 
-The rules:
+Times are monotonic seconds. The rules:
 
 * A session begins with an attempt's first data. A sender that only asks has none.
 * A connection sends one attempt at a time: the first data of the next attempt ends a session that has sent no end.
 * There are ``SenderBounds.places`` sessions. When all places are taken, a session that was silent for long is ended to
-  make room. If there is none, the receiver is busy, and the sender asks again later.
-"""
+  make room. If there is none, the receiver is busy, and the sender asks again later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from zmq_datasource.acknowledged.answers import RefusedError
-from zmq_datasource.acknowledged.protocol import BUSY, Data
-from zmq_datasource.errors import ProtocolError
+from zmq_datasource.acknowledged.protocol import (
+    BUSY,
+    CONFLICT,
+    INTERNAL,
+    UNKNOWN,
+    Data,
+    Message,
+    Refusal,
+    encode,
+)
+from zmq_datasource.acknowledged.transactions import ConflictError, UnknownAttemptError
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogError, ProtocolError, SocketError
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
-__all__ = ["SENDER_BOUNDS", "AcceptorTerms", "SenderBounds", "Session", "Sessions"]
+__all__ = ["SENDER_BOUNDS", "AcceptorTerms", "Answers", "RefusedError", "SenderBounds", "Session", "Sessions"]
+
+
+class RefusedError(SocketError):
+    """A sender's message cannot be obeyed. ``code`` is for programs (docs/protocol.md)."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Answers:
+    """Answers to senders, collected until the socket sends them.
+
+    Args:
+        counters: Counts malformed messages and unexpected errors.
+        abandon: Called with the attempt of a message that has met an unexpected error, and may be half done.
+    """
+
+    def __init__(self, counters: SourceCounters, abandon: Callable[[str | None], None]) -> None:
+        self._counters = counters
+        self._abandon = abandon
+        self._answers: list[tuple[bytes, list[Any]]] = []
+        self._refusals = LimitedLog(__name__, "refusals")
+        self._faults = LimitedLog(__name__, "unexpected errors")
+
+    def add(self, peer: bytes, message: Message) -> None:
+        self._answers.append((peer, encode(message)))
+
+    def take(self) -> list[tuple[bytes, list[Any]]]:
+        """The answers since the last call: to which peer, and the frames."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    @contextmanager
+    def refusing(self, peer: bytes, attempt: str | None = None) -> Iterator[None]:
+        """Turn an error in this block into a refusal to the peer.
+
+        Raises:
+            LogError: The log has failed, which is not about one message.
+        """
+        try:
+            yield
+        except UnknownAttemptError as e:
+            self._refuse(peer, UNKNOWN, str(e), attempt)
+        except ConflictError as e:
+            self._refuse(peer, CONFLICT, str(e), attempt)
+        except RefusedError as e:
+            self._refuse(peer, e.code, str(e), attempt)
+        except ProtocolError as e:
+            self._counters.malformed += 1
+            self._refuse(peer, "protocol", str(e), attempt)
+        except LogError:
+            raise
+        except Exception as e:
+            self._counters.internal_errors += 1
+            self._faults.fault("an unexpected error at a message of the transaction protocol: %r", e, error=e)
+            self._abandon(attempt)
+            reason = f"an unexpected error of the receiver ({type(e).__name__}), which its log explains"
+            self._refuse(peer, INTERNAL, reason, attempt)
+
+    def _refuse(self, peer: bytes, code: str, reason: str, attempt: str | None) -> None:
+        self._refusals.warn("refused a message of the transaction protocol: %s", reason)
+        self.add(peer, Refusal(code=code, reason=reason, attempt=attempt))
+
+    def flush(self) -> None:
+        """Log how many lines were left out, if it is time. Call it often."""
+        self._refusals.flush()
+        self._faults.flush()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from zmq_datasource.options.parser import ZmqOptions, texts_of
 from zmq_datasource.options.socket import Access, Endpoints, SocketOptions, check_security
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
 from zmq_datasource.proxy.subscriber_session import Received, Start, SubscriberSession, Subscription
-from zmq_datasource.transport.kernel import find_dead_peers
+from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
 

@@ -31,14 +31,13 @@ partition has of the counter, and the other partitions drop it.
 Memory is bounded. Of too many counters, the tracker forgets the one that was silent for longest; of too many gaps, the
 oldest. The sums of lost messages keep what was forgotten.
 
-Modules: ``gaps`` has the table of gaps, ``runs`` finds where numbers go up by one, ``tracker`` has the rules,
-``records`` the data that it keeps and returns, and ``state`` saves and restores a tracker.
+Modules: ``runs`` finds where numbers go up by one, ``tracker`` has the rules, ``records`` the data that it keeps and
+returns, among them the table of gaps, and ``state`` saves and restores a tracker.
 """
 
 from __future__ import annotations
 
-from zmq_datasource.sequences.gaps import Gap, Key
-from zmq_datasource.sequences.records import Sample, SequenceFindings, Totals
+from zmq_datasource.sequences.records import Gap, Key, Sample, SequenceFindings, Totals
 from zmq_datasource.sequences.runs import Keys, Run, runs_of
 from zmq_datasource.sequences.tracker import SequenceTracker
 

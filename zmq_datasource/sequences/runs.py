@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.sequences.gaps import Key
+from zmq_datasource.sequences.records import Key
 
 __all__ = ["Keys", "Run", "runs_of"]
 

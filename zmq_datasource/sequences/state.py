@@ -11,8 +11,7 @@ from dataclasses import fields
 import msgspec
 
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences.gaps import Gap, Key
-from zmq_datasource.sequences.records import Counter, Totals
+from zmq_datasource.sequences.records import Counter, Gap, Key, Totals
 from zmq_datasource.sequences.tracker import SequenceTracker
 
 __all__ = ["SavedTracker", "restore", "restore_renamed", "save", "totals_of", "tracker_of"]

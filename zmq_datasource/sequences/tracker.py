@@ -11,8 +11,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences.gaps import Gap, GapTable, Key
-from zmq_datasource.sequences.records import Ahead, Counter, SequenceFindings, Totals
+from zmq_datasource.sequences.records import Ahead, Counter, Gap, GapTable, Key, SequenceFindings, Totals
 from zmq_datasource.sequences.runs import Run
 
 __all__ = ["SequenceTracker"]

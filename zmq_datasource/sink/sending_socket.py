@@ -14,9 +14,8 @@ import zmq
 
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.transport.connections import Handle
+from zmq_datasource.transport.connections import Handle, ended_in_order
 from zmq_datasource.transport.core import Outbox
-from zmq_datasource.transport.kernel import ended_in_order
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 

@@ -5,11 +5,10 @@ channels, and makes rows with its ``Intake``, which finds the fields of messages
 ``LogReceiver`` appends these rows to the log. A ``ReceivingThread`` runs it.
 
 Modules beside that way: a channel asks its publisher for missing messages by the rules in ``replay_session``.
-``incidents`` handles losses and messages that do not fit, which ``dead_letters`` keeps. ``facts`` has the figures of a
-receiver, and reads those that a log stores. ``location`` finds the log of a feed. ``stop_losses`` records what a stop
-has lost.
+``incidents`` handles losses and messages that do not fit. ``facts`` has the figures of a receiver, and reads those that
+a log stores. ``location`` finds the log of a feed. ``receiving`` has the thread, and records what a stop has lost.
 
 A query reads ``feeds``: a ``Feed`` for each log partition. This process fills the partition (``ingest``), or another
 one does, or none any more (``follow``). ``chunk_server`` sends chunks to executors that do not see the log's directory,
-and ``remote_chunks`` is their end of ``chunk_protocol``.
+and ``remote_chunks`` is their end of its protocol.
 """

@@ -21,7 +21,7 @@ from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracker
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.location import feed_of, is_replayed
-from zmq_datasource.source.stop_losses import StopRecord, read_record
+from zmq_datasource.source.receiving import StopRecord, read_record
 
 __all__ = ["FollowingSource", "IdlePartition"]
 

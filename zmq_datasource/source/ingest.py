@@ -36,8 +36,7 @@ from zmq_datasource.source.location import (
     refuse_other_division,
 )
 from zmq_datasource.source.receiver import LogReceiver, Receiver
-from zmq_datasource.source.receiving import ReceivingThread
-from zmq_datasource.source.stop_losses import StopLoss, StopLosses, loss_at_stop
+from zmq_datasource.source.receiving import ReceivingThread, StopLoss, StopLosses, loss_at_stop
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Ingest"]

@@ -25,8 +25,7 @@ from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
-from zmq_datasource.source.dead_letters import MAX_BESIDE_LOG_BYTES, DeadLetters
-from zmq_datasource.source.incidents import Incidents
+from zmq_datasource.source.incidents import MAX_BESIDE_LOG_BYTES, DeadLetters, Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections

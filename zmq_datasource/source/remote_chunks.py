@@ -30,7 +30,7 @@ from zmq_datasource.host.log_lines import printable
 from zmq_datasource.log import Deletions, LogStorage, OpensChunks, retry_reading
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
-from zmq_datasource.source.chunk_protocol import (
+from zmq_datasource.source.chunk_server import (
     BEGIN,
     FRAME_BYTES,
     Access,
@@ -38,7 +38,7 @@ from zmq_datasource.source.chunk_protocol import (
     skipped_name,
     unpack_head,
 )
-from zmq_datasource.transport.kernel import find_dead_peers
+from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.session import RequestSession
 from zmq_datasource.transport.spec import SocketSpec

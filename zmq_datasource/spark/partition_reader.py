@@ -28,7 +28,7 @@ from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
     from zmq_datasource.log import Store
-    from zmq_datasource.source.chunk_protocol import Access
+    from zmq_datasource.source.chunk_server import Access
 
 __all__ = [
     "RETRY_SECONDS",

@@ -16,8 +16,7 @@ from zmq_datasource.log import LOCK_WAIT_SECONDS, LogStorage
 from zmq_datasource.options.read import LogServing
 
 if TYPE_CHECKING:
-    from zmq_datasource.source.chunk_protocol import Access
-    from zmq_datasource.source.chunk_server import ChunkServer
+    from zmq_datasource.source.chunk_server import Access, ChunkServer
 
 __all__ = ["Serving", "in_local_mode"]
 

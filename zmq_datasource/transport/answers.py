@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.core import Outbox
-from zmq_datasource.transport.kernel import find_dead_peers
 from zmq_datasource.transport.spec import frame_limit
 
 __all__ = ["Answers", "set_router_options"]

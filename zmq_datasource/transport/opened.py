@@ -16,10 +16,10 @@ import zmq
 from zmq_datasource.errors import EndpointError
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.authentication import authenticate
-from zmq_datasource.transport.connections import Handle
-from zmq_datasource.transport.kernel import (
+from zmq_datasource.transport.connections import (
     CHECK_SECONDS,
     CHECKS,
+    Handle,
     bytes_passed,
     ended,
     ended_in_order,

@@ -6,7 +6,7 @@ The model:
   with each framing of the package and chooses the one that fits. From then on the source's intake reads and tracks all
   messages. So a gap, a duplicate or a restart is what it would be in a query.
 * ``examine`` makes the checks in this order: watch all endpoints, imitate a slow receiver, take nothing for a while
-  (``stall``), compare with a receiver's log (``durable``).
+  (``stall``), compare with a receiver's log.
 * ``facts`` are the figures of that. ``findings``, ``findings_numbers`` and ``findings_stall`` are pure functions of the
   figures, with one condition beside each sentence. ``report`` shows both.
 * ``greeting`` says which socket is at the other end, before any handshake. ``place`` tries a directory or a bucket.

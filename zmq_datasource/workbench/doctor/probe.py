@@ -28,7 +28,7 @@ from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.framing import Framing
 from zmq_datasource.options.types import Topics
 from zmq_datasource.source.receiver import ROUND_BYTES, ROUND_MESSAGES, Receiver
-from zmq_datasource.transport.kernel import unread, unsent_by_peer
+from zmq_datasource.transport.connections import unread, unsent_by_peer
 from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.workbench.doctor.facts import Buffers, Handshake, Traffic
 from zmq_datasource.workbench.doctor.framing import SAMPLE, Numbered, guess, options_of, per_topic
