@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 import psutil
+import pyarrow as pa
 import zmq
 
 from benchmarks.measure import (
@@ -34,6 +35,7 @@ _OURS = "proxy"
 _UNSYNCED = "proxy, walSync=false"
 _PLAIN = "proxy, walSync=false, plain"
 _CATCHING_UP = "durable subscriber"
+_IN_BATCHES = "durable subscriber, in batches"
 _LOOP = "Python loop over the log"
 _PACE = 1000
 
@@ -51,8 +53,15 @@ SECTION = Section(
     f"nothing. *{_UNSYNCED}*: ours, which writes each message to the system's cache before it publishes it with its "
     f"id. *{_OURS}*: forced to the disk before. *{_PLAIN}*: not forced, and the same frames go out, without ids. The "
     "log has 256 MiB. *Catching up*: how fast one loop in Python gets a backlog that a proxy has written. "
-    f"*{_CATCHING_UP}*: a `DurableSubscriber`. *{_LOOP}*: the same process reads the sealed chunks, without a proxy.",
-    ratios=((_UNSYNCED, _FORWARDING), (_OURS, _FORWARDING), (_PLAIN, _FORWARDING), (_CATCHING_UP, _LOOP)),
+    f"*{_CATCHING_UP}*: a `DurableSubscriber`, one message at a time. *{_IN_BATCHES}*: the same by `receive_batch`. "
+    f"*{_LOOP}*: the same process reads the sealed chunks, without a proxy.",
+    ratios=(
+        (_UNSYNCED, _FORWARDING),
+        (_OURS, _FORWARDING),
+        (_PLAIN, _FORWARDING),
+        (_CATCHING_UP, _LOOP),
+        (_IN_BATCHES, _LOOP),
+    ),
     targets=(
         share("100 B, messages/s", _UNSYNCED, 0.8, _FORWARDING),
         share("10 kB, messages/s", _UNSYNCED, 0.9, _FORWARDING),
@@ -62,7 +71,8 @@ SECTION = Section(
             for quantile, limit in (("p50", 500), ("p99", 3000))
         ),
         *(
-            share(f"{size_name(size)}, catching up, messages/s", _CATCHING_UP, 0.5, _LOOP)
+            share(f"{size_name(size)}, catching up, messages/s", method, 0.5, _LOOP)
+            for method in (_CATCHING_UP, _IN_BATCHES)
             for size in _BACKLOGS
         ),
     ),
@@ -115,6 +125,7 @@ def _catching_up(size: int, count: int, times: Times) -> Iterator[Measurement]:
         wait_for("a backlog", lambda: proxy.status()["nextId"] >= count, _MOST_SECONDS)
         rates = {
             _CATCHING_UP: lambda: _subscriber_rate(durable, count),
+            _IN_BATCHES: lambda: _batches_rate(durable, count),
             _LOOP: lambda: _loop_rate(LogStorage(str(scratch))),
         }
         yield from measured("proxy", f"{size_name(size)}, catching up, messages/s", "", rates, times)
@@ -133,15 +144,35 @@ def _subscriber_rate(endpoint: str, count: int) -> Sample:
     return Sample((count - 1) / took)
 
 
+def _batches_rate(endpoint: str, count: int) -> Sample:
+    """As ``_subscriber_rate``, by ``receive_batch``, in the same loop as ``_loop_rate``."""
+    with DurableSubscriber(endpoint, f"bench-{time.monotonic_ns()}", auto_ack=False) as subscriber:
+        first = subscriber.receive_batch()
+        assert first is not None
+        began, rows, missing = time.perf_counter(), 0, count - first.num_rows
+        while rows < missing:
+            batch = subscriber.receive_batch()
+            assert batch is not None
+            rows += _loop_over(batch)
+        took = time.perf_counter() - began
+        subscriber.forget()
+    return Sample(rows / took)
+
+
 def _loop_rate(storage: LogStorage) -> Sample:
     """Messages a second of a loop over topic and value of all rows in sealed chunks."""
     index, rows = read_index(storage), 0
     began = time.perf_counter()
     for batch in read_slices(storage, slices(index.covering(0, index.end), 0, index.end)):
-        topics, values = batch.column("topic").to_pylist(), batch.column("value").to_pylist()
-        for _message in zip(topics, values, strict=True):
-            rows += 1
+        rows += _loop_over(batch)
     return Sample(rows / (time.perf_counter() - began))
+
+
+def _loop_over(batch: pa.RecordBatch) -> int:
+    rows = 0
+    for _message in zip(batch.column("topic").to_pylist(), batch.column("value").to_pylist(), strict=True):
+        rows += 1
+    return rows
 
 
 def _tried(run: Callable[[], Sample]) -> Sample:

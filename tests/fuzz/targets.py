@@ -12,7 +12,7 @@ import pyarrow as pa
 import zmq
 
 from tests.support import batch_of
-from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
+from zmq_datasource.acknowledged.protocol import Data, decode, unpack_rows
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
@@ -101,7 +101,7 @@ def acknowledged(data: bytes) -> None:
     with suppress(ProtocolError):
         message, buffers = decode(frames_of(data))
         if isinstance(message, Data):
-            rows_of(message, buffers, 0).validate(full=True)
+            unpack_rows(message, buffers, 0).validate(full=True)
 
 
 def durable(data: bytes) -> None:
@@ -109,7 +109,7 @@ def durable(data: bytes) -> None:
     with suppress(ProtocolError):
         message, buffers = fetch_protocol.decode(frames_of(data))
         if isinstance(message, fetch_protocol.Batch):
-            found = list(fetch_protocol.frames_of(message, buffers))
+            found = list(fetch_protocol.unpack_rows(message, buffers).messages())
             ids = [number for number, _ in found]
             assert len(found) == message.rows, "other messages than were announced"
             assert ids == sorted(set(ids)), "ids that do not grow"

@@ -120,6 +120,42 @@ def test_a_subscriber_that_was_away_gets_missed_messages_and_then_live_ones(
             assert me.receive(0.05) is None
 
 
+def test_a_batch_has_the_messages_of_an_answer_in_columns_and_is_acknowledged_as_a_whole(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(
+            context, proxy, [b"a", b"0"], [b"1"], [b"\xff", b"2"], [b"x", b"y", b"3"], [b"x", b"", b"", b"4"]
+        )
+        with DurableSubscriber(proxy.sides["durable"], "me", topics=["x"]) as me:
+            batch = me.receive_batch(30)
+            assert batch is not None
+            assert batch.to_pylist() == [
+                {"id": 3, "topic": b"x", "value": b"3", "frames": [b"x", b"y", b"3"]},
+                {"id": 4, "topic": b"x", "value": b"4", "frames": [b"x", b"", b"", b"4"]},
+            ]
+        with pytest.raises(ZeroDivisionError), DurableSubscriber(proxy.sides["durable"], "all") as me:
+            assert take(me, 1) == [b"0"]
+            batch = me.receive_batch(30)  # acknowledges 0
+            assert batch is not None
+            assert batch.column("id").to_pylist() == [1, 2, 3, 4]
+            assert batch.column("topic").to_pylist() == [b"", b"\xff", b"x", b"x"]
+            assert batch.column("value").to_pylist() == [b"1", b"2", b"3", b"4"]
+            raise ZeroDivisionError
+        with DurableSubscriber(proxy.sides["durable"], "all") as me:
+            assert take(me, 2) == [b"1", b"2"]
+            batch = me.receive_batch(30)
+            assert batch is not None
+            assert batch.column("value").to_pylist() == [b"3", b"4"]
+            assert me.receive_batch(0.05) is None
+            feed(context, proxy, [b"live"])
+            batch = me.receive_batch(30)
+            assert batch is not None
+            assert batch.to_pylist() == [{"id": 5, "topic": b"", "value": b"live", "frames": None}]
+            assert batch.schema.names == ["id", "topic", "value", "frames"]
+        wait_for(lambda: places(proxy) == {"me": 5, "all": 6}, "all acknowledged")
+
+
 def test_only_what_was_acknowledged_does_not_come_again(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))

@@ -27,9 +27,9 @@ from zmq_datasource.proxy.fetch_protocol import (
     client_of,
     decode,
     encode,
-    frames_of,
     pack_rows,
     session_number,
+    unpack_rows,
 )
 
 
@@ -240,7 +240,7 @@ def given_back(batch: pa.RecordBatch) -> list[tuple[int, tuple[bytes, ...]]]:
     )
     message, rest = decode(as_bytes(encode(head, buffers)))
     assert isinstance(message, Batch)
-    return list(frames_of(message, rest))
+    return list(unpack_rows(message, rest).messages())
 
 
 def test_the_rows_of_a_batch_are_these_bytes() -> None:
@@ -302,8 +302,11 @@ VALUES = [offsets(0, 1, 2), b"ab"]
 
 
 def test_a_batch_without_topics_is_read() -> None:
-    assert list(frames_of(batch_head(), [ids(3, 8), *VALUES])) == [(3, (b"", b"a")), (8, (b"", b"b"))]
-    assert list(frames_of(batch_head(rows=0, columns=()), [])) == []
+    assert list(unpack_rows(batch_head(), [ids(3, 8), *VALUES]).messages()) == [
+        (3, (b"", b"a")),
+        (8, (b"", b"b")),
+    ]
+    assert list(unpack_rows(batch_head(rows=0, columns=()), []).messages()) == []
 
 
 @pytest.mark.parametrize(
@@ -334,12 +337,14 @@ def test_a_batch_without_topics_is_read() -> None:
 )
 def test_rows_that_no_proxy_sends_are_refused(head: Batch, buffers: list[bytes], problem: str) -> None:
     with pytest.raises(ProtocolError, match=problem):
-        frames_of(head, buffers)
+        unpack_rows(head, buffers)
 
 
 def test_ids_at_the_end_of_all_ids_are_read() -> None:
     last = (1 << 63) - 2
-    found = list(frames_of(batch_head(first=last - 1, after=last + 1), [ids(last - 1, last), *VALUES]))
+    found = list(
+        unpack_rows(batch_head(first=last - 1, after=last + 1), [ids(last - 1, last), *VALUES]).messages()
+    )
     assert [number for number, _ in found] == [last - 1, last]
 
 
@@ -348,11 +353,11 @@ def test_as_many_rows_as_a_batch_has_at_most_are_read() -> None:
     buffers = [bytes(4 * (rows + 1)), b""]  # empty values
     head = batch_head(rows=rows, first=0, after=rows)
     numbers = pa.array(range(rows), pa.int64()).buffers()[1].to_pybytes()[: 8 * rows]
-    assert len(list(frames_of(head, [numbers, *buffers]))) == rows
+    assert len(list(unpack_rows(head, [numbers, *buffers]).messages())) == rows
     numbers += ids(rows)
     head = batch_head(rows=rows + 1, first=0, after=rows + 1)
     with pytest.raises(ProtocolError, match="262145 rows, and not as many ids"):
-        frames_of(head, [numbers, *buffers])
+        unpack_rows(head, [numbers, *buffers])
 
 
 # Any bytes.
@@ -366,7 +371,7 @@ headers = st.sampled_from([bytes(frames[1]) for _, frames, _ in GOLDEN])
 def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
     try:
         message, rest = decode(frames)
-        found = list(frames_of(message, rest)) if isinstance(message, Batch) else []
+        found = list(unpack_rows(message, rest).messages()) if isinstance(message, Batch) else []
     except ProtocolError:
         return
     assert isinstance(message, FromClient | FromProxy)
@@ -384,7 +389,7 @@ def test_any_buffers_behind_ids_are_messages_or_refused(
 ) -> None:
     head = batch_head(rows=rows, first=0, after=rows, columns=columns)
     try:
-        found = list(frames_of(head, [ids(*range(rows)), *buffers]))
+        found = list(unpack_rows(head, [ids(*range(rows)), *buffers]).messages())
     except ProtocolError:
         return
     assert [number for number, _ in found] == list(range(rows))

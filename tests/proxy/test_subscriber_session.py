@@ -181,6 +181,32 @@ def test_the_messages_that_come_are_given_with_all_their_frames() -> None:
     assert here.it.inbox.handed == 5
 
 
+def test_a_batch_is_the_rest_of_an_answer_and_its_last_id_acknowledges_all_of_it() -> None:
+    here = Subscribed()
+    here.receive_rows(0, 0, 2, 3, after=5)
+    here.receive_rows(5, 6, after=9)
+    inbox = here.it.inbox
+    assert inbox.take() == (0, (b"a", b"0"))
+    batch = inbox.take_batch()
+    assert batch is not None
+    assert batch.to_pydict() == {
+        "id": [2, 3],
+        "topic": [b"a", b"a"],
+        "value": [b"2", b"3"],
+        "frames": [None, None],
+    }
+    assert (inbox.handed, inbox.answers, inbox.done) == (3, 1, 0)
+    inbox.ack(3)
+    assert inbox.done == 4, "the ids of other topics are passed when the next messages are asked for"
+    batch = inbox.take_batch()
+    assert batch is not None
+    assert batch.column("id").to_pylist() == [6]
+    assert (inbox.handed, inbox.answers, inbox.done) == (6, 0, 5)
+    inbox.ack(6)
+    assert inbox.take_batch() is None
+    assert inbox.done == 9
+
+
 @pytest.mark.parametrize(
     "frames",
     [[b"HOLA"], [b"ZDS\2B", b'{"session":1,"first":0,"next":1,"end":1,"rows":1,"columns":["value"]}']],

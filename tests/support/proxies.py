@@ -181,7 +181,7 @@ class Client:
         """The next answer, which is a BATCH, and the last frame of each of its messages."""
         message, buffers = self.receive()
         assert isinstance(message, Batch), message
-        return message, [frames[-1] for _, frames in fetch_protocol.frames_of(message, buffers)]
+        return message, [frames[-1] for _, frames in fetch_protocol.unpack_rows(message, buffers).messages()]
 
     def refused(self) -> Refused:
         """The next REFUSED; other answers before it are left out."""

@@ -15,9 +15,9 @@ that of the columns in a BATCH.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -25,11 +25,14 @@ import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.host.log_lines import printable
+from zmq_datasource.messages.columns import FRAMES, binary_of, integers_of, number
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.packed import MOST_ROWS, pack_columns, unpack_columns
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.transport.session import Envelope, Header
 
 __all__ = [
+    "BATCH_SCHEMA",
     "EARLIEST",
     "LAST",
     "LATEST",
@@ -37,6 +40,7 @@ __all__ = [
     "MOST_FRAMES",
     "MOST_NAME_BYTES",
     "MOST_WAIT_MS",
+    "NO_ROWS",
     "SILENCE_SECONDS",
     "Batch",
     "Fetch",
@@ -48,12 +52,13 @@ __all__ = [
     "Open",
     "Opened",
     "Refused",
+    "Rows",
     "client_of",
     "decode",
     "encode",
-    "frames_of",
     "pack_rows",
     "session_number",
+    "unpack_rows",
 ]
 
 VERSION = 2
@@ -73,6 +78,11 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # The lower bits of a session's number count the OPENs of a client; the upper bits name the client.
 _COUNT_BITS = 32
 MOST_CLIENT = 2**31 - 1
+_EMPTY = binary_of([b""])[0]
+# Messages as columns, for a user of ``DurableSubscriber.receive_batch``.
+BATCH_SCHEMA = pa.schema(
+    [("id", pa.int64()), ("topic", pa.binary()), ("value", pa.binary()), ("frames", FRAMES)]
+)
 
 
 def session_number(client: int, count: int) -> int:
@@ -274,11 +284,51 @@ def pack_rows(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
     return columns, [*ids, *buffers]
 
 
-def frames_of(message: Batch, buffers: Sequence[bytes]) -> Iterator[tuple[int, tuple[bytes, ...]]]:
-    """The messages of a BATCH: the id and the frames of each one. A message of one frame gets an empty topic in front.
+class Rows(NamedTuple):
+    """The rows of a BATCH, all checked.
 
-    The whole BATCH is checked first. The tuples are made one at a time: if all of them lived at once, Python's garbage
-    collector would look at each of them again and again.
+    Attributes:
+        ids: Their ids, which grow.
+        columns: Either ``topic`` and ``value``, or ``frames``.
+    """
+
+    ids: pa.Array
+    columns: Mapping[str, pa.Array]
+
+    def messages(self) -> Iterator[tuple[int, tuple[bytes, ...]]]:
+        """The id and the frames of each message. A message of one frame gets an empty topic in front.
+
+        The tuples are made one at a time: if all of them lived at once, Python's garbage collector would look at each
+        of them again and again.
+        """
+        if not len(self.ids):
+            return iter(())
+        numbers, columns = self.ids.to_pylist(), self.columns
+        if "frames" in columns:
+            lists = columns["frames"].to_pylist()
+            return zip(numbers, (tuple(one) if len(one) > 1 else (b"", *one) for one in lists), strict=True)
+        topics = columns["topic"].to_pylist() if "topic" in columns else repeat(b"", len(numbers))
+        return zip(numbers, zip(topics, columns["value"].to_pylist(), strict=True), strict=True)
+
+    def behind(self, last: int) -> pa.RecordBatch:
+        """The rows with ids above ``last``, as ``BATCH_SCHEMA``."""
+        columns, rows = self.columns, len(self.ids)
+        if "frames" in columns:
+            frames = columns["frames"]
+            raw = RawMessages.of_lists(frames)
+            topic, value = raw.first.fill_null(_EMPTY), raw.last
+        else:
+            topic = columns.get("topic", pa.repeat(_EMPTY, rows))
+            value, frames = columns["value"], pa.nulls(rows, FRAMES)
+        batch = pa.record_batch([self.ids, topic, value, frames], schema=BATCH_SCHEMA)
+        return batch.slice(pc.less_equal(self.ids, number(last)).true_count)
+
+
+NO_ROWS = Rows(integers_of([]), {})
+
+
+def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> Rows:
+    """Check the whole BATCH, and return its rows.
 
     Raises:
         ProtocolError: The buffers do not fit the header.
@@ -286,19 +336,16 @@ def frames_of(message: Batch, buffers: Sequence[bytes]) -> Iterator[tuple[int, t
     if not message.rows:
         if buffers:
             raise ProtocolError(f"a BATCH without rows, and {len(buffers)} buffers")
-        return iter(())
+        return NO_ROWS
     if not buffers or message.rows > MOST_ROWS or len(buffers[0]) != 8 * message.rows:
         raise ProtocolError(f"{message.rows} rows, and not as many ids")
     ids = pa.Array.from_buffers(pa.int64(), message.rows, [None, pa.py_buffer(buffers[0])])
     columns = unpack_columns(message.columns, message.rows, buffers[1:])
-    numbers = ids.to_pylist()
     grow = message.rows == 1 or pc.all(pc.greater(ids[1:], ids[:-1])).as_py()
-    if not (grow and message.first <= numbers[0] and numbers[-1] < message.next):
+    if not (grow and message.first <= ids[0].as_py() and ids[-1].as_py() < message.next):
         raise ProtocolError(
             f"the ids of a BATCH from {message.first} to {message.next - 1} do not grow within these"
         )
-    if "frames" in columns:
-        lists = columns["frames"].to_pylist()
-        return zip(numbers, (tuple(one) if len(one) > 1 else (b"", *one) for one in lists), strict=True)
-    topics = columns["topic"].fill_null(b"").to_pylist() if "topic" in columns else repeat(b"", message.rows)
-    return zip(numbers, zip(topics, columns["value"].to_pylist(), strict=True), strict=True)
+    if "topic" in columns:
+        columns["topic"] = columns["topic"].fill_null(_EMPTY)
+    return Rows(ids, columns)

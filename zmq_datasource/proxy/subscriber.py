@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
+
+import pyarrow as pa
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
@@ -22,6 +24,8 @@ from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["DurableMessage", "DurableSubscriber"]
+
+_T = TypeVar("_T")
 
 _INSECURE = "allowInsecurePlain"
 # How often the session gets its turn while the caller takes messages that are in memory.
@@ -215,6 +219,32 @@ class DurableSubscriber:
             NoPeerError: The proxy was away for the subscriber's ``timeout``.
             SubscriptionError: The proxy has refused, for example because another client has the name now.
         """
+        received = self._wait_for(self._session.inbox.take, timeout)
+        return None if received is None else self._hand_over(received)
+
+    def receive_batch(self, timeout: float | None = None) -> pa.RecordBatch | None:
+        """Wait for the next messages, and return those of one answer of the proxy, as Arrow columns.
+
+        This is several times faster than ``receive`` where many messages wait. With ``auto_ack`` all of them are
+        acknowledged when the next ones are asked for. Calls of ``receive`` may come between calls of this.
+
+        Args:
+            timeout: As in ``receive``.
+
+        Returns:
+            The columns ``id`` (64 bits), ``topic`` and ``value`` (binary), and ``frames`` (list of binary): all frames,
+            or null if ``topic`` and ``value`` are all. Of ``max_bytes``, about. None if no message came in time.
+
+        Raises:
+            NoPeerError, SubscriptionError: As in ``receive``.
+        """
+        batch = self._wait_for(self._session.inbox.take_batch, timeout)
+        if batch is not None and self._auto_ack:
+            self._given = self._session.inbox.handed
+        return batch
+
+    def _wait_for(self, take: Callable[[], _T | None], timeout: float | None) -> _T | None:
+        """Acknowledge what the caller has, and wait until ``take`` returns something; None if that takes too long."""
         self._process.check()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
@@ -224,16 +254,16 @@ class DurableSubscriber:
             # The proxy is not to blame for the time that the caller was busy.
             session.restart_silence(now)
             self._run(0.0)
-        message = session.inbox.take()
-        if message is None:
+        taken = take()
+        if taken is None:
             session.restart_silence(now)
             deadline = math.inf if timeout is None else now + timeout
-            while message is None:
+            while taken is None:
                 self._run(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
-                message = session.inbox.take()
-                if message is None and time.monotonic() >= deadline:
+                taken = take()
+                if taken is None and time.monotonic() >= deadline:
                     return None
-        return self._hand_over(message)
+        return taken
 
     def _hand_over(self, received: Received) -> DurableMessage:
         number, frames = received

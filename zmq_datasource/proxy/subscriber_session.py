@@ -18,12 +18,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+import pyarrow as pa
 from msgspec.structs import replace
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.proxy.fetch_protocol import (
     MOST_WAIT_MS,
+    NO_ROWS,
     SILENCE_SECONDS,
     Batch,
     Fetch,
@@ -33,10 +35,11 @@ from zmq_datasource.proxy.fetch_protocol import (
     Open,
     Opened,
     Refused,
+    Rows,
     decode,
     encode,
-    frames_of,
     session_number,
+    unpack_rows,
 )
 from zmq_datasource.transport.session import RequestSession
 
@@ -113,8 +116,10 @@ class Inbox:
     def __init__(self, position: int = 0) -> None:
         self.next = self.done = position
         self.handed: int | None = None
-        # The rest of each answer, and the id before which it ends.
-        self._answers: deque[tuple[Iterator[Received], int]] = deque()
+        # The answers that the caller has not taken to their end: rows, and the id before which the answer ends.
+        self._answers: deque[tuple[Rows, int]] = deque()
+        # The messages of the first answer that the caller has not taken. None before the first one is taken.
+        self._messages: Iterator[Received] | None = None
         self._passed: int | None = None  # becomes ``done`` when all messages before it are acknowledged
 
     @property
@@ -122,26 +127,45 @@ class Inbox:
         """The number of answers that the caller has not taken to their end."""
         return len(self._answers)
 
-    def add(self, messages: Iterator[Received], next_id: int) -> None:
-        """Add the messages of an answer that ends before ``next_id``."""
+    def add(self, rows: Rows, next_id: int) -> None:
+        """Add the rows of an answer that ends before ``next_id``."""
         if next_id > self.next:
-            self._answers.append((messages, next_id))
+            self._answers.append((rows, next_id))
             self.next = next_id
 
     def take(self) -> Received | None:
         """Hand over the next message; None if none has come."""
-        if self._passed is not None and (self.handed is None or self.done > self.handed):
-            self.done = max(self.done, self._passed)
-            self._passed = None
+        self._pass_acknowledged()
         while self._answers:
-            messages, next_id = self._answers[0]
-            message = next(messages, None)
+            if self._messages is None:
+                self._messages = self._answers[0][0].messages()
+            message = next(self._messages, None)
             if message is not None:
                 self.handed = message[0]
                 return message
-            self._answers.popleft()
-            self._passed = next_id
+            self._end_answer()
         return None
+
+    def take_batch(self) -> pa.RecordBatch | None:
+        """Hand over the rest of an answer, as ``BATCH_SCHEMA``; None if no message has come."""
+        self._pass_acknowledged()
+        while self._answers:
+            rows = self._answers[0][0]
+            batch = rows.behind(-1 if self._messages is None or self.handed is None else self.handed)
+            self._end_answer()
+            if batch.num_rows:
+                self.handed = batch.column("id")[-1].as_py()
+                return batch
+        return None
+
+    def _pass_acknowledged(self) -> None:
+        if self._passed is not None and (self.handed is None or self.done > self.handed):
+            self.done = max(self.done, self._passed)
+            self._passed = None
+
+    def _end_answer(self) -> None:
+        _, self._passed = self._answers.popleft()
+        self._messages = None
 
     def ack(self, last: int) -> None:
         """Acknowledge all messages up to this id, which the caller has taken."""
@@ -334,8 +358,8 @@ class SubscriberSession(RequestSession):
         if message.first != self.inbox.next:
             return  # a second answer, to a request that was repeated
         self._mark_answered()
-        messages: Iterator[Received] = iter(())
         if isinstance(message, Lost):
+            rows = NO_ROWS
             self.lost += message.next - message.first
             self._losses.warn(
                 "%r: the proxy deleted the ids %d to %d before they came here",
@@ -344,8 +368,8 @@ class SubscriberSession(RequestSession):
                 message.next - 1,
             )
         else:
-            messages = frames_of(message, buffers)
-        self.inbox.add(messages, message.next)
+            rows = unpack_rows(message, buffers)
+        self.inbox.add(rows, message.next)
 
     def _refused(self, message: Refused) -> None:
         if message.session not in (None, self._opening.session):
