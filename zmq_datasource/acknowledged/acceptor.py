@@ -41,14 +41,15 @@ ROUND_MESSAGES = 256
 # Small, because libzmq bounds messages and not bytes, and a frame may have 64 MiB. More messages wait in the kernel and
 # in the backlog.
 _RCVHWM = 8
-# The messages that are received into the backlog at a time, and the bytes after which that is done again.
+# The most messages that the backlog takes in at a time. After processing so many bytes, it takes in messages again.
 _FILL_MESSAGES, _FILL_BYTES = 1024, 4 << 20
 # The topic and value of the largest row, and their offsets.
 _MOST_MESSAGE_BYTES = 2 * MOST_FRAME_BYTES + (4 << 20)
 # About what a frame takes in memory besides its bytes.
 _FRAME_OVERHEAD = 100
 _HOUSEKEEPING_SECONDS = 0.1
-# A sender may have 8 MiB on the way, and send them again. All senders may have two messages of 1 MiB each.
+# A sender may have 8 MiB on the way, and send them again. 256 senders (``SenderBounds``) may each have two messages of
+# 1 MiB.
 _MOST_EACH, _MOST_BYTES = 16 << 20, 512 << 20
 
 _T = TypeVar("_T")
@@ -84,7 +85,7 @@ class Backlog(Generic[_T]):
         return bool(self._of)
 
     def make_room(self, peer: bytes, size: int) -> bool:
-        """Make room for a message. Returns False if there is none; otherwise ``add`` is next."""
+        """Make room for a message, perhaps by dropping others. Return False if there is none; else call ``add``."""
         held = self._bytes_of.get(peer, 0)
         if (held and held + size > self._most_each) or size > self._most_bytes:
             self.dropped += 1
@@ -165,7 +166,7 @@ class Acceptor:
 
     @property
     def reception(self) -> Reception:
-        """Obeys the messages."""
+        """The object that processes the messages."""
         return self._reception
 
     def __enter__(self) -> Self:
@@ -231,7 +232,7 @@ class Acceptor:
         self._answer_completed()
         self._fill_backlog()
         if not self._backlog:
-            # If it is busy, another thread will be done soon.
+            # If ``busy``, wait only 1 ms, because another thread will be done soon.
             if not self._socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
                 return 0
             self._fill_backlog()
@@ -262,8 +263,8 @@ class Acceptor:
                 self._backlog.add(peer, size, (frames, self._rights.of((parts or [sender])[-1])))
             else:
                 self._drops.warn(
-                    "dropped a message of %d bytes: its sender of transactions has more on the way than is allowed, or "
-                    "very many senders share the memory; the sender has to send it again",
+                    "dropped a message of %d bytes: its sender has more on the way than the protocol allows, or very "
+                    "many senders share the memory; the sender has to send it again",
                     size,
                 )
 
@@ -298,7 +299,7 @@ class Acceptor:
             self._answer()
 
     def finish(self, seconds: float) -> None:
-        """Answer for what is being written, for up to ``seconds``. Called once, after the last round."""
+        """Wait up to ``seconds`` for rows that are being written, and answer their senders. Called once, at the end."""
         deadline = time.monotonic() + seconds
         while self._reception.busy and time.monotonic() < deadline:
             self._answer_completed()

@@ -60,7 +60,8 @@ class _DiskFault:
         self._next_retry = 0.0
 
     def refused(self, session: Session, now: float, error: DiskFaultError) -> float | None:
-        """Keep the session, to write its rows again. Returns the seconds of refusal if they are too many, else None."""
+        """Keep the session, to write its rows again, and return None. After ``retry_seconds`` of refusal, keep nothing,
+        and return the seconds."""
         if self._since is None:
             self._since = now
             _log.warning("staging rows: %s; trying again for up to %.0f s", error, self._retry_seconds)
@@ -78,16 +79,17 @@ class _DiskFault:
         return session
 
     def accepted(self, now: float) -> None:
-        """The disk has staged rows."""
+        """Note that the disk has staged rows, which ends its refusal."""
         if self._since is not None:
             _log.warning("the disk stages rows again after %.1f s", now - self._since)
             self._since = None
 
 
 class Attempts:
-    """Receives and stages attempts; in the receiving thread. ``now`` is in monotonic seconds, without pauses.
+    """Receives and stages attempts; in the receiving thread. ``now`` is in seconds of a clock that stands still while
+    nothing is received (``Reception.postpone``).
 
-    A method that takes a message raises what ``Answers.refusing`` turns into a refusal.
+    A method that takes a message raises errors that ``Answers.refusing`` turns into refusals.
 
     Args:
         terms: The limits.
@@ -96,7 +98,7 @@ class Attempts:
         staging: The attempts that are staged.
         transactions: Which transactions are committed.
         committer: Says which transactions are being written: their files must stay.
-        forcing: Runs what takes long: forcing files to the disk.
+        forcing: Forces files to the disk, which takes long, in other threads.
         clock: Seconds since the epoch, for the column ``timestamp``.
 
     Attributes:
@@ -138,7 +140,7 @@ class Attempts:
         return bool(self._finishing)
 
     def recover(self, now: float) -> None:
-        """Find the attempts that the writer before has staged, and delete those that are committed.
+        """Find the attempts that earlier writers have staged, and delete those that are committed.
 
         Raises:
             LogError: A file cannot be read or deleted.
@@ -198,7 +200,8 @@ class Attempts:
         """Add a session for an attempt, at its first data.
 
         Raises:
-            ConflictError, UnknownAttemptError: The transaction is committed, or a later one.
+            ConflictError: A later transaction of the producer is in the log, perhaps not on disk yet.
+            UnknownAttemptError: The transaction is committed.
             RefusedError: There are too many attempts.
         """
         newest = self._transactions.newest(message.producer)
@@ -228,7 +231,7 @@ class Attempts:
         return len(self._staging) + len(self.sessions)
 
     def _has_room(self, size: int) -> bool:
-        """Whether this many more bytes may be staged. Deletes attempts that were repeated, if that makes room."""
+        """Whether this many more bytes may be staged, perhaps after attempts that have a newer one are deleted."""
         size += self.sessions.staged_bytes
         if self._staging.bytes + size > self._terms.most_staged_bytes:
             self._staging.remove(self._unused(self._staging.superseded()))
@@ -250,7 +253,7 @@ class Attempts:
         """Write the rows of a session to its file. Then answer, or force the file to the disk if it has its end.
 
         Raises:
-            RefusedError: The disk refuses. If the code is ``busy``, ``_retry_refused`` writes the rows again.
+            RefusedError: The disk refuses. If the code is ``busy``, ``retry_refused`` writes the rows again.
         """
         try:
             session.file.write()
@@ -294,7 +297,7 @@ class Attempts:
                 self.answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
             return
         session = self._session(peer, message.attempt, now)
-        if session.finishing is not None:  # this is answered when the first one is
+        if session.finishing is not None:  # ``answer_staged`` answers both this message and the first one
             return
         if session.received != message.messages or not session.received:
             raise ProtocolError(
@@ -338,7 +341,7 @@ class Attempts:
     # Ends.
 
     def check_timeouts(self, now: float) -> None:
-        """Discard the attempts of silent senders, and the staged attempts that are never committed."""
+        """Discard the attempts of silent senders, and staged attempts that were not committed in time."""
         for session in self.sessions:
             if now - session.heard > self._terms.transaction_timeout:
                 self._forget(session)

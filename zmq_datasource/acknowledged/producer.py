@@ -36,7 +36,7 @@ class _Transaction:
     Attributes:
         number: Its number; None before the first attempt.
         size: The bytes that it takes in memory.
-        is_block: Whether it comes from a ``transaction()`` block.
+        is_block: Whether its messages come from a ``transaction()`` block.
         asked: The attempts that may be in the log: their commit was asked for, and was not refused.
     """
 
@@ -72,7 +72,7 @@ class Producer:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
         name: The producer's name, which is the ``publisher`` of its rows. Its transactions continue the numbers of that
             name (``sequence``). Only one producer at a time may use a name. By default, a new name.
-        max_bytes: The bytes that are kept in memory.
+        max_bytes: The most bytes that are kept in memory.
         options: Options of the sink: ``connect_timeout``, ``send_timeout``, ``zmq_*``; in snake_case or as documented.
 
     Raises:
@@ -140,7 +140,7 @@ class Producer:
         Raises:
             SocketError: The flush has failed, and the message was not taken.
             TransactionError: The open transaction is larger than ``max_bytes``.
-            RowError: The message is larger than a receiver takes, or a text that UTF-8 cannot encode.
+            RowError: The message is larger than a receiver takes, or has a text that UTF-8 cannot encode.
         """
         self._process.check()
         data = _bytes(value, "value")
@@ -167,7 +167,7 @@ class Producer:
         """Wait until all messages are in the receiver's log, on disk.
 
         Raises:
-            SocketError: They are not there, or there was no answer. They are kept: call this again.
+            SocketError: The messages are not there, or there was no answer. They are kept: call this again.
             TransactionError, RowError: The receiver has refused, or another producer uses this name. Messages from
                 outside of a ``transaction()`` are kept. A transaction is dropped, unless an earlier commit may still
                 have put it into the log. Then the next ``transaction()`` says so.

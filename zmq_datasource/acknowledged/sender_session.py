@@ -6,8 +6,8 @@ The rules:
   receiver says how many it has, and the others are sent again.
 * A request without an answer is repeated, and has the same answer.
 * A receiver that is busy is asked again until it takes data.
-* An attempt fails after ``timeout`` without progress, and when the receiver no longer knows it. Then the sender begins
-  a new one.
+* An attempt fails after ``timeout`` without progress, and when the receiver no longer knows it. Then the caller may
+  begin another attempt (``begin_attempt``).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _Kept:
         self.sent += 1
 
     def drop_taken(self, taken: int) -> None:
-        """Drop the messages that the receiver has taken by now: so many since the first one."""
+        """Drop the first ``taken`` messages of the attempt, which the receiver has taken by now."""
         while self.taken < taken and self.messages:
             size, _ = self.messages.popleft()
             self.bytes -= size
@@ -275,7 +275,7 @@ class SenderSession(RequestSession):
         self._send(request)
 
     def _wait(self, what: str, request: Message, answered: _Answered, now: float) -> None:
-        """Wait for what the receiver sends by itself. Send the request only if nothing comes for ``repeat_after``."""
+        """Begin to wait for a message; does not block. The request is sent only if none comes for ``repeat_after``."""
         if not answered(None):
             self._question = _Question(what, request, answered, now + self._timeout)
             self._mark_asked(now)

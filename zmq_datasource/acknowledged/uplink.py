@@ -1,4 +1,4 @@
-"""A connection of a sender of transactions. Its calls return when the receiver has answered.
+"""A connection of a sender of transactions. Its requests return when the receiver has answered.
 
 The rules of the conversation are in ``sender_session``.
 """
@@ -39,7 +39,7 @@ class Uplink:
     Attributes:
         session: The attempt, and the producer's last transaction.
         digest: Of the rows that were sent or counted. The sum over all parts is the digest of the transaction.
-        blocked_seconds: How long it has waited until more data was allowed on the way.
+        blocked_seconds: How long ``send`` has waited until more data was allowed on the way.
     """
 
     def __init__(self, options: WriteOptions, producer: str, number: int, partition: int = 0) -> None:
@@ -186,7 +186,7 @@ class Uplink:
         """Commit these attempts as one transaction.
 
         Args:
-            rows, digest: Of the whole transaction. With them the receiver recognises it when it is repeated.
+            rows, digest: Of the whole transaction. By them the receiver recognises a repeated transaction.
 
         Returns:
             Whether the transaction was committed before.

@@ -128,7 +128,7 @@ class DirectoryStore:
                 except FileNotFoundError:
                     if entry.is_symlink():  # a link to nothing is listed, so that opening it fails
                         yield Entry(entry.name, 0, 0.0, False)
-                    continue  # it was deleted, so the name is free again
+                    continue  # it was deleted meanwhile
                 if is_directory:
                     yield Entry(entry.name, 0, 0.0, True)
                 else:
@@ -257,7 +257,8 @@ class DirectoryStore:
     def clean(self, prefix: str = "") -> None:
         """Delete temporary files of killed processes in a directory.
 
-        A living process that is putting an object there loses its temporary file: its call fails, and it repeats it.
+        A living process that is putting an object there loses its temporary file. Its call fails, and it must repeat
+        the call.
         """
         directory = self.root / prefix
         with suppress(FileNotFoundError), reading(directory):

@@ -111,7 +111,7 @@ class LogFollower(Contents):
         found = self._storage.log_id_again()
         if found != self.log_id:
             raise DataLossError(
-                f"reading along log {self._storage.root}: it was created again ({found}, not {self.log_id}); give the "
+                f"following log {self._storage.root}: it was created again ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
         self._remove_deleted()
@@ -128,7 +128,7 @@ class LogFollower(Contents):
         known, found = self.incarnations.of(message_id), incarnations.of(message_id)
         if known is not None and found is not None and known != found:
             raise DataLossError(
-                f"reading along {self._storage}: id {message_id} was written by {known} and is now by {found}: an "
+                f"following {self._storage}: id {message_id} was written by {known} and is now by {found}: an "
                 "older copy of the log was restored and received into. Restore the log that the query has read, or "
                 "give the query a new checkpoint"
             )

@@ -9,8 +9,8 @@ A reader is in one of these states:
 | ended, without a name | the same, for ``walRetention``, unless the log is full |
 | dropped | nothing for this reader |
 
-Only a writer drops a reader, and only if another reader remains. So messages that the last reader of a log has not
-read are kept.
+A writer drops a reader only if another reader remains. So messages that the last reader of a log has not read are
+kept.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Reader:
             raise
 
     def keep_everything(self, earliest: Callable[[], Mapping[int, int]]) -> None:
-        """Write a record that keeps every chunk. Called before the query chooses where to begin.
+        """Write a record that keeps every chunk from which the query may begin. Called before it chooses the place.
 
         Args:
             earliest: Lists the log, and returns the first id of each partition.
@@ -209,7 +209,7 @@ class Readers:
         self.retention = 0.0
 
     def opened(self) -> None:
-        """Keep ended queries without a name for ``retention`` from now on. Called when the log is opened.
+        """Count the time of ended queries without a name, and of subscribers, from now. Called when the log is opened.
 
         Queries that were stopped together are often started together: a query that starts a moment after the writer
         must not find its record dropped.
@@ -227,7 +227,8 @@ class Readers:
         """
         now, found = time.monotonic(), self._found
         if fresh or not self._storage.leisure or now - found[0] >= _FOUND_SECONDS:
-            # Not shared with other threads: this listing decides which chunks are deleted, and theirs may be older.
+            # Below, use ``found`` and not ``self._found``, which another thread may replace by an older listing: this
+            # listing decides which chunks are deleted.
             found = self._found = now, self._records.all()
         records = dict(found[1])
         records.pop(self.own or "", None)
@@ -314,7 +315,7 @@ class Readers:
         except LogLockedError:
             return False
         try:
-            self._storage.check_writer()  # another writer may give this reader longer
+            self._storage.check_writer()  # another writer may have the log, and keep this reader for longer
             _log.log(
                 # Each run of an unnamed query leaves such a record, so dropping it needs no warning.
                 logging.WARNING if record.named else logging.INFO,

@@ -184,7 +184,7 @@ class Sealer:
                 self._finished += 1
                 job.done.set_exception(e)
             else:
-                self._finished += 1  # first: a thread that learns of it may queue the next job
+                self._finished += 1  # before the result: a thread that gets the result may queue the next job
                 if job.batches:
                     self._written(job.end - sum(batch.num_rows for batch in job.batches), job.batches)
                 job.done.set_result(job.end)

@@ -1,4 +1,4 @@
-"""Staged attempts: the messages of transactions that are not committed, in one file each beside the log's chunks.
+"""Staged attempts: the messages of transactions that are not committed, in one file each (``local_files`` says where).
 
 ``0/staging/<attempt>.arrow`` has the rows (``messages.columns.MESSAGE_SCHEMA``) of one attempt at one part of a
 transaction; the metadata of its schema names the part. A file that is being written is hidden. If the next writer finds
@@ -124,7 +124,7 @@ class StagedFile:
             self._unwritten = []
 
     def finish(self) -> FilledFile | None:
-        """Force the file, after ``end`` and ``write``, to the disk, where the next writer finds it.
+        """Force the file to the disk, where the next writer finds it. Call it after ``end`` and ``write``.
 
         Returns:
             The file, if it can become a chunk; None if it is small.
@@ -179,7 +179,7 @@ class Staging:
             except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as e:
                 if is_transient(e):  # the system's fault, and not damage
                     raise DiskFaultError(f"opening staged attempt {attempt}: {e}") from e
-                # It was never committed, so its sender sends it again.
+                # If it was not committed, its sender sends it again.
                 _log.warning("removing staged attempt %s, which cannot be read: %r", attempt, e)
                 self._files.remove(attempt)
                 continue
@@ -258,10 +258,10 @@ class Staging:
         return list(self._batches(attempt))
 
     def extend(self, filled: FilledFile, attempt: str) -> FilledFile:
-        """Append the rows of an attempt to the file of another one, which is forced to the disk as a chunk only.
+        """Append the rows of an attempt to another one's file. Only as a chunk is that file forced to the disk again.
 
         One batch at a time is in memory. After an error the file is of no use as a chunk (``file_of`` returns None); it
-        still is the other attempt.
+        still has the other attempt.
 
         Raises:
             DamagedChunkError: The file of the attempt is damaged.

@@ -118,7 +118,7 @@ class LogStorage:
 
     @property
     def leisure(self) -> float:
-        """Seconds between two acts that can wait. Not 0 in a bucket, because its provider charges for requests."""
+        """Seconds between two acts that can wait: 0 in a directory, 10 in a bucket (providers charge for requests)."""
         return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
 
     def staged_files(self) -> StagedFiles:
@@ -411,11 +411,11 @@ class LogStorage:
     # Receivers on executors.
 
     def ask_to_end(self, token: str) -> None:
-        """Make receivers on any machine end that were started with this token."""
+        """Ask the receivers that were started with this token to end, on any machine."""
         self.store.put(END_PREFIX + token, b"end")
 
     def is_asked_to_end(self, token: str) -> bool:
-        """Whether ``ask_to_end`` was called with this token. Called again and again."""
+        """Whether ``ask_to_end`` was called with this token. Receivers ask again and again."""
         with suppress(LogError):  # the next call may succeed
             # A listing, because a shared file system may remember for a minute that a name was not there.
             return any(entry.name == END_PREFIX + token for entry in self.store.list(""))

@@ -155,7 +155,7 @@ class LogWriter(Contents):
             last_act: Called when everything is sealed, before the partition is released.
 
         Raises:
-            LogWriteError: The last messages could not be sealed.
+            LogError: The last messages could not be sealed.
         """
         if not self._sealer.running:
             return
@@ -170,7 +170,7 @@ class LogWriter(Contents):
         """Append messages (``messages.columns.MESSAGE_SCHEMA``), and cut the chunk if it is large enough.
 
         Raises:
-            LogWriteError: An earlier chunk could not be sealed, so no later one can.
+            LogError: An earlier chunk could not be sealed, so no later one can.
         """
         self.append_whole((messages,))
         if self.open_bytes >= self._chunk_bytes:
@@ -183,7 +183,7 @@ class LogWriter(Contents):
             filled: A file with messages before these. A chunk begins with them, and the file becomes that chunk.
 
         Raises:
-            LogWriteError: An earlier chunk could not be sealed, so no later one can.
+            LogError: An earlier chunk could not be sealed, so no later one can.
         """
         if self._sealer.failure is not None:
             raise self._sealer.failure
@@ -207,8 +207,7 @@ class LogWriter(Contents):
         """Hand the open chunk to the sealing thread.
 
         Returns:
-            Resolves to the durable end of the log once this chunk and all before it are
-            sealed; fails with LogWriteError.
+            Resolves to the durable end of the log once this chunk and all before it are sealed; fails with LogError.
         """
         done = self._hand_over(last=True)
         self._first, self.open_bytes, self._grows = self._next, 0, False
@@ -218,7 +217,7 @@ class LogWriter(Contents):
         """Write the messages so far durably to the open chunk.
 
         Returns:
-            Resolves to the id after the last one written; fails with LogWriteError.
+            Resolves to the id after the last one written; fails with LogError.
         """
         return self._hand_over(last=False)
 

@@ -126,7 +126,7 @@ class SourceMonitor:
     def __init__(self, source: Feed | Ingest, options: StreamReadOptions) -> None:
         self._source = source
         self._options = options
-        self._lock = threading.Lock()  # Spark's calls and the reporting thread meet here
+        self._lock = threading.Lock()  # for ``metrics``, which Spark's calls and the reporting thread use
         partition = source.storage.partition
         shared = bool(partition) or options.receivers > 1
         self._name = _name(options, source.storage) + (f", partition {partition}" if shared else "")
@@ -154,16 +154,16 @@ class SourceMonitor:
                 _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
 
     def read_to(self, end: int) -> None:
-        """Messages below ``end`` are in finished batches, and no longer in the backlog."""
+        """Take the messages below ``end`` out of the backlog: they are in finished batches."""
         self._read_to = end
 
     def metrics(self) -> dict[str, Any]:
-        """All figures of ``SOURCE`` that are known now. Never raises: no query ends for its metrics."""
+        """All figures of ``SOURCE`` that are known now. Never raises, so that no query fails because of its metrics."""
         with self._lock:
             self._count_a_hanging_write()
             try:
                 return self._figures()
-            # A log of another release, a file system with a fault: the error is raised where rows are read.
+            # For example, the log is of another release or its disk has a fault. Reading rows raises that error, too.
             except Exception as e:
                 self._fail(f"putting the metrics of {self._name} together: {e!r}")
                 return {"source": self._name, "metricsFailures": self._failures}
@@ -201,7 +201,7 @@ class SourceMonitor:
         found = {name: value for name, value in figures(now).items() if value is not None}
         if facts.receives:
             found |= figures(facts.counters, lambda metric: not metric.numbered)
-        else:  # the receiver's figures as the log has them, and what this process counts as a reader
+        else:  # the receiver's figures as the log has them, and the figures that this process counts as a reader
             if facts.receiver is not None:
                 found |= figures(facts.receiver, lambda metric: metric.since == "log" and not metric.numbered)
             found |= figures(facts.counters, lambda metric: metric.since == "reader")
@@ -215,9 +215,9 @@ class SourceMonitor:
             try:
                 pieces = slices(self._source.log.covering(start, start + 1), start, start + 1)
                 batch = next(iter(read_slices(self._source.storage, pieces, whole=False)), None)
-            except DataLossError:  # it was finished and deleted meanwhile
+            except DataLossError:  # the message's batch is finished, and its chunk was deleted meanwhile
                 return None
-            except LogError as e:  # it is raised where the rows are read
+            except LogError as e:  # reading the rows raises it, too
                 self._faults.warn("%s", e)
                 return None
             at = None if batch is None else batch.column("timestamp")[0].value
@@ -292,7 +292,7 @@ class SourceMonitors:
             monitor.stop()
 
     def read_to(self, ends: Mapping[int, int]) -> None:
-        """Messages below these ids are in finished batches."""
+        """Take the messages below these ids out of the backlog: they are in finished batches."""
         for partition, end in ends.items():
             self._monitors[partition].read_to(end)
 

@@ -1,4 +1,4 @@
-"""Metrics at ``metricsLocation``: one small JSON file an account or report, on any file system pyarrow knows.
+"""Metrics at ``metricsLocation``: a small JSON file for each account or report, on any file system pyarrow knows.
 
     <location>/sinks/<query id>/<sink>-<batch, 20 digits>.json     the account of a committed batch
     <location>/sinks/writes/<write>-<sink>-<0, 20 digits>.json     the account of a batch write outside of a query
@@ -19,7 +19,7 @@ The rules:
 * A file that this package has not written, or that is not whole, is logged and left out. A file of another format is an
   error.
 * Now and then a writer removes files beside its own that are older than the retention: accounts that are in a sum, all
-  sums but the newest, and all reports but the two newest.
+  sums but the newest, all reports but the two newest, and all accounts of batch writes but two.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Sum(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sum
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="kind", tag="source"):
-    """What a reader relies on in a source's report."""
+    """The fields of a source's report that are checked when it is read."""
 
     source: str
     timestamp: str
@@ -114,7 +114,7 @@ class MetricsStore:
         """Keep the account of a batch.
 
         Args:
-            given_up: If it is set meanwhile, nothing appears.
+            given_up: If it is set meanwhile, no file appears.
 
         Raises:
             MetricsError: The file system refused.
@@ -130,7 +130,7 @@ class MetricsStore:
         """Write a source's report to a file.
 
         Args:
-            series: Its name: a log, its partition, and the reader that reports of it.
+            series: The name of its directory: the log's id, the partition, and the reader if a query reports.
 
         Raises:
             MetricsError: The file system refused.
@@ -197,9 +197,9 @@ class MetricsStore:
     # Reading.
 
     def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
-        """The totals of each sink of a query after each batch; without a batch that is only in a sum.
+        """The totals of each sink of a query after each batch. A batch that is only in a sum has none.
 
-        If a batch wrote nothing to a sink, its own figures are 0.
+        If a batch wrote nothing to a sink, the figures of this batch are 0.
 
         Raises:
             MetricsError: The file system refused, or a file is of another format.
@@ -221,7 +221,7 @@ class MetricsStore:
             required: Whether to raise if there is none.
 
         Raises:
-            MetricsError: The file system refused, a file is of another format, or there is none though it is required.
+            MetricsError: The file system refused, a file is of another format, or a required record is missing.
         """
         reports: dict[str, list[str]] = {}
         with self._accessing("reading metrics") as (system, root):
@@ -293,7 +293,7 @@ def _number(path: str) -> int:
 def _sinks_in(system: Any, root: str, query: str | None = None) -> dict[tuple[str, str], _Series]:
     """The series of sinks, of one query or of all, by query and sink."""
     found: dict[tuple[str, str], _Series] = {}
-    # Accounts first: one that is removed after this is in a sum that is listed.
+    # Accounts first: if an account is removed before its turn, it is in a sum that is listed afterwards.
     for kind, field in (("sinks", "accounts"), ("sums", "sums")):
         directory = f"{root}/{kind}" if query is None else f"{root}/{kind}/{query}"
         for path in files.find(system, directory, recursive=query is None):
@@ -350,10 +350,10 @@ def _read(system: Any, path: str) -> _Record | None:
 
 
 def _record_in(path: str, content: bytes) -> _Record | None:
-    """The record in a file; None if there is none, which is logged.
+    """The record in a file. If there is none, log that and return None.
 
     Raises:
-        MetricsError: It is of another format.
+        MetricsError: The file is of another format.
     """
     try:
         found = msgspec.json.decode(content, type=_Head).format

@@ -210,7 +210,7 @@ def proxy_record(name: str, status: Mapping[str, Any]) -> Record:
 
 
 def fault_record(name: str, fault: str) -> Record:
-    """The record of a place that cannot be read now."""
+    """The record of a ``metricsLocation`` or URL that cannot be read now."""
     return {"kind": "fault", "timestamp": datetime.now(UTC).isoformat(), "name": name, "fault": fault}
 
 

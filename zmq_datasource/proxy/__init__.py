@@ -14,7 +14,7 @@ written. Before it publishes, it sends the server process the progress of the lo
 newest counts. The server process (``server``) reads the files of the log, also that of the open chunk. It ends with the
 live process, which starts it again if it is killed (``child``).
 
-A durable subscriber asks for the rows behind an id (``fetch_protocol``), and between two requests the server keeps only
-positions. ``subscriber`` is the client, and ``subscriber_session`` its state machine. ``handle`` starts a proxy from
-Python.
+A durable subscriber asks for the rows from an id on (``fetch_protocol``), and between two requests the server keeps
+only positions. ``subscriber`` is the client, and ``subscriber_session`` its state machine. ``handle`` starts a proxy
+from Python.
 """

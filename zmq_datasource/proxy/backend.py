@@ -33,21 +33,21 @@ __all__ = ["REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
 
 _log = logging.getLogger(__name__)
 
-# libzmq notices that a queue has room only now and then, or when its events are read. So they are read after this many
-# messages. Otherwise libzmq drops messages for subscribers that have kept up.
+# libzmq notices only now and then that a queue has room, or when the socket's events are read. ``Outbox.give`` reads
+# them after this many messages. Otherwise libzmq drops messages for subscribers that have kept up.
 _REFRESH_EVERY = 64
 _MOST_TOPIC_BYTES = 64 << 10
 # Requests of subscribers that are read in one round, so that the flow goes on in between.
 _MOST_REQUESTS = 256
-# While it publishes, libzmq moves requests from a connection's queue into its own memory until the queue is empty. A
-# short queue is soon empty, and the connection waits meanwhile.
+# When the proxy publishes, libzmq moves requests from a connection's queue into its own memory until the queue is
+# empty. A short queue is soon empty, because libzmq does not read the connection while the queue is full.
 _REQUEST_HWM = 32
 # How often connections are checked, and how often while more requests come than one round reads.
 _CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
 _PENDING_CHECK_SECONDS = 0.001
-# Before it drops messages, publishing waits ``_ROOM_SECONDS`` for room, once for each ``sndhwm`` messages. libzmq's own
-# thread needs less to empty the queue of a subscriber that reads. After a wait in vain, publishing drops messages for
+# Publishing waits up to ``_ROOM_SECONDS`` for room before it drops messages, once for each ``sndhwm`` messages.
+# libzmq empties the queue of a subscriber that reads in less time. After a wait in vain, publishing drops messages for
 # ``_DROPPING_SECONDS`` without waiting, so a subscriber that does not read delays the others by 5 %.
 _ROOM_SECONDS, _DROPPING_SECONDS = 0.005, 0.1
 
@@ -56,8 +56,8 @@ _ROOM_SECONDS, _DROPPING_SECONDS = 0.005, 0.1
 class RequestBounds:
     """How much plain subscribers may ask for.
 
-    libzmq keeps the topics of a connection in memory, without a bound, as long as the connection lasts. Hanging up
-    frees them. Heartbeats, and topics that come and go, send bytes too, so each second allows some more.
+    libzmq keeps the topics of a connection in memory, without a bound, as long as the connection lasts. Ending the
+    connection frees them. Heartbeats, and topics that come and go, send bytes too, so each second allows some more.
 
     Attributes:
         upstream_topics, upstream_bytes: How many distinct topics are passed on to publishers, and their bytes together.
@@ -90,9 +90,9 @@ class _Topics:
     def change(self, request: bytes) -> bool:
         """Subscribe to a topic or unsubscribe from it; return whether publishers must get the request.
 
-        The XPUB also reports an unsubscription by a peer that has never subscribed, if other peers have. So requests
-        are passed on in pairs, and no peer can end the proxy's own subscription to ``topics``. The next subscription to
-        the topic passes it on again; only a verbose XPUB reports that one.
+        An XPUB also reports an unsubscription by a peer that has never subscribed, even if other peers are subscribed.
+        So an unsubscription is passed on only after a subscription, and no peer can end the proxy's own subscription to
+        ``topics``. The next subscription to the topic is passed on again; only a verbose XPUB reports it.
         """
         kind, topic = request[:1], request[1:]
         if kind == b"\x01" and topic not in self.passed_on:
@@ -126,7 +126,7 @@ class _Topics:
 
 
 class _Stalled(NamedTuple):
-    """A connection that data waits for, and since when it has read none."""
+    """A connection for which data waits, and since when it has read none."""
 
     connection: Connection
     since: float
@@ -138,7 +138,7 @@ class Subscribers:
     Args:
         bounds: How much subscribers may ask for.
         stall_timeout: Seconds after which a subscriber that reads nothing is disconnected; None for never.
-        counters: Counts those that are disconnected.
+        counters: Counts the disconnected subscribers.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Subscribers:
         self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
 
     def check(self, connections: Connections, now: float) -> None:
-        """Disconnect those that have stalled or ask for too much. Called several times a second.
+        """Disconnect subscribers that have stalled or ask for too much. Called several times a second.
 
         Args:
             now: Seconds, monotonic.
@@ -238,7 +238,7 @@ class Backend:
         room_seconds: How long publishing waits for room before it drops messages.
 
     Raises:
-        OptionError, EndpointError: It cannot be opened as asked.
+        OptionError, EndpointError: The socket cannot be opened as asked.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Backend:
         sock.setsockopt(zmq.XPUB_NODROP, 1)
 
     def take_requests(self) -> list[bytes]:
-        """The subscribers' requests that publishers must get: topics that are new, and those that are not needed now.
+        """Receive requests; return those for publishers: new topics, and topics that are not needed any more.
 
         A topic beyond the bounds is not passed on. Its subscriber gets only the messages that the proxy receives for
         its own ``topics`` and for the topics that were passed on.

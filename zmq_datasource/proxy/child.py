@@ -1,8 +1,9 @@
 """Two processes that end together: one starts the other, and both write lines of JSON into pipes.
 
 The *child* reads its standard input: one line with its options and its log level, then lines of which only the newest
-counts. It ends when this pipe closes. On its standard output it writes its status again and again, from the moment that
-its endpoints are bound; or one line with the error that ends it. Neither process ever waits until the other one reads.
+counts. The child ends when this pipe closes. On its standard output it writes its status again and again, as soon as
+its endpoints are bound; and one line with the error, if an error ends it. A process waits until the other one
+reads only to send the options or the error.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Parent:
 
     Attributes:
         options: The child's options, as text.
-        values: The lines after the options.
+        values: Reads the lines after the options.
 
     Raises:
         EOFError: The process has ended.
@@ -149,10 +150,10 @@ def set_up_logging(level: int = logging.INFO) -> None:
 
 
 class Child:
-    """A process that this one starts. A thread of its own reads what the process writes.
+    """A process that this one starts. A thread reads the status lines that the process writes.
 
     Args:
-        module: The module of which the process runs ``main``.
+        module: The process runs ``main`` of this module.
         options: Its options, as text.
 
     Attributes:
@@ -236,7 +237,7 @@ class Child:
         return code
 
     def close_in_fork(self) -> None:
-        """Close the pipe to the process in a forked child of this one: otherwise it would keep the process alive."""
+        """In a fork of this process, close the pipe to the child: the fork's copy would keep the child alive."""
         with suppress(ValueError):  # ``end`` has closed it
             nothing = os.open(os.devnull, os.O_WRONLY)
             try:

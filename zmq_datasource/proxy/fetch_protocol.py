@@ -66,8 +66,9 @@ EARLIEST, LATEST, LAST = "earliest", "latest", "last"
 MOST_NAME_BYTES = 200
 # How long a FETCH may wait for messages.
 MOST_WAIT_MS = 1000
-# A proxy answers each FETCH within MOST_WAIT_MS. After so many seconds without a byte the client asks again, and after
-# twice as many on a new connection. The bytes of a large message count: 100 MB may take longer than that.
+# A proxy answers a FETCH within MOST_WAIT_MS, unless its disk stalls. After so many seconds without a byte the client
+# asks again, and after twice as many on a new connection. The bytes of a large message count: 100 MB may take longer
+# than that.
 SILENCE_SECONDS = 3.0
 _MOST_TOPICS, _MOST_TOPIC_BYTES = 1000, 32_768
 # The frames of a request: kind, header, and topics.
@@ -279,7 +280,7 @@ def pack_rows(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
     ids = [memoryview(batch.column("id").buffers()[1])[8 * batch.column("id").offset :][: 8 * batch.num_rows]]
     if batch.column("frames").null_count == batch.num_rows:
         columns, buffers = pack_columns(batch.select(["topic", "value"]))
-    else:  # some messages have more frames than topic and value
+    else:  # some messages have more frames, or a topic that is not UTF-8
         columns, buffers = pack_columns(pa.record_batch({"frames": raw_messages(batch).lists()}))
     return columns, [*ids, *buffers]
 

@@ -1,6 +1,6 @@
-"""Answers requests for the rows of the log that follow an id, of some topics, up to a number of bytes.
+"""Answers requests for the rows of the log from an id on, of some topics, up to a number of bytes.
 
-Durable subscribers ask for the rows after their position, and replays for a range of ids. The rules:
+Durable subscribers ask for all rows from an id on, and replays for a range of ids. The rules:
 
 * Between two requests the server keeps only positions (``positions``). Of each client one FETCH waits at a time: until
   there are rows, until its deadline, or until its position is on the disk.
@@ -8,8 +8,8 @@ Durable subscribers ask for the rows after their position, and replays for a ran
   connections, because a client that has lost its connection gets its answer on the new one. A replay has one. The
   answers of all clients share ``_MOST_BYTES``, and beyond that each may have ``_LEAST_BYTES``, or one message. So
   memory is bounded, however slowly clients read.
-* An error in the request of a client refuses that client, and is logged with its cause. Only an error of the positions
-  or of the socket ends the server.
+* An error in the request of a client refuses that client, and is logged with its cause. Only an error of the positions,
+  of the log's listing or of the socket ends the server.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FetchServer:
     Attributes:
         names: Which session has which name.
         waiting: The requests that are not answered yet.
-        must_recheck: Whether an answer waits until the client has taken the one before. No event reports that.
+        must_recheck: Whether an answer waits for the client's queue or for a file. No event reports either.
     """
 
     must_recheck = False
@@ -155,7 +155,8 @@ class FetchServer:
         for job in self.names.done_jobs():
             request = job.request
             assert request.name is not None
-            # An error of the log passes for a FETCH. For an OPEN or FORGET, only a lock of the command line does.
+            # For a FETCH each error of the log is temporary: the client asks again. For OPEN and FORGET only a lock
+            # of the command line is.
             passing = LogError if isinstance(request, Fetch) else LogLockedError
             try:
                 self._wait_or_reply(job.peer, request, self.names.result(job))
@@ -166,7 +167,7 @@ class FetchServer:
     def _wait_or_reply(
         self, peer: bytes, request: Open | Fetch | Forget, answer: Position | FromProxy | None
     ) -> None:
-        """Let a FETCH wait for the rows behind its position, or send the answer."""
+        """Let a FETCH wait for its rows, or send the answer."""
         if isinstance(answer, Position):
             assert isinstance(request, Fetch)
             self._wait(answer.notes.name, peer, request, tuple(answer.notes.topics))
@@ -226,8 +227,8 @@ class FetchServer:
         }
         if not waiting.rows and (lost := self._count_lost(waiting.cursor, position)) is not None:
             if position is not None and not position.is_on_disk:
-                # First the count must be on the disk: the client continues after the lost ids, so they are not counted
-                # again after a crash.
+                # LOST waits until the count is on the disk: the client then continues behind these ids, so they are not
+                # counted again if a crash loses the count.
                 self._positions.write_now()
             else:
                 self._send(owner, waiting, Lost(**head, next=lost))
@@ -303,7 +304,7 @@ class FetchServer:
         """Log an error in a request, and refuse the client; return whether it was refused.
 
         Args:
-            passing: Errors that pass. The client is not refused, and the request is tried again.
+            passing: Temporary errors: the client is not refused. The client or the server tries the request again.
 
         Raises:
             zmq.ZMQError: It is the socket's error.

@@ -43,7 +43,7 @@ from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["FetchWire", "ReplayWire", "Request", "Router"]
 
-# Requests that wait in memory, and their bytes that are taken at a time. The others wait in libzmq and in the kernel.
+# How many requests wait in memory, and about how many bytes one round takes. The rest waits in libzmq and the kernel.
 _MOST_REQUESTS, _MOST_ROUND_BYTES = 256, 8 << 20
 # libzmq bounds the number of messages and not their bytes, so it must queue few.
 _RCVHWM = 16
@@ -51,7 +51,7 @@ _HOUSEKEEPING_SECONDS = 0.1
 # Answers that libzmq queues for one connection. A client that waits for each answer needs one.
 _SNDHWM = 8
 _MOST_REQUEST_BYTES = 64 << 10
-# A replay: bytes of its next answer, about, or one message; and bytes and frames of a request.
+# Of replays: about how many bytes one answer has (or one message), and the most bytes and frames of a request.
 _REPLAY_BYTES = 1 << 20
 _MOST_REPLAY_REQUEST_BYTES, _MOST_REPLAY_FRAMES = 1024, 2
 
@@ -71,8 +71,8 @@ class Router:
         options: Security, and other options of every socket.
         bind: Its endpoints.
         sndhwm: Messages that libzmq queues for one peer; 0 for no bound.
-        most_bytes, most_frames: The largest message of an honest peer. A larger one comes without frames, so that the
-            protocol refuses it.
+        most_bytes, most_frames: The largest message of an honest peer. A message with more bytes comes without frames,
+            and one with more frames is cut behind the first frame too many, so that the protocol refuses it.
 
     Attributes:
         requests: The requests that were received, in order; its user removes them.
@@ -108,7 +108,7 @@ class Router:
     def receive(self) -> None:
         """Receive requests, as far as there is room for them.
 
-        Called in each round, also while there is no room: libzmq accepts and ends connections only in calls.
+        Called in each round, also while there is no room, because it also watches the connections.
         """
         now = time.monotonic()
         if now >= self._next_housekeeping:
@@ -171,7 +171,7 @@ class FetchWire(Router):
         return self.answers.send(peer, encode(answer, buffers), owner)
 
     def next_fetch(self, fetch: Fetch, answer: Batch | Lost) -> Fetch | None:
-        """The FETCH that follows an answer without a request of the client; None if the client asks."""
+        """The FETCH to continue with by itself after an answer; None, because these clients ask each time."""
         return None
 
 

@@ -1,11 +1,14 @@
-"""The flow of messages in the live process: receive, write, publish, in one thread that waits for no peer.
+"""The flow of messages in the live process: receive, write, publish, in one thread.
+
+It waits for a subscriber only a few milliseconds at a time.
 
 The rules:
 
-* Nothing is published before it is written, and what is published are the rows that were written.
+* A row is published only after it is written, and exactly as it is written.
 * A round takes the messages that are there, from every socket in turn. While the log writes one group of messages, the
   next one gathers: no message wakes the thread, which looks once a millisecond. So a fast feed has few large groups.
-  When a group is as large as it may be, the sockets wait, and the publishers' high-water marks decide.
+  A group of the largest size goes to the log at once. When a whole chunk waits for the disk, the sockets wait, and the
+  publishers' high-water marks decide.
 * Subscriptions are passed on to publishers as they come, within ``RequestBounds``.
 """
 
@@ -45,7 +48,7 @@ _SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 # At the end, messages are received for so long, or until none has come for so long.
 _DRAIN_SECONDS, _QUIET_SECONDS = 1.0, 0.1
-# At the end, so long is waited for a slow disk, and for a disk that refuses.
+# At the end, how long to wait for a slow disk, and for a disk that refuses.
 _DISK_SECONDS, _REFUSED_SECONDS = 60.0, 5.0
 
 
@@ -106,7 +109,7 @@ class LiveFlow:
         return self
 
     def _close_journal(self) -> None:
-        """Write what was received; log how much is lost if the disk refuses."""
+        """Write the received messages; if the disk refuses, log how many are lost."""
         try:
             try:
                 self._append()
@@ -212,7 +215,7 @@ class LiveFlow:
     # The end.
 
     def drain(self) -> None:
-        """Receive what libzmq and the kernel hold, up to a second; then write and publish all of it.
+        """Receive the messages that libzmq and the kernel hold, for up to a second; write and publish them.
 
         Raises:
             LogError: The log cannot be written any more.

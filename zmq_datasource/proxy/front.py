@@ -167,7 +167,7 @@ class Front:
         return rows
 
     def keep_alive(self, is_receiving: bool) -> None:
-        """Let libzmq and the connections do their work. Called ten times a second.
+        """Keep the connections of all sockets working. Called ten times a second, also while nothing is received.
 
         Args:
             is_receiving: Whether the ROUTER may receive; if not, its senders are not timed out.
@@ -180,7 +180,7 @@ class Front:
             self._acceptor.postpone()
 
     def finish(self, seconds: float) -> None:
-        """Answer the senders of transactions, as far as the log has written them within so many seconds."""
+        """Wait up to so many seconds until the log has written the transactions, and answer their senders."""
         if self._acceptor is not None:
             self._acceptor.finish(seconds)
 

@@ -28,8 +28,8 @@ class Proxy:
     ```
 
     It runs in processes of its own, so a busy notebook does not slow it. They end with this process, also if this
-    process has forked others. They write log lines to standard error, from the level on that
-    ``logging.getLogger("zmq_datasource")`` has when they start. Its options are keywords, in snake_case or as in
+    process has forked others. They write log lines to standard error, at the level that
+    ``logging.getLogger("zmq_datasource")`` has when they start. The options are keywords, in snake_case or as in
     docs/options.md.
 
     Attributes:
@@ -76,7 +76,7 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Receive and publish what is on its way, and end. In a forked child it does nothing.
+        """Receive and publish the messages on their way, and end. In a forked child this does nothing.
 
         Raises:
             ZmqDataSourceError: The error that has ended the proxy before, or that it had at its end.
@@ -92,7 +92,7 @@ class Proxy:
 
     @property
     def _end_seconds(self) -> float:
-        """It may linger twice: for rows that wait for libzmq, and for what libzmq has queued."""
+        """The proxy may linger twice: for rows that wait for libzmq, and for messages that libzmq has queued."""
         return self.end_seconds + 2 * self.options.linger / 1000
 
     def _raise_error(self) -> None:

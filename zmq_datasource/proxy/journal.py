@@ -24,7 +24,7 @@ from zmq_datasource.proxy.view import Progress
 
 __all__ = ["Journal", "Written"]
 
-# The reader in this process. It reads only for subscribers, so it has no record.
+# Counts as a running reader without a record, so that expired records are dropped even if no other reader remains.
 _OWN = "proxy"
 
 

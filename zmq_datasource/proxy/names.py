@@ -103,7 +103,7 @@ class Names:
         return None
 
     def fetch(self, peer: bytes, request: Fetch) -> Position | Refused | None:
-        """The position of the name, moved to ``done``."""
+        """Move the position of the name to ``done``, and return it; or the reason why the session has no such name."""
         assert request.name is not None
         position = self.position_of(request)
         if not isinstance(position, Position):
@@ -178,7 +178,7 @@ class Names:
         return done
 
     def result(self, job: Job) -> FromProxy | Position | None:
-        """The answer to a job, or the position from which its FETCH is answered.
+        """The answer to a job; for a FETCH the position of its name.
 
         Raises:
             LogLockedError: The command line changes the record at this moment; the client asks again.

@@ -72,10 +72,11 @@ class Position:
     Attributes:
         key: The name of its record.
         next: The first id that the subscriber still needs.
-        notes: What else is recorded of it.
+        notes: The other fields of the record.
         next_on_disk, lost_on_disk: ``next`` and ``notes.lost_to`` as they are on the disk; set by the keeper.
         topic_bytes: About how many bytes its topics have in the record.
-        newest: The ids of the newest message of each topic below ``notes.snapshot``, in order. Only these are sent.
+        newest: The ids of the newest message of each topic below ``notes.snapshot``, in order. Below it only
+            these are sent. Set by the keeper.
         is_new: Whether the name was unknown before, and its client has not fetched yet.
         asked: When its client last asked for something, monotonic; None while it is away.
         left: When its client went away, monotonic.
@@ -249,7 +250,7 @@ class Positions:
             position = Position(record, notes, self._clock())
             position.is_new = is_new
             if is_new or request.seek:
-                # Under this lock no chunk is deleted: the record protects what the listing has found.
+                # While this lock is held, no chunk is deleted. Afterwards the record protects the chunks.
                 with self._records.exclusive():
                     self._place(position, request, log)
                     self._write(position)
@@ -286,7 +287,7 @@ class Positions:
             position.next = min(int(request.start), log.end)
 
     def lock_again(self, position: Position, log: LogMoment) -> bool:
-        """Lock the name of a client that comes back; return whether the record is still of the client's session."""
+        """Lock the name of a client that comes back; return False if the record has another session, or is gone."""
         if position.lock is not None:
             return True
         lock = self._records.hold(position.key, _LOCK_SECONDS)

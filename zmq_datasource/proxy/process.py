@@ -132,7 +132,7 @@ class NoServer(ServerProcess):
 
 
 def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[dict[str, Any]], None]) -> None:
-    """Be a proxy until ``stop()`` is true; then receive and publish what is on its way, and return.
+    """Run a proxy until ``stop()`` is true; then receive and publish the messages on their way, and return.
 
     Args:
         given: The options, as text.
@@ -143,7 +143,7 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
     """
     options = parse(ProxyOptions, given)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # Without these endpoints it would have nothing to do: the log itself keeps what its readers need.
+    # Without these endpoints a server process has nothing to do: the log itself keeps the messages of its readers.
     server = ServerProcess(given) if options.durable or options.replay else NoServer()
     with ExitStack() as stack:
         flow = stack.enter_context(LiveFlow(options, server.send))
@@ -172,7 +172,7 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
 def run_until_stopped(
     given: Mapping[str, str], observe: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> None:
-    """Be a proxy until SIGTERM or SIGINT.
+    """Run a proxy until SIGTERM or SIGINT.
 
     Args:
         observe: Called with the status twice a second.
@@ -188,7 +188,7 @@ def run_until_stopped(
 
 
 def main() -> None:
-    """Be the live process that ``Proxy`` has started, until the pipe from ``Proxy`` closes."""
+    """Run the live process that ``Proxy`` has started, until the pipe from ``Proxy`` closes or a signal comes."""
     allow_many_files()
     parent = Parent()
     stopped = StopFlag()

@@ -1,7 +1,7 @@
 """The server process: it answers durable subscribers and replays from the files of the log.
 
-The live process starts it. It reads its options and then the progress of the log from its standard input, and ends when
-that closes. It writes its status to its standard output (``child``).
+The live process starts the server process. The server process reads its options and then the progress of the log from
+its standard input, exits when that closes, and writes its status to its standard output (``child``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Server", "main", "open_server", "serve"]
 
 _WAIT_MS = 100
 _STATUS_SECONDS = 0.25
-# A server process whose proxy was killed frees its ports a moment later.
+# How long to try to bind: the server process of a killed proxy frees its ports a moment later.
 _BIND_SECONDS = 5.0
 
 
@@ -49,7 +49,7 @@ class Server:
         positions: The positions of all durable subscribers.
 
     Raises:
-        LogError, OptionError, EndpointError: It cannot be opened as asked; nothing stays open.
+        LogError, OptionError, EndpointError: The log or a socket cannot be opened; nothing stays open.
     """
 
     def __init__(self, options: ProxyOptions, progress: Progress, bounds: NameBounds = NAME_BOUNDS) -> None:
@@ -112,10 +112,10 @@ class Server:
             server.wire.receive()
 
     def step(self, progress: Progress | None) -> None:
-        """Read the log on, write positions, and answer requests.
+        """Follow the log to its newest progress, write positions, and answer requests.
 
         Args:
-            progress: How far the log is, if that is new.
+            progress: How far the log is; None if no newer value has come.
 
         Raises:
             LogError: Positions cannot be written any more, or the log cannot be read.
@@ -150,7 +150,7 @@ class Server:
 
 
 def main() -> None:
-    """Be the server process, until the pipe from the live process closes."""
+    """Run the server process until the pipe from the live process closes."""
     allow_many_files()
     parent = Parent()
     try:
@@ -185,7 +185,7 @@ def serve(server: Server, progress: NewestReader, report: Callable[[dict[str, An
     """Serve until the pipe with the progress of the log closes.
 
     Args:
-        report: Called with the status four times a second, at once for the first time.
+        report: Called with the status: at once, and then four times a second.
 
     Raises:
         LogError: Positions cannot be written any more, or the log cannot be read.
@@ -198,8 +198,8 @@ def serve(server: Server, progress: NewestReader, report: Callable[[dict[str, An
             next_status = now + _STATUS_SECONDS
             report(server.status())
         server.wait()
-        # Before the progress is read: a subscriber may ask for a message that it has just seen published, and the
-        # progress that was sent before the message was published has arrived by then.
+        # First the requests, then the progress: a subscriber may ask for a message that it has just seen published. The
+        # live process sends the progress before it publishes, so the progress read below has this message.
         server.receive()
         newest = progress.newest()
         server.step(None if newest is None else Progress.of(newest))

@@ -42,7 +42,7 @@ class DurableMessage(NamedTuple):
         id: Its position in the proxy's log; greater than that of the message before.
         topic: The first frame; empty if the message has only one.
         value: The last frame.
-        frames: All frames.
+        frames: All frames; a message of a single frame has an empty one in front.
     """
 
     id: int
@@ -167,14 +167,14 @@ class DurableSubscriber:
         nothing.
 
         Raises:
-            NoPeerError: The proxy is away, so the last acknowledgements may be lost.
+            NoPeerError, SubscriptionError: The proxy is away or refuses, so the last acknowledgements may be lost.
         """
         session = self._session
         if not self._link.is_open or self._process.is_left:
             return
         try:
             if session.refusal is not None:
-                return  # another client has the name
+                return  # the proxy takes no more acknowledgements of this session
             if kind is None:
                 self._acknowledge_given()
             if session.has_unconfirmed:

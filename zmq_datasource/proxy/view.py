@@ -92,7 +92,7 @@ class LogView:
             self._grown = grown
 
     def _append_sealed(self, end: int) -> None:
-        # Usually one chunk more, for which a directory of many need not be listed.
+        # Usually one chunk is new. It is found by its name, without a listing of the directory.
         if len(self._index):
             found = self._storage.find_chunk(self._index.end)
             if found is not None and self._ends_at(found.first, end):
@@ -213,7 +213,7 @@ class Cursor:
         self._rest: pa.RecordBatch | None = None
 
     def read(self, rows: int, most_bytes: int) -> pa.RecordBatch | None:
-        """The next rows, and move past them; None if there are none now.
+        """Return the next rows, and move past them; None if there are none now.
 
         Args:
             rows: The most rows.
@@ -226,7 +226,7 @@ class Cursor:
         if self._rest is None:
             try:
                 self._rest = next(self._batches, None)
-                # Below the log's first id there are no rows, and the rows behind that gap must not pass for them.
+                # Ids below the log's first one have no rows, and the log's first rows must not be taken for theirs.
                 if self._rest is None and self._view.earliest <= self.position < self._view.end:
                     self._batches = self._view.batches(self.position)
                     self._rest = next(self._batches, None)
@@ -259,7 +259,9 @@ def _fitting(batch: pa.RecordBatch, most_bytes: int) -> int:
 def topics_of(batch: pa.RecordBatch) -> pa.Array:
     """The topic of each row, in bytes: the first of its frames, or empty if it has only one frame."""
     frames = batch.column("frames")
-    if frames.null_count < len(frames):  # some rows keep their frames, because their topic is no text
+    if frames.null_count < len(
+        frames
+    ):  # the column has a topic that is not UTF-8 in hex, the frames as it came
         return pc.fill_null(raw_messages(batch).first, b"")
     return pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
 

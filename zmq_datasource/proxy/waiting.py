@@ -74,8 +74,8 @@ class Waiting:
                 self.size += batch.nbytes
             now = time.monotonic()
             if now >= turn_ends:
-                # Past the deadline it is answered without rows: the client would ask again, and the search for rows
-                # would begin again where this FETCH has begun.
+                # Past the deadline it is answered without rows, and the client goes on from ``next``. Otherwise the
+                # client would repeat this FETCH, and the search would begin again where this FETCH has begun.
                 return not self.rows and cursor.position < end and now < self.deadline
             if sum(rows.num_rows for rows in self.rows) >= _MOST_ROWS:
                 break
@@ -161,7 +161,7 @@ class WaitingRequests:
 
 
 class Cursors:
-    """The cursors behind the last answers. To find such a place in the log again takes longer than an answer."""
+    """Keeps the cursors where the last answers ended: finding such a place again takes longer than an answer."""
 
     def __init__(self, view: LogView) -> None:
         self._view = view

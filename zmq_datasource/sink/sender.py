@@ -8,9 +8,9 @@ The rules:
 * What a PUSH has sent may be lost with a connection, and nothing shows which rows were in that connection. So all rows
   that are ``in_flight`` are sent again. With ``noblock`` no row is sent twice: these rows no longer count as sent.
 * A connection that ended in order, after the peer's machine had received everything, took nothing along. ``noblock``
-  relies on this. A task that may send rows again relies on it only at its end, if the peer does not come back: that is
-  a consumer that has the last row and leaves. Earlier, the peer may be one that cannot take a row, or a middlebox with
-  a memory of its own.
+  relies on this. A task that may send rows again relies on it only at its end, if the peer does not come back: then the
+  peer is a consumer that has the last row and leaves. Earlier, the peer may be one that cannot take a row, or a
+  middlebox with a memory of its own.
 * A PUB sends each row once, to the subscribers that are connected."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ROWS_PER_CALL = 10_000
 
 
 class Delivery:
-    """Sends a task's rows through a socket, and through another one after a connection was lost.
+    """Sends a task's rows through a socket, and sends them again after a connection was lost.
 
     Args:
         options: Framing, retries and timeouts.
@@ -257,7 +257,7 @@ class Sender:
             frames: Lists of binary, in place of value and topic. No list is empty or null, and no frame is null.
 
         Raises:
-            SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock``).
+            SendTimeoutError: The queues stayed full for ``sendTimeout`` (without ``noblock`` and dead letters).
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
         batch = RowBatch(value, topic, frames, self.counters.rows)

@@ -23,7 +23,8 @@ __all__ = ["SHORT_WAIT", "SendingSocket"]
 
 _log = logging.getLogger(__name__)
 
-# Seconds. While rows are sent, a queue is full again and again, for some 100 µs. So a wait is cheap, up to this time.
+# Seconds. While rows are sent, a queue is full again and again, for some 100 µs. So a wait up to this time keeps the
+# handles open: see ``hold_connections``.
 SHORT_WAIT = 0.1
 
 

@@ -229,7 +229,7 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
     Raises:
         DeadLetterError: The file system refused.
     """
-    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter
+    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only with deadLetterLocation
 
     with _storing(location, f"committing the dead letters of batch {batch}"):
         system, directory = directory_of(location)
@@ -252,7 +252,7 @@ def abort_dead_letters(location: Location, query: str, batch: int) -> None:
     Raises:
         DeadLetterError: The file system refused.
     """
-    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only where there is a dead letter
+    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only with deadLetterLocation
 
     with _storing(location, f"removing the staged dead letters of batch {batch}"):
         system, directory = directory_of(location)

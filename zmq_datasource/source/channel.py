@@ -33,7 +33,8 @@ __all__ = ["WAIT_MS", "Channel", "Replayer", "make_channels"]
 _log = logging.getLogger(__name__)
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
-# After some silence, housekeeping is the only other duty, so the wait is longer. Received messages are sealed by then.
+# After some silence, housekeeping is the only other duty, so the wait is longer: received messages are sealed by then,
+# unless walFlushInterval is longer than the silence.
 WAIT_MS, _SILENT_WAIT_MS = 10, 250
 _SILENT_SECONDS = 2.0
 # The publisher sends a replay as fast as it can. Its own queue should limit the replay, not this one.
@@ -230,7 +231,7 @@ class Replayer(Link):
 
 
 def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
-    """Set a routing id by which a proxy sends topics, too. To other publishers it means nothing."""
+    """Set a routing id that asks a proxy to send topics, too. Other publishers ignore it."""
     sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())
 
 

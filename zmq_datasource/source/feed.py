@@ -38,7 +38,7 @@ __all__ = ["Feed"]
 _log = logging.getLogger(__name__)
 
 _STANDBY_IN_A_BUCKET_SECONDS = 2.0
-# A process that has had the log's lock for this long receives without errors.
+# A process that has had the log's lock for this long counts as receiving without errors.
 _STABLE_SECONDS = 2.0
 
 
@@ -49,7 +49,7 @@ class Feed:
 
     Args:
         options: The options of the query.
-        partition: The number of the partition. The query only reads a partition beyond those of its receivers.
+        partition: The number of the partition. The query fills those of its receivers, and only reads further ones.
 
     Attributes:
         counters: The counters of this process, whether it fills the log or follows it.
@@ -167,8 +167,8 @@ class Feed:
     def seal(self) -> int:
         """Make the messages durable that this process has received. Returns the durable end.
 
-        If there is a query with a ``replayEndpoint``, and this one has none, it gives way to that query. If another
-        process fills the log, this lists its new chunks instead.
+        If another query with a ``replayEndpoint`` runs, and this query has none, this query stops receiving and follows
+        the log. If another process fills the log, this call lists its new chunks instead.
         """
         self.check()
         source = self._source
@@ -204,7 +204,7 @@ class Feed:
         return self._source.receive_for(timeout, idle_timeout)
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until there are messages after ``end``, for at most ``seconds``."""
+        """Wait until there are messages from id ``end`` on, for at most ``seconds``."""
         self._source.wait_for_more(end, seconds)
 
     def commit(self, end: int) -> None:
@@ -217,7 +217,7 @@ class Feed:
                 self._faults.warn("deleting from a partition without a receiver: %s", e)
 
     def facts(self) -> SourceFacts:
-        """The figures of the partition's receiver as of now."""
+        """The figures of the partition's receiver: as of now or, in another process, as of its newest chunk."""
         return self._source.facts()
 
     def stop(self) -> None:
@@ -277,14 +277,15 @@ class Feed:
         """Whether another process writes the log.
 
         Raises:
-            DataLossError, LogFormatError: The log is gone, or is another one. A standby must not make a log.
-            DiskFaultError: The log is not there at present.
+            DataLossError: Another log is in its place.
+            LogFormatError: The log is damaged.
+            DiskFaultError: The log is not there at present. A standby must not make a log.
         """
         self._check_log(self.storage.log_id_again())
         return self.storage.is_written()
 
     def _gives_way(self) -> bool:
-        """Whether a query with a ``replayEndpoint`` runs, which should receive, and this query has none."""
+        """Whether this query, without a ``replayEndpoint``, must leave receiving to a running query that has one."""
         return not self._options.replay_endpoint and Readers(self.storage).replaying() is not None
 
     def _check_log(self, found: str) -> None:

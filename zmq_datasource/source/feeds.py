@@ -208,7 +208,7 @@ class Feeds:
         return ends
 
     def wait_for_more(self, begins: Mapping[int, int], seconds: float) -> None:
-        """Wait until a partition has messages after its id in ``begins``, for at most ``seconds``."""
+        """Wait until a partition has messages from its id in ``begins`` on, or is full, for at most ``seconds``."""
         if len(self.parts) == 1:
             self.parts[PARTITION].wait_for_more(begins[PARTITION], seconds)
             return
@@ -234,7 +234,7 @@ class Feeds:
         finally:
             if self._started:
                 self.reader.end(self._done or None)
-            else:  # the query was refused, so its record keeps nothing
+            else:  # the query did not start: delete the record that it has created
                 self.reader.discard()
 
 

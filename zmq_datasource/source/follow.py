@@ -29,7 +29,7 @@ __all__ = ["FollowingSource", "IdlePartition"]
 class FollowingSource:
     """Reads a log partition that another process fills (the writer). Opens no socket, and does not take the log's lock.
 
-    It has the methods of ``Ingest``, so that a ``Feed`` can have either.
+    A ``Feed`` has either this or an ``Ingest``, and calls the same methods; but here ``refresh``, and there ``seal``.
 
     Args:
         storage: The partition.
@@ -51,7 +51,7 @@ class FollowingSource:
         """Do nothing: another process receives."""
 
     def check(self) -> None:
-        """Raise an error if the writer has noticed losses while this query ran, and its ``onLoss`` is ``fail``.
+        """Raise an error if this query has ``onLoss=fail``, and the writer has noticed losses while this query ran.
 
         Raises:
             MessageLossError: Messages were lost.
@@ -201,7 +201,7 @@ class IdlePartition:
     def expire(self) -> None:
         """Delete the chunks that all queries have read, and that are past their retention.
 
-        Deletes nothing if another process writes the partition, or no query has read it, and waits for no lock. Most
+        Deletes nothing if another process writes the partition, or if the log has no reader. Waits for no lock. Most
         calls do nothing: see ``check_seconds``.
 
         Raises:

@@ -62,14 +62,14 @@ class Ingest:
         readers: The queries and subscribers that read the partition.
         resumed_at: The id of the first message that this process receives; from ``open`` on.
         lock_wait_seconds: How long to wait for the lock, because another writer may be stopping.
-        warn_seconds: After how long it logs that it waits.
-        replaying_seconds: How often ``replaying_query`` looks for such a query.
+        warn_seconds: After how long a wait for the lock is logged.
+        replaying_seconds: How often ``replaying_query`` reads the records of the readers.
     """
 
     lock_wait_seconds = LOCK_WAIT_SECONDS
     warn_seconds = 1.0
     replaying_seconds = 1.0
-    reader = None  # the name of a query, which a ``Feed`` has in its place
+    reader = None  # a ``Feed`` has the name of its query's record here
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class Ingest:
             )
 
     def _read_notes(self) -> None:
-        """Replace the notes of the last writer. ``LogWriter.open`` calls it with the lock, and may repeat it."""
+        """Read and replace the last writer's notes. ``LogWriter.open`` calls this with the lock, and may repeat it."""
         compare_terms(self.storage, self._options)
         if not isinstance(self._state, Intake):
             return
@@ -271,7 +271,7 @@ class Ingest:
         return self._replaying
 
     def commit_readers(self) -> int | None:
-        """Delete the messages that all readers of the log have read; for a process without a query.
+        """Let the log delete the messages that all readers have read; for a process without a query.
 
         Returns:
             The end of these messages; None if the log has no reader, and nothing is deleted.
@@ -280,16 +280,16 @@ class Ingest:
         return None if needed is None else self._commit(self.log.durable_end, needed)
 
     def commit(self, end: int) -> None:
-        """Delete messages below ``end`` that no other reader needs. The query of this process has committed them."""
+        """Let the log delete messages below ``end`` that no other reader needs: the query has committed them."""
         try:
             self._commit(end, self.readers.needed(fresh=False))  # as in commit_readers
         except (DiskFaultError, LogFormatError) as e:  # an unreadable record may need everything
             self._reader_faults.warn("%s", e)
 
     def _commit(self, end: int, needed: int | None) -> int:
-        """Delete the messages below ``end`` and ``needed``. Returns the end of the deleted messages.
+        """Let the log delete the messages below ``end`` and ``needed``. Returns the end of these messages.
 
-        If the log is full, it also deletes what only queries without a name need that have ended.
+        If the log is full, drops the ended queries without a name, if only they need the oldest chunk.
         """
         done = end if needed is None else min(end, needed)
         self.log.commit(done)
@@ -317,11 +317,11 @@ class Ingest:
 
     @property
     def received_end(self) -> int:
-        """The id after the last received message, without messages that are being passed from one thread to another."""
+        """The id after the last received message, without messages that are just being appended to the log."""
         return self.log.durable_end + self.log.unsealed + self.filler.facts().pending
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until there are messages after ``end``, receiving has ended, or ``seconds`` have passed."""
+        """Wait until there are messages from id ``end`` on, receiving ends or pauses, or ``seconds`` have passed."""
         deadline = time.monotonic() + seconds
         log, progress = self.log, self._receiving.progress
         while self.received_end <= end and (left := deadline - time.monotonic()) > 0:
@@ -390,7 +390,7 @@ class Ingest:
         """Drain the sockets, seal, and release the log. It may be called if ``start`` has failed.
 
         Raises:
-            LogError: Received messages could not be sealed. The error says how many.
+            LogError: Received messages could not be sealed. A log line says how many.
         """
         self._receiving.stop()
         try:

@@ -1,6 +1,6 @@
 """Turn raw messages into rows: framing, tracking of sequences, deduplication. Pure: it does no I/O.
 
-The log stores its state with each chunk; ``facts`` reads that state without a writer.
+The log stores the state of an ``Intake`` with each chunk; ``facts`` reads that state without an ``Intake``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MalformedMessage(NamedTuple):
 
 @dataclass
 class Findings:
-    """The findings in messages that no row shows: messages that do not fit, losses, restarts.
+    """Findings that no row shows: messages that do not fit, losses, restarts.
 
     Attributes:
         abandoned: Gaps, found earlier, that no replay can fill any more.
@@ -266,7 +266,7 @@ class Intake(CarriedState):
         return wanted.sequence
 
     def learn_newer_counters(self, others: Iterable[bytes], division: str) -> None:
-        """Note of which counters another partition of the log has a newer state. Call it after ``restore``.
+        """Note the counters of which another partition of the log has a newer state. Call it after ``restore``.
 
         Args:
             others: The saved states of these partitions.

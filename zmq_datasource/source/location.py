@@ -4,8 +4,8 @@ Processes that receive the same feed may have different terms: one keeps message
 for missing messages. These are the rules:
 
 * The writer of a partition notes beside the log which feed it receives, and on which terms. The next writer compares
-  them with its own, and logs the differences as a warning. So does a query that follows, about terms that it has no
-  part in. A query that is refused because of another feed names the options that make it another one.
+  them with its own, and logs the differences as a warning. A query that follows logs which of its options have no
+  effect. If a query is refused because of another feed, the error names the options that differ.
 * A query records its ``walRetention``, and whether it has a ``replayEndpoint``, with its position. While the position
   exists, its retention applies to each writer. Of the running queries, one with a ``replayEndpoint`` receives.
 """
@@ -70,7 +70,8 @@ _ROWS_BY = (
 )
 # The options that say which feed it is.
 _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by", *_ROWS_BY)
-# The terms: options in which two receivers of one feed may differ. To the first two, a query that follows has its part.
+# The terms: options in which two receivers of one feed may differ. Those of ``_TERMS`` also have an effect in a query
+# that follows, the others only in the process that receives.
 _TERMS = ("wal_retention", "replay_endpoint")
 _RECEIVER_ALONE = (
     *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers", "max_gaps"),
@@ -159,7 +160,7 @@ def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> No
         OtherDivisionError: There is such a writer.
     """
     others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
-    # In a bucket, only watching for a while shows that a writer is dead. Begin that for all partitions at once.
+    # In a bucket, only watching for a while shows that a writer is dead. Begin to watch this partition's writer, too.
     if storage.leisure:
         storage.is_written()
     for beside in [beside for beside in others if beside.is_written()]:
@@ -198,7 +199,7 @@ def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
 
 
 def warn_of_terms(storage: LogStorage, options: StreamReadOptions) -> None:
-    """Log how this query's options differ from those of the process that receives, if they have no effect.
+    """Log which options of this query have no effect, because the process that receives has other values.
 
     Raises:
         LogError: The note cannot be read.

@@ -1,8 +1,7 @@
 """Receive from sockets in rounds, as record batches; and append these to a log.
 
-A round waits for the first message, and then takes the messages that are there without waiting. So under load the cost
-of a round is shared by many messages, and a slow feed has exact timestamps. A receiver belongs to one thread, and
-starts none.
+A round waits for the first message, and then takes, without waiting, the messages that are there. So under load the
+cost of a round is shared by many messages, and a slow feed has exact timestamps. A receiver belongs to one thread.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from zmq_datasource.transport.peers import count_connections
 
 __all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
 
-# Bounds of one round over all sockets. They keep a round short, because the thread has other duties, and small: a round
-# exceeds the bytes by one message at most, so a round always fits an Arrow batch.
+# Bounds of one round: the messages of each socket, and the bytes of all sockets. They keep a round short, because the
+# thread has other duties, and small: a round exceeds the bytes by one message at most, so it fits an Arrow batch.
 ROUND_MESSAGES = 4096
 ROUND_BYTES = 4 << 20
 # A record batch is made when this many messages or bytes are pending. Spark is fastest with 10,000 rows and more.
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-# How long messages are received after a stop, by socket type. Messages that a PULL has taken come to no other receiver,
-# so it takes longer. A SUB wants only those from before the stop.
+# How long messages are received after a stop at most, by socket type. Messages that a PULL has taken come to no other
+# receiver, so a PULL has longer. A SUB wants only those from before the stop.
 _DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
 
 
@@ -139,7 +138,7 @@ class Receiver:
 
     @property
     def batch_ready(self) -> bool:
-        """Whether to call ``take``: enough messages are pending, a replay has ended, or receiving must end."""
+        """Whether to call ``take``: enough messages are pending, a replay session is due, or receiving must end."""
         if self.failure is not None or any(
             replayer.session.is_due(time.monotonic()) for replayer in self._replayers
         ):
@@ -239,7 +238,7 @@ class Receiver:
             self._incidents.report_lost([gap for gap in findings.abandoned if not gap.final])
 
     def awaits_replies(self) -> bool:
-        """Whether replays may bring more messages. It also makes them ask at once for messages after the last one.
+        """Make replays ask at once for messages after the last one. Returns whether they may bring more messages.
 
         Any thread may call it.
         """

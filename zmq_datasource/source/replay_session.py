@@ -7,8 +7,8 @@ The rules:
 * The publisher's ROUTER drops replies when its queue is full: in the middle of a replay, and even the last reply. So
   the end of a replay proves nothing. Messages that are still missing are asked for again, as long as each request
   brings some.
-* If a whole replay brings none of them, the publisher no longer has them. After silence a request is repeated, three
-  times. Then the gap is final: it is not asked for again, not even after a restart.
+* If a whole replay brings none of them, the publisher no longer has them. After silence a request is repeated, until
+  three have brought none. Then the gap is final: it is not asked for again, not even after a restart of the query.
 * A loss at the end of a burst leaves no gap. So when the live flow is silent for a second, the session asks for the
   messages after the last one; then after 2 seconds, 4, and so on up to a minute, until a message or a connection comes.
 * The protocol does not say which publisher's messages it repeats. So such a request begins with a message that was
@@ -37,7 +37,7 @@ from zmq_datasource.transport.session import Session
 __all__ = ["ReplaySession"]
 
 _ATTEMPTS = 3
-# Between two requests, so that a publisher that has nothing more is not asked as fast as it loses messages.
+# The pause between two requests for gaps. Otherwise a publisher might be asked once for each message that it loses.
 _PAUSE_SECONDS = 0.1
 _REPLY_OVERHEAD = 200
 
@@ -224,11 +224,11 @@ class ReplaySession(Session):
         self._connection += 1
 
     def blocked(self) -> None:
-        """Drop the request: the publisher is away, and the silence will end the request."""
+        """Do not send the request later: the publisher is away, and the request ends at its deadline."""
         self.outbox.clear()
 
     def take(self, now: float) -> tuple[Sequence[Reply], bool]:
-        """Take the received replies. They are dropped if the publisher has restarted since the request.
+        """Take the received replies. They are dropped if the publisher or a connection is a new one since the request.
 
         Returns:
             The replies, and whether they are the first of a publisher that has restarted.
@@ -263,7 +263,7 @@ class ReplaySession(Session):
         numbered = ((reply.sequence, reply.value) for reply in replies if reply.sequence is not None)
         replied = next((Sample.of(*one) for one in numbered if one[0] >= sample.number), None)
         if replied is None:
-            return [], False  # older than the request
+            return [], False  # all are below the first sequence that was asked for
         if replied.number == sample.number and replied != sample:
             self._reopen()
             if self._is_same_publisher():
@@ -364,7 +364,7 @@ class ReplaySession(Session):
         else:
             self.silence.restart(now)
         if request.history:
-            # Messages that the replay did not have may have been in the queue of the live flow meanwhile.
+            # The live flow's queue may have messages that the replay did not have: receive them before asking for gaps
             self._next_request = now + _PAUSE_SECONDS
             # If history exists and has not come, the live flow shows a gap, which is asked for then.
             if silent and not live_waits:
@@ -394,7 +394,7 @@ class ReplaySession(Session):
         if gaps:
             lost = sum(gap.size for gap in gaps)
             self.log.warn(
-                "%d messages from %s are missing, and %s does not have them",
+                "%d messages from %s are missing, and %s did not send them",
                 lost,
                 self._key.decode(),
                 self._replays,

@@ -24,7 +24,7 @@ class Admission:
         self._clock = clock
         self._last_batch = clock()
         self._turn = 0
-        # Partitions whose next message is larger than their share: the one that is due, and the last one that was.
+        # Partitions whose next message is larger than their share take turns: the next one, and the last one served.
         self._next: int | None = None
         self._last = -1
 
@@ -48,7 +48,7 @@ class Admission:
 
         Args:
             begins: The first ids of the batch.
-            available: The ids after the last durable ones.
+            available: The end of the messages that the batch may take, in each partition.
             size_of: Takes ``(partition, begin, end)``. Returns about how many bytes these messages have.
             end_within: Takes ``(partition, begin, end, bytes)``. Returns the largest end with at most this many bytes,
                 and the bytes up to it.
@@ -120,7 +120,7 @@ def _shares(wanted: Mapping[int, int], most: int, turn: int = 0, whole: bool = F
     """Divide ``most`` in proportion to what each partition wants. The rest goes first to those that would get nothing.
 
     Args:
-        turn: A number that grows with each call, so that partitions take turns if there is not one for each.
+        turn: A number that grows with each call, so that partitions take turns if ``most`` is less than their number.
         whole: Whether to divide all of ``most`` even if less is wanted, because the wanted sizes are estimates.
     """
     total = sum(wanted.values())

@@ -104,8 +104,8 @@ class ZmqLiveReader(DataSourceReader):
 class ZmqLogReader(DataSourceReader):
     """Reads a log in parallel, without a socket. The log may be written at the same time.
 
-    It takes no filters (``pushFilters``), because Spark 4.3 would keep the plan for the next action on the same
-    DataFrame, even if that action has no filters. That action would miss rows.
+    It takes no filters (``pushFilters``), because Spark 4.3 would use the filtered plan in the next action on the same
+    DataFrame, too, even if that action has no filters. That action would miss rows.
     """
 
     def __init__(self, options: BatchReadOptions, rows: Rows | None = None) -> None:

@@ -52,7 +52,7 @@ _QUERY = (
     ),
 )
 
-# The values of the labels of a thing, and its figures.
+# The values of the labels of a source, sink or query, and its figures.
 _Labelled = tuple[tuple[str, ...], Mapping[str, Any]]
 
 
@@ -137,7 +137,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._pass_on(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has no progress, but its connections come and go; Spark has asked its sources again."""
+        """Pass on the newest progress of an idle query: Spark has asked its sources, and connections come and go."""
         query = None if self._spark is None else self._spark.streams.get(str(event.id))
         last = None if query is None else query.lastProgress
         if last is not None:
@@ -157,7 +157,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         except MetricsError as e:
             known = False
             self._failed("metricsLocation", str(e))
-        # Prometheus would take a counter that falls and rises again for a restart.
+        # Keep the last known figures: Prometheus would take a counter that falls and rises again for a restart.
         sink = progress["sink"] if known else self._sinks.get(query, progress["sink"])
         self._events.observe(progress | {"sink": sink})
         self._serve()
@@ -210,7 +210,7 @@ class _Query:
 
 
 class QueryEvents:
-    """The newest events. For several threads.
+    """The newest event of each query. Any thread may call it.
 
     Args:
         clock: In seconds.
@@ -222,14 +222,14 @@ class QueryEvents:
         self._queries: dict[str, _Query] = {}
 
     def observe(self, event: Mapping[str, Any]) -> None:
-        """Show a query's newest event, if it has to do with ZeroMQ."""
+        """Keep a query's newest event for ``shown``, if the query has a ZeroMQ source or sink."""
         if any(map(_is_ours, event["sources"])) or event["sink"].get("metrics"):
             with self._lock:
                 self._queries[event["id"]] = _Query(event)
                 self._forget()
 
     def ended(self, query: str) -> None:
-        """A query has ended."""
+        """Note the end of a query. Its figures stay for ``_KEPT_SECONDS``."""
         with self._lock:
             if query in self._queries:
                 self._queries[query].ended = self._clock()
@@ -257,7 +257,7 @@ class QueryEvents:
 
 
 def _is_ours(source: Mapping[str, Any]) -> bool:
-    """Whether it is a source of this package; others have metrics of their own, as Kafka's."""
+    """Whether a source is of this package. Other sources, such as Kafka's, have other metrics."""
     return "source" in (source.get("metrics") or {})
 
 

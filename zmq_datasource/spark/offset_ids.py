@@ -25,7 +25,7 @@ _CONTINUE = "To continue with what the log has, set failOnDataLoss=false"
 
 
 def nothing_since(storage: LogStorage, time: Timestamp, strategy: str, end: int) -> int:
-    """The id where a read begins if ``startingTimestamp`` is later than all messages of the log: its end.
+    """The id where a read begins if ``startingTimestamp`` is later than all messages of the log: the log's end.
 
     Raises:
         OptionError: ``startingOffsetsByTimestampStrategy`` is ``error``.
@@ -54,7 +54,7 @@ class OffsetIds:
         self.add_new_partitions()
 
     def add_new_partitions(self) -> None:
-        """Add the partitions that ``feeds`` has opened since."""
+        """Add the partitions that ``feeds`` has opened since the last call."""
         self._parts = {
             partition: self._parts.get(partition) or _PartitionLog(feed, self._options)
             for partition, feed in sorted(self._feeds.parts.items())
@@ -70,7 +70,9 @@ class OffsetIds:
         return {p: writer for p, writer in found.items() if writer is not None}
 
     def initial(self) -> dict[str, Any]:
-        """The offset where a query without a checkpoint begins. It is chosen once; a named reader keeps the last run's.
+        """The offset where a query without a checkpoint begins. The first call chooses it.
+
+        If the record of a named reader says where to begin (``ReaderRecord.begins_here``), the query begins there.
 
         Raises:
             OptionError: The log has no id for ``startingOffsets`` or ``startingTimestamp``.
@@ -112,8 +114,8 @@ class OffsetIds:
         """The next id in each partition for an offset of the query's checkpoint.
 
         Raises:
-            DataLossError: The log no longer has what the offset names, and ``failOnDataLoss`` is true; or the offset is
-                beyond the log's end.
+            DataLossError: The log no longer has the messages from the offset on, or has other messages under these ids,
+                and ``failOnDataLoss`` is true; or the offset is beyond the log's end.
         """
         return self._resolve(Offset.from_json(start))
 
@@ -122,14 +124,15 @@ class OffsetIds:
         return {partition: part.id_of(offset) for partition, part in self._parts.items()}
 
     def release(self, start: dict[str, Any], begins: Mapping[int, int]) -> None:
-        """Let the log delete what is below ``begins``: Spark asks for what follows ``start``, so its batch is done."""
+        """Let the log delete the messages below ``begins``: Spark asks for the batch after ``start``, so the batch that
+        ends there is done."""
         if not Offset.from_json(start).at_the_beginning:
             self._feeds.commit(begins)
 
     def end_offset(
         self, start: dict[str, Any], begins: Mapping[int, int], ends: Mapping[int, int]
     ) -> dict[str, Any]:
-        """The offset for ``ends``; ``start`` itself if there are no messages since.
+        """The offset for ``ends``; ``start`` itself if there are no messages after it.
 
         Spark compares offsets as text: an offset with another text means new data. So a new partition is named only
         when it has messages.
@@ -155,7 +158,7 @@ class OffsetIds:
         """The offset where a batch begins."""
         first, last = Offset.from_json(start), Offset.from_json(end)
         if first.at_the_beginning and last.began is not None:
-            # The first batch is repeated (see ``options.offsets``). ``first`` was chosen again, and may be another id.
+            # The first batch is repeated (see ``options.offsets``). ``first`` was chosen again, and may have other ids.
             return Offset(last.log, last.began)
         return first
 
@@ -182,8 +185,8 @@ class OffsetIds:
         """Check that the log has all partitions that an offset names. Only warn if ``failOnDataLoss`` is false.
 
         Raises:
-            OptionError: It has not, and the offset is a user's.
-            DataLossError: It has not, and the offset is from the checkpoint.
+            OptionError: A partition is missing, and the offset is a user's.
+            DataLossError: A partition is missing, and the offset is from the checkpoint.
         """
         missing = sorted(set(offset.next) - self._parts.keys())
         if not missing or offset.log not in (
@@ -215,7 +218,8 @@ class _PartitionLog:
         self._feed = feed
         self._partition = feed.storage.partition
         self._options = options
-        # The losses that are reported already, because Spark asks for the same range several times.
+        # The losses that are reported already (Spark asks for the same range several times): the id after the last
+        # lost one, and the ids of other logs and writers.
         self._lost_to = 0
         self._lost_logs: set[str] = set()
 
@@ -224,10 +228,10 @@ class _PartitionLog:
         return self._feed.log
 
     def first_named(self, offset: Offset) -> int:
-        """The id where a query begins if ``startingOffsets`` is an offset. If it names no id here, the earliest one.
+        """The id where a query begins if ``startingOffsets`` is an offset; the earliest id if it lacks this partition.
 
         Raises:
-            OptionError: It is a user's offset beyond the log's end.
+            OptionError: The offset is a user's, and beyond the log's end.
             DataLossError: As in ``id_of``.
         """
         if self._partition not in offset.next:
@@ -250,8 +254,8 @@ class _PartitionLog:
         """The next id for an offset. A partition that the offset does not name is new to the query, and read from 0.
 
         Raises:
-            DataLossError: The log no longer has what the offset names, and ``failOnDataLoss`` is true; or the offset is
-                beyond the log's end.
+            DataLossError: The log no longer has the messages from the offset on, or has other messages under these ids,
+                and ``failOnDataLoss`` is true; or the offset is beyond the log's end.
         """
         log = self.log
         if offset.log is not None and offset.log != log.log_id:
@@ -293,7 +297,8 @@ class _PartitionLog:
             _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
     def _check_writer(self, offset: Offset, next_id: int) -> int:
-        """The id where the query continues: ``next_id``, or where another writer has given out ids that it has read."""
+        """The id where the query continues: ``next_id``. If another writer has given out ids again that the query has
+        read, the first of these."""
         log = self.log
         writer, ours = offset.writers.get(self._partition), log.incarnations.of(next_id - 1)
         if writer is None or ours is None or writer == ours:

@@ -1,6 +1,6 @@
-"""A task's side of a read, on an executor: from a range of ids to record batches, and from these to Spark's rows.
+"""Runs in a task, on an executor: reads a range of ids as record batches, and makes Spark's rows of these.
 
-The rows are one for each message, or with ``valueFormat=arrow`` the rows in the values. Stateless.
+There is a row for each message, or with ``valueFormat=arrow`` for each row in the values. Stateless.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def rows_for(schema: StructType, options: ReadOptions) -> Rows:
     """The rows of a read with these options and this schema.
 
     Raises:
-        OptionError: The read has other columns, or a type of the schema has no counterpart in Arrow.
+        OptionError: The schema has other columns than the read, or a type that has no counterpart in Arrow.
     """
     if options.value_format == "arrow":
         try:
@@ -149,7 +149,7 @@ class LogInputPartition(InputPartition):
         fail_on_data_loss: The option ``failOnDataLoss``.
         access: How to fetch the chunks from the driver, on an executor that does not see the log; None if the driver
             does not serve them.
-        reader: The name of a streaming query; None for a batch read.
+        reader: The name under which a streaming query reads the log; None for a batch read.
     """
 
     def __init__(

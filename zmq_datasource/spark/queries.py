@@ -1,7 +1,7 @@
 """What a user's session shows of queries: their metrics, and why a query has failed (``reason``).
 
 ``metrics`` takes a query's progress, and fills in the figures of the Python source and sink, which Spark leaves out.
-``live_view`` shows them as a table. ``metrics_dataframe`` reads what ``metricsLocation`` holds of all queries.
+``live_view`` shows them as a table. ``metrics_dataframe`` reads the records of all queries at ``metricsLocation``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-# Of a printed event.
+# The width of a printed event, in characters.
 _COLUMNS = 110
 
 
@@ -54,7 +54,7 @@ class _Event(dict[str, Any]):
         return pprint.pformat(dict(self), width=_COLUMNS, sort_dicts=False)
 
 
-# A traceback ends with the error, behind which Spark writes its own.
+# A traceback ends with the error. Spark adds its own text after it.
 _ERROR = re.compile(
     r"^(?:zmq_datasource\.errors\.)(\w+: .*?)(?=\n SQLSTATE|\n\n|\n\tat |\n=== |\Z)", re.MULTILINE | re.DOTALL
 )
@@ -64,7 +64,8 @@ class QueryMetrics(NamedTuple):
     """A query's progress as plain dictionaries; see ``metrics``.
 
     Attributes:
-        last: The newest event. Before the first it has the same shape, with one source, and no ``timestamp``.
+        last: The newest event. Before the first event: a dictionary of the same shape with one source, in which
+            ``timestamp`` is None.
         recent: The events that Spark keeps, oldest first.
     """
 
@@ -75,18 +76,17 @@ class QueryMetrics(NamedTuple):
 def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
     """The progress of a query with the metrics of its ZeroMQ sources and sinks.
 
-    The dictionaries have Spark's own shape (that of ``query.lastProgress.json``). Filled in are
-    ``sources[i]["metrics"]`` for each ZeroMQ source, and ``sink["metrics"]``: the account of that event's
-    batch, under ``total`` that of all batches so far, and under ``bySink`` both for each sink, of which
-    ``foreachBatch`` may write several. docs/metrics.md has each field with its unit. Each field is always there:
-    None is what is not known (yet), and a query without a ZeroMQ sink has sent nothing.
+    The dictionaries have the shape of Spark's ``query.lastProgress.json``. ``sources[i]["metrics"]`` has the figures
+    of each ZeroMQ source. ``sink["metrics"]`` has the figures of the event's batch, of all batches so far (``total``),
+    and of both for each sink (``bySink``), because ``foreachBatch`` may write to several. docs/metrics.md has each
+    field with its unit. Each field is always there, and is None while it is not known. After ``register``, the sink
+    figures of a query without a ZeroMQ sink are 0.
 
     Args:
         query: A running or ended query.
-        location: The ``metricsLocation`` of source and sink. Needed with Spark Connect, and where ``register``
-            was not called; totals then go back to the query's first batch, and not only to the start of this
-            process. And ``last`` has the source's newest report, while an event is as old as its trigger:
-            it stands still while a batch takes long.
+        location: The ``metricsLocation`` of source and sink. Needed with Spark Connect, and where ``register`` was
+            not called. With it, totals begin at the query's first batch, otherwise at the start of this process. And
+            ``last`` has the source's newest report, also while a long batch delays the next event.
 
     Raises:
         MetricsError: ``location`` cannot be read.
@@ -117,12 +117,13 @@ def _no_event(query: StreamingQuery) -> dict[str, Any]:
 
 _FIGURES = {*(metric.name for metric in SOURCE), "partitions"}
 
-# How Spark describes the source of a query that is written in Python.
+# How Spark describes, in a query's progress, a source that is written in Python.
 _PYTHON_SOURCE = "PythonMicroBatchStream"
 
 
 def complete(event: dict[str, Any]) -> dict[str, Any]:
-    """The same event with every documented figure, so that reading one never raises; None is what is not known."""
+    """Add the documented figures that an event lacks, as None, so that reading one never raises; in place. Returns the
+    event."""
     for source in event["sources"]:
         if _PYTHON_SOURCE in source["description"]:
             source["metrics"] = {**unknown(SOURCE), **source.get("metrics", {})}
@@ -161,7 +162,7 @@ def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]
 
 
 def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
-    """Show the sources' figures, which are in their offsets, as metrics; in place."""
+    """Copy the sources' figures from their offsets to their metrics; in place."""
     for event in events:
         for described in event["sources"]:
             offset = _parsed(described.get("latestOffset"))
@@ -189,17 +190,17 @@ def fill_in_sinks(
     stored = {} if location is None else MetricsStore(Location(location)).totals(query, wanted)
     counted = {} if history is None else history.totals(query, wanted)
     for event, batch in zip(events, wanted, strict=True):
-        # The files go back to the query's first batch; a sink without them is known here, if at all.
+        # Files come first, because they go back to the query's first batch. A sink without files may be in ``history``.
         sinks = {**counted.get(batch, {}), **stored.get(batch, {})}
         if not has_run(event):
             sinks = {name: totals.idle() for name, totals in sinks.items()}
-        # Where all sinks are counted, no count means that nothing was sent.
+        # ``history`` counts all sinks, so a query that is not in it has sent nothing.
         if sinks or history is not None:
             event["sink"]["metrics"] = event["sink"].get("metrics", {}) | _shown(sinks)
 
 
 def _parsed(offset: object) -> dict[str, Any]:
-    """A source's offset; empty if it is none that can be ours. Spark Connect has it as text."""
+    """A source's offset as a dictionary; empty if it is no JSON object. Spark Connect gives it as text."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)
@@ -214,7 +215,7 @@ def has_run(event: Mapping[str, Any]) -> bool:
 
 
 def _batch(event: Mapping[str, Any]) -> int:
-    """The newest batch that the event knows: an idle trigger names the one that is to come."""
+    """The newest batch that had run at the event. The event of an idle trigger names the next batch."""
     batch = int(event["batchId"])
     return batch if has_run(event) else batch - 1
 
@@ -244,7 +245,7 @@ def live_view(
     Raises:
         MetricsError: ``location`` cannot be read.
     """
-    # Every worker of Spark imports this package, and shows no tables.
+    # Imported here, because every worker of Spark imports this package, and shows no tables.
     from zmq_datasource.monitoring.view import watch  # noqa: PLC0415
 
     def read() -> Iterator[dict[str, Any]]:
@@ -265,7 +266,7 @@ def records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield common | named | {"sinkMetrics": totals, "sinkTotal": totals["total"]}
 
 
-# Of a day's reports about a hundred shares; a share is what a task holds at a time.
+# The files of one share, which a task holds at a time. A source's reports of a day are about a hundred shares.
 _SHARE_FILES = 500
 
 
@@ -288,7 +289,7 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     ``sourceMetrics``) or a sink's account of a committed batch (``sink``: ``query``, ``name``, ``execution``,
     ``batch``, ``sink``, ``sinkMetrics``); accounts add up to totals. docs/metrics.md has the fields and their units.
 
-    The files there are now are read whenever rows are asked for, by executors; those removed meanwhile are left out.
+    The files are listed now. Executors read them in each action, and leave out files that were removed meanwhile.
 
     Raises:
         MetricsError: There are no metrics. If a file is of another format, the query on the DataFrame fails and names
@@ -296,14 +297,14 @@ def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
     """
     store = MetricsStore(Location(location if "://" in location else os.path.abspath(location)))
     files = store.paths()
-    # Files this small cost Spark's own reader, which takes few of them for a task, most of its time.
+    # Spark's own reader gives a task only few of these small files, and spends most of its time on opening them.
     shares = [files[at : at + _SHARE_FILES] for at in range(0, len(files), _SHARE_FILES)]
     records = spark.createDataFrame(pa.table({"files": shares})).mapInArrow(_reading(store), "record STRING")
     return records.select(from_json("record", HISTORY_DDL).alias("record")).select("record.*")
 
 
 def _reading(store: MetricsStore) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What reads shares of the files, on an executor."""
+    """The function that reads shares of the files, on an executor."""
 
     def read(shares: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in shares:
@@ -322,16 +323,16 @@ def reason(failed: StreamingQuery | ConnectQuery | BaseException) -> str | None:
     'EndpointError: binding tcp://*:5556: Address already in use; ...'
 
     Args:
-        failed: A query, or what ``load``, ``save``, ``collect`` or ``awaitTermination`` has raised.
+        failed: A query, or the error that ``load``, ``save``, ``collect`` or ``awaitTermination`` has raised.
 
     Returns:
-        This package's error with its way out (docs/errors.md). If the error is another one, the first line that Spark
-        says. None if the query has not failed.
+        This package's error with its way out (docs/errors.md). For an error that is not this package's, the first line
+        of its text. None if the query has not failed.
     """
     error = failed if isinstance(failed, BaseException) else failed.exception()
     if error is None:
         return None
     text = str(error).strip()
     found = _ERROR.findall(text)
-    # Of a chain of errors the last one is what the others led to.
+    # In a chain of errors the last one is the result of the others.
     return str(found[-1]).strip() if found else text.partition("\n")[0]

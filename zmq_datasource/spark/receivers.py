@@ -7,9 +7,9 @@ The rules:
 * Each receiver is a job with one task, because Spark kills all tasks of a job when one fails.
 * When an executor dies, its tasks lose their locks. Spark starts the tasks elsewhere, and they continue the same
   partitions. When a job fails, it is started again.
-* A task gives Spark nothing until it ends, so Spark must not kill workers that are silent.
-* A file in the log's directory ends the tasks. Spark could only kill them, and the messages in the socket of a PULL
-  would be lost.
+* A task gives Spark no rows until it ends, so Spark must not kill workers that are silent.
+* A file or object beside the log ends the tasks (``LogStorage.ask_to_end``). Spark could only kill them, and the
+  messages in the socket of a PULL would be lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
     """Receive a feed on the executors, into a log that queries read with ``walLocation`` or ``walStore`` alone.
 
     Each of the ``receivers`` is a task that runs until ``stop``, and needs its own core. Set ``spark.task.maxFailures``
-    to more than 1: so many times a task may fail before its job is started again.
+    to more than 1: Spark then repeats a task that fails. After so many failures its job is started again.
 
     Args:
         spark: The session; also one of Spark Connect.
@@ -127,7 +127,7 @@ class Receivers:
             timeout: Seconds after which Spark kills the receivers that have not ended.
 
         Raises:
-            SocketError: A receiver was killed or has failed at its end. What it had received and not sealed is lost.
+            SocketError: A receiver was killed or has failed at its end. The messages that it had not sealed are lost.
             Exception: Spark's own error, if a job has ended in another way.
         """
         self._ending.set()
@@ -217,9 +217,9 @@ def _task(
 
 
 def _receive(given: Mapping[str, str], token: str, partition: int) -> str | None:
-    """Receive until the end is asked for. Returns an error that has happened after that.
+    """Receive until ``stop`` is called. Returns the error that receiving has met after that; None if there was none.
 
-    Such an error is not raised, because Spark would repeat the task, and the repeated task would succeed.
+    This error is not raised, because Spark would repeat the task, and the repeated task would succeed.
     """
     set_up_worker()
     options = parse(StreamReadOptions, given)

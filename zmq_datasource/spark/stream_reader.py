@@ -1,8 +1,8 @@
 """``spark.readStream``: plans batches of a log that a receiver fills.
 
 Each running query has one process, the *source runner*, which makes all calls except ``read``. Another process makes
-the same object only to pickle it for the executors. So the constructor opens nothing, and the first call of the source
-runner starts the receiver.
+the same object only to pickle it for the executors. So the constructor opens nothing. The source runner opens the log
+on its first call, and starts to receive on the first ``latestOffset`` or ``partitions``.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _log = logging.getLogger(__name__)
 class Idle(NamedTuple):
     """How long a poll waits for messages while the query is idle.
 
-    Without new messages Spark polls every 10 ms (spark.sql.streaming.pollingDelay). The other sources of the query wait
-    as long as this one.
+    Without new messages Spark polls every 10 ms (spark.sql.streaming.pollingDelay). While this source waits, Spark does
+    not poll the query's other sources.
 
     Attributes:
-        poll_seconds: If Spark polls again within this time, the poll waits.
-        wait_seconds: How long it waits.
+        poll_seconds: If Spark polls again within this time after a poll that found no messages, the poll waits.
+        wait_seconds: The longest time that a poll waits.
     """
 
     poll_seconds: float = 0.05
@@ -64,7 +64,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Attributes:
         idle: How long polls wait while there are no new messages.
-        feeds: The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles it.
+        feeds: The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles this
+            object.
     """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
@@ -86,7 +87,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self, position: dict[str, Any] | None = None) -> tuple[Feeds, OffsetIds]:
         """Open the log on the first call. Returns its partitions, and the translation of offsets.
 
-        Nothing is received before an offset of the checkpoint was compared with the log's end. Otherwise new messages
+        Receiving starts only after the checkpoint's offset was compared with the log's end. Otherwise new messages
         could get ids that the checkpoint has for other messages.
 
         Args:
@@ -106,14 +107,14 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
-            # Runs before stop: a first SIGTERM in the first steps of stop at exit would skip the rest of it.
+            # At exit this runs before stop. Otherwise a SIGTERM in the first steps of stop would skip its other steps.
             atexit.register(ignore_signals)
             self._offsets = OffsetIds(self.feeds, self._options)
         assert self._offsets is not None
         return self.feeds, self._offsets
 
     def _receive(self, feeds: Feeds) -> SourceMonitors:
-        """Start receiving, on the first call."""
+        """Start receiving on the first call. Returns the monitors."""
         if self._monitors is not None:
             return self._monitors
         try:
@@ -154,8 +155,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             monitors.add(feeds.parts)
             begins = offsets.ids_of(start)
         monitors.read_to(begins)
-        # Spark calls commit only when there is data for the next batch, for which a full log has no room. But Spark
-        # asks for the next batch only after the last one is in its own commit log.
+        # Spark calls commit only when there is data for the next batch, and a full log has no room for data. But Spark
+        # asks for the next batch only after the last one is in its commit log. So the log may delete that one now.
         offsets.release(start, begins)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
             feeds.wait_for_more(begins, self.idle.wait_seconds)
@@ -174,7 +175,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if once:
                 return _not_before(begins, received)
             self._targets = received
-        feeds.check()  # also where a batch is held back
+        feeds.check()  # even if the batch is held back below
         wait = self._targets is None and not feeds.is_full
         waiting = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
         if wait and self._admission.holds_back(waiting):
@@ -183,7 +184,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
-            # ``partitions`` leaves out ids that are deleted by now, and counts them.
+            # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
             storage = LogStorage(feed.storage.store, partition, self._options.wal_retry_timeout)
             deletions = Deletions(storage, feeds.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, feed.log.covering(low, high), low, high, size, deletions)
@@ -194,8 +195,8 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admission.ends(begins, _not_before(begins, available), size_of, end_within, wait=wait)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read the messages that are durable after ``timeout`` or ``idleTimeout``, and end. Receiving starts with
-        ``latestOffset``."""
+        """Make the query end at the messages that are durable after ``timeout`` or ``idleTimeout``. Receives nothing
+        yet: ``latestOffset`` does."""
         self._available_now = True
 
     @defers_signals
@@ -214,7 +215,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not ranges:
             return []
         monitors = self._receive(feeds)
-        # After a restart this is the first call with an offset.
+        # If a restarted query repeats a batch, Spark has not called latestOffset yet.
         monitors.read_to({partition: low for partition, (low, _) in ranges.items()})
         for partition, (low, high) in ranges.items():
             if low > high:
@@ -272,13 +273,13 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 partition: feeds.parts[partition].log.covering(low, high)
                 for partition, (low, high) in ranges.items()
             }
-            # Another thread may have deleted chunks meanwhile. Then translate again, which counts the deleted ids.
+            # If another thread has deleted chunks meanwhile, translate again, which counts the deleted ids.
             if all(feeds.parts[partition].log.earliest <= low for partition, (low, _) in ranges.items()):
                 return ranges, chunks
 
     @defers_signals
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that Spark has committed everything below ``end``."""
+        """Let the log delete the messages below ``end``, because Spark has committed them."""
         # There was a batch, perhaps only for another source of the query. So the next poll does not wait.
         self._idle_at = 0.0
         feeds, offsets = self._open(end)

@@ -90,7 +90,8 @@ def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
 
 
-# A queue counts as empty if it was in this number of checks. The pause between two lets libzmq's thread refill it.
+# A queue counts as empty after this number of checks in a row that find it empty. Between two checks libzmq's thread
+# may refill it.
 CHECKS, CHECK_SECONDS = 3, 0.001
 _THREADS = Path("/proc/self/task")
 
@@ -126,7 +127,8 @@ def io_threads_sleep(threads: Iterable[Path]) -> bool:
     """Whether libzmq's I/O threads among these threads sleep.
 
     An I/O thread writes queued messages as soon as the kernel has room. So while the kernel's queue is empty, a
-    thread that sleeps has nothing to write. A thread that waits for a processor may have, for long on a busy machine.
+    thread that sleeps has nothing to write. On a busy machine a thread may wait long for a processor, and have messages
+    to write.
     """
     for thread in threads:
         with suppress(OSError):  # it has ended
@@ -182,14 +184,15 @@ def _as_in_table(sock: stdlib_socket.socket, address: Any) -> str:
 
 
 def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int) -> bool:
-    """Whether ``ends`` connections have ended, and each peer had read everything that was sent to it.
+    """Whether each peer that has ended its connection had read everything that was sent to it.
 
     Over tcp a peer that has read everything ends the stream; a peer that leaves something unread, or receives
     something afterwards, resets it. A unix socket reports the difference only once, and that is to libzmq: so an end
-    over ipc never counts.
+    over ipc never counts as in order.
 
     Args:
         held: Handles on connections, and whether each is ipc.
+        ends: How many connections have ended. If fewer tcp connections in ``held`` have, the answer is False.
     """
     over = [sock for sock, ipc in held if not ipc and ended(sock)]
     # The peer's system may still refuse what it has not acknowledged.
@@ -197,7 +200,7 @@ def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int)
     return written and ends <= len(over) and not any(ended(sock, by_reset=True) for sock in over)
 
 
-# How long the answer to bytes may take that were sent into a connection which the peer has ended.
+# How long the peer's system may take to acknowledge or refuse the last bytes, after the peer has ended a connection.
 _ANSWER_SECONDS = 1.0
 
 
@@ -324,7 +327,7 @@ def _second_handle(descriptor: int, inode: int, ipc: bool) -> Handle | None:
         return None
     if (
         _inode_of(copy) == inode
-    ):  # after dup: before it, the descriptor could have changed its file in between
+    ):  # checked on the copy, because the descriptor may become that of another file at any time
         with suppress(OSError):
             return Handle(stdlib_socket.socket(fileno=copy), ipc)
     os.close(copy)
@@ -347,7 +350,7 @@ class End(NamedTuple):
 
     Attributes:
         was_up: Its handshake had succeeded.
-        may_have_been_up: Its handshake had not succeeded, or the handshake of another connection was taken for its own.
+        may_have_been_up: It is not known whether its handshake had succeeded or that of another connection.
         hung_up: The peer ended the connection during the handshake, and libzmq reported no failure.
     """
 
@@ -399,7 +402,7 @@ class Handshakes:
         self._failed.add(endpoint)
 
     def ended(self, endpoint: str, descriptor: int) -> End:
-        """A connection has ended."""
+        """Note the end of a connection. Returns how far its handshake had come."""
         sure = descriptor in self._sure
         self._sure.discard(descriptor)
         shaking = self._shaking.get(endpoint, {})
@@ -409,8 +412,8 @@ class Handshakes:
             self._failed.discard(endpoint)
         if number is not None:
             return End(may_have_been_up=number <= self._unsure.get(endpoint, -1), hung_up=not failed)
-        # This one counted as up. If a handshake has failed and another connection still shakes hands, then either that
-        # one was up and this one failed, or this one was up and that one failed.
+        # This connection counted as up. If a handshake has failed and another connection still shakes hands, then one
+        # of the two was up and the other has failed.
         if failed and self._remove_newest(endpoint):
             return End(may_have_been_up=True)
         return End(was_up=True)

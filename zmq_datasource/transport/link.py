@@ -16,10 +16,10 @@ from zmq_datasource.transport.spec import SocketSpec, new_socket
 
 __all__ = ["TICK_SECONDS", "Link"]
 
-# The longest time between two calls of a session's ``wake``, and so its longest delay.
+# The longest time between two calls of a session's ``wake`` while no message comes.
 TICK_SECONDS = 0.1
-# More bytes than the heartbeats of both sides have in that time. libzmq's own thread sends them, also for a program
-# that hangs or has dropped a message, so they are no sign that the peer's program lives.
+# More bytes than the heartbeats of both sides have in that time. libzmq's own thread sends heartbeats, also for a
+# program that hangs or has dropped a message, so they are no sign that the peer's program lives.
 _MOST_HEARTBEAT_BYTES = 256
 
 
@@ -66,7 +66,7 @@ class Link:
 
     @property
     def _opened(self) -> OpenSocket:
-        assert self._open is not None, "use it in a with block"
+        assert self._open is not None, "call open() first"
         return self._open
 
     @property
@@ -105,7 +105,7 @@ class Link:
             self._session.receive(frames, time.monotonic())
 
     def receive(self) -> list[bytes] | None:
-        """Receive one message for a session that is called by hand; None if there is none."""
+        """Receive one message without waiting; None if there is none, or if the session wants a new connection."""
         try:
             frames = self._opened.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -123,8 +123,8 @@ class Link:
         watch.redial()
         if watch.connections > self._connections:
             self._bytes = watch.open_connections().bytes_received()  # the bytes of a handshake do not count
-            # Not the first one: the session's messages have waited for it. And not one beside another: it leads to a
-            # further address of the same peer.
+            # The first connection is no news: the session's messages have waited for it. Neither is a connection beside
+            # another one: it leads to a further address of the same peer.
             if self._connections and watch.peers <= 1:
                 self._session.reconnected(time.monotonic())
             self._connections = watch.connections
@@ -164,6 +164,6 @@ class Link:
             raise
 
     def _redial_after_interrupt(self) -> None:
-        """Replace a socket that Ctrl-C may have stopped between two frames: the next frames would be part of it."""
+        """Replace a socket that Ctrl-C may have stopped between two frames: the next frames would join that message."""
         self._session.redial = True
         self._session.reconnected(time.monotonic())

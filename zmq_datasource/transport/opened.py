@@ -106,7 +106,8 @@ class OpenSocket:
         """
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
-            # Before handles() reads new events: a connection that has ended by now has no handle in ``held``.
+            # Read before handles() reads new events. A connection whose end they report has no handle in ``held``, so
+            # its end must count below.
             lost_before = self.watch.possibly_lost
             held = self._handles(stack) if linger else []
             written = wait_until_written([handle.sock for handle in held], deadline, self._threads)
@@ -127,7 +128,7 @@ class OpenSocket:
         return written and read and time.monotonic() < deadline
 
     def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
-        """Wait until libzmq's and the kernel's queues are empty for ``quiet`` seconds. For rows to count as sent.
+        """Wait until libzmq's and the kernel's queues are empty for ``quiet`` seconds. Then rows count as sent.
 
         Queues of connections that libzmq is making again are not included.
 

@@ -32,9 +32,9 @@ class Redialer:
     """Connects the endpoints of one socket again where libzmq does not, and keeps what was received from them.
 
     libzmq gives up an endpoint if it takes the end of a connection for a fault of the peer: another mechanism or socket
-    type, or a frame over MAXMSGSIZE. Where libzmq connects again by itself it says so (CONNECT_RETRIED), and is left
-    alone. ``disconnect`` throws away the messages that were received from an endpoint and not read, so it waits until
-    they are. Times are monotonic seconds.
+    type, or a frame over MAXMSGSIZE. An endpoint to which libzmq connects again by itself (CONNECT_RETRIED) is left
+    alone. ``disconnect`` throws away the messages that were received from an endpoint and not read, so this class waits
+    until they are read. Times are monotonic seconds.
 
     Attributes:
         first_seconds, last_seconds: After a failed handshake: the delay before the next attempt, which doubles up to
@@ -51,32 +51,32 @@ class Redialer:
         self._connect = connect
         self._due: dict[str, tuple[float, float]] = {}  # by endpoint: when, and the delay
         self._lost: set[str] = set()  # endpoints that were connected, and are not any more
-        # By endpoint: the number of read messages from which on none of its last connection is left in the socket.
+        # By endpoint: once ``messages_read`` is this, no message of its last connection is left in the socket.
         self._read_by: dict[str, int | float] = {}
         self._empty_at = 0.0
         self.messages_read = 0
 
     def after_failure(self, endpoint: str) -> None:
-        """A handshake with an endpoint has failed."""
+        """Plan the next attempt, because a handshake with an endpoint has failed."""
         _, delay = self._due.get(endpoint, (0.0, self.first_seconds / 2))
         delay = min(delay * 2, self.last_seconds)
         self._due[endpoint] = (time.monotonic() + delay, delay)
 
     def after_loss(self, endpoint: str) -> None:
-        """A connection that was up has ended."""
+        """Plan a connection, because one that was up has ended. Does so only for sockets that send nothing."""
         self._lost.add(endpoint)
-        # Only for sockets that send nothing: disconnect would drop the queue of the others.
+        # disconnect would drop the messages that other sockets have queued for sending.
         if int(self._sock.type) in (zmq.SUB, zmq.XSUB, zmq.PULL):
             self._due[endpoint] = (time.monotonic() + self.lost_seconds, self.lost_seconds)
 
     def cancel(self, endpoint: str) -> None:
-        """libzmq connects to the endpoint by itself, or is connected."""
+        """Plan nothing for an endpoint any more: libzmq connects to it by itself, or is connected."""
         self._due.pop(endpoint, None)
         self._lost.discard(endpoint)
         self._read_by.pop(endpoint, None)
 
     def note_empty(self) -> None:
-        """The socket had no more messages just now."""
+        """Note that all messages of the socket are read now."""
         self._empty_at = time.monotonic()
 
     def dial(self, queues: int) -> int:
@@ -179,7 +179,7 @@ _EVENTS = (
 
 
 class _EndpointNames:
-    """Finds the endpoint as the user has written it: after a reconnect libzmq names the address, and not the host."""
+    """Finds the endpoint as the user has written it, because after a reconnect libzmq names the host's address."""
 
     def __init__(self, connect: Sequence[Endpoint], bound: bool) -> None:
         self._connect = connect
@@ -346,7 +346,7 @@ class PeerWatch:
         self.redialer.after_failure(endpoint)
 
     def _log(self, what: str, endpoint: str) -> None:
-        # The connections of a sink come and go with its tasks, which is no news.
+        # Only DEBUG for other sockets, because the connections of a sink come and go with its tasks.
         level = logging.INFO if int(self._sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
         _log.log(level, "%s: %s %s", what, socket_type(self._sock), endpoint)
 

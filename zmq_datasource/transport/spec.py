@@ -174,7 +174,8 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq
 
 
 def options_of(spec: SocketSpec) -> ZmqOptions:
-    """libzmq's options for this socket. With options for servers and for clients, a socket that binds is a server.
+    """libzmq's options for this socket. If there are options for servers and for clients, those of one role
+    are left out: a socket that binds is a server.
 
     Raises:
         OptionError: The socket would be both server and client.

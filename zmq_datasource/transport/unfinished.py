@@ -80,7 +80,7 @@ class Unfinished:
     def receive(self, most_frames: int) -> list[zmq.Frame]:
         """Receive the next message without waiting, and keep at most one frame more than ``most_frames``.
 
-        That one makes the reader refuse the message.
+        The extra frame makes the caller refuse the message.
 
         Raises:
             zmq.Again: There is no message.
@@ -115,7 +115,7 @@ class Unfinished:
         return Taken(messages, 0, False)
 
     def note_message(self, descriptor: int) -> None:
-        """A message of this connection was read."""
+        """Count a message that was read, and lift the suspicion from its connection."""
         self._read += 1
         inode = self._watch.inode(descriptor)
         traffic = None if inode is None else self._traffic.get(inode)

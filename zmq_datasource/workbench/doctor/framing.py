@@ -56,7 +56,7 @@ class Numbered:
         options: The source's options, with the framing.
         endpoint: The endpoint, as the source names it.
         by_place: Whether ``noticed`` of a gap is the place of the message that showed the gap: how many messages came
-            before. Otherwise it is the place of the first message of that call of ``follow``.
+            before it. If false, all gaps of a call of ``follow`` have the place of its first message.
 
     Attributes:
         messages: How many messages were followed.
@@ -65,7 +65,7 @@ class Numbered:
         copies: How many messages equal an earlier message with the same number.
         by: What has a counter of its own, as in ``sequenceBy``; empty without numbers.
         tracker: Tracks the counters; None without numbers. Numbers below the first one of a counter that came are no
-            gap: only the publisher knows whether this subscriber had joined by then.
+            gap: only the publisher knows whether this subscriber had joined before it sent them.
     """
 
     def __init__(self, options: ReadOptions, endpoint: str = "", by_place: bool = False) -> None:
@@ -83,7 +83,7 @@ class Numbered:
 
     @property
     def malformed(self) -> int:
-        """Messages that do not fit."""
+        """How many messages do not fit the framing."""
         return self._counted.malformed
 
     def follow(self, raw: RawMessages, connection: int = 0) -> None:

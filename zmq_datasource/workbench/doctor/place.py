@@ -1,4 +1,4 @@
-"""Whether a directory or a bucket can hold a log: what it promises, tried by two processes or over two connections."""
+"""Tries whether a directory or a bucket can hold a log, from two processes or over two connections."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Verdict = Literal["kept", "broken", "doubtful"]
 
 _SEEN_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20
-# A disk takes longer to force a MiB than memory does.
+# No disk forces a MiB in less time than this.
 _DOUBTFUL_SYNC_SECONDS = 0.0002
 _VOLATILE = {"tmpfs", "ramfs", "devtmpfs"}
 _OBJECT_STORES = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.blobfuse", "fuse.rclone", "fuse.mount-s3")
 # How often each step in a bucket is tried.
 ROUNDS = 10
-# The bucket's clock tells how long a query has been away. It may differ from ours by so much.
+# The bucket's clock tells how long a query has been away. It must differ from ours by less than this.
 _CLOCK_SECONDS = 60.0
 
 
@@ -57,9 +57,9 @@ class Promise(NamedTuple):
 def examine_storage(
     location: Location, open_store: Callable[[Location], Store] = BucketStore, rounds: int = ROUNDS
 ) -> list[Promise]:
-    """Try everything that a log does in a bucket; what was put for that is deleted.
+    """Try everything that a log does in a bucket, and delete the objects of the trial.
 
-    A promise that the bucket rarely breaks may be kept in each of these trials.
+    A promise that the bucket breaks only now and then may be kept in all rounds.
 
     Args:
         open_store: Opens the bucket; called twice, as two writers do.
@@ -67,7 +67,7 @@ def examine_storage(
 
     Raises:
         OptionError: The location makes no sense.
-        LogError: The bucket cannot be used at all; says why.
+        LogError: The bucket cannot be used at all; the error says why.
     """
     store, other = open_store(location), open_store(location)
     keys = [f"doctor-{uuid.uuid4().hex[:8]}-{number}" for number in range(rounds)]
@@ -136,13 +136,13 @@ def _listed(store: Store, key: str) -> Entry | None:
 def examine_directory(
     location: str, start_second: Callable[[Path], SecondProcess] | None = None
 ) -> list[Promise]:
-    """Try everything that a log does in a directory; what was made for that is removed.
+    """Try everything that a log does in a directory, and remove the files of the trial.
 
     Args:
         start_second: Starts the second process; by default ``SecondProcess``.
 
     Raises:
-        LogWriteError: It cannot be used at all; says why.
+        LogWriteError: The directory cannot be used at all; the error says why.
     """
     root = Path(location)
     made = [path for path in (root, *root.parents) if not path.exists()]
@@ -305,7 +305,7 @@ class SecondProcess:
         with suppress(BrokenPipeError):
             print(*words, file=self._process.stdin, flush=True)
         act = "trying a directory from a second process"
-        # A lock may hang on a file system of the network.
+        # On a network file system, taking a lock may hang.
         if not select.select([self._process.stdout], [], [], self.answer_seconds)[0]:
             raise LogWriteError(
                 f"{act}: no answer within {self.answer_seconds:.0f} s when asked for {words[0]}"

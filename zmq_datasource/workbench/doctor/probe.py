@@ -205,7 +205,7 @@ class Probe:
 
     @property
     def connection_decided(self) -> bool:
-        """Whether a handshake has succeeded, or has failed and no later one has succeeded soon."""
+        """Whether a handshake has succeeded; or, if the socket connects, has failed and none succeeded soon after."""
         failed = self._failed_at is not None and not self._bind
         return self.has_connected or (
             failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
@@ -305,7 +305,7 @@ class Probe:
             self._follow(raw)
 
     def _follow(self, raw: RawMessages) -> None:
-        """Track messages, and suggest a counter for each topic if different messages have had one number."""
+        """Track messages, and suggest a counter for each topic if different messages have the same number."""
         assert self.numbered is not None
         unequal = self.numbered.unequal
         self.numbered.follow(raw, self._watch.connections)

@@ -1,4 +1,4 @@
-"""Measure what a stalled receiver gets, and what a slow one; and which high-water mark of the sender explains it.
+"""Measure which messages a stalled or slow receiver gets, and which high-water mark of the sender explains a stall.
 
 A sender's pipe takes a message while fewer than ``sndhwm`` are written and not known to be read. The sender learns in
 steps of ``lwm = (sndhwm + 1) // 2`` how many messages have left the pipe, counted from the beginning of the connection.
@@ -29,7 +29,7 @@ __all__ = ["STALL_RCVHWM", "beyond", "consume", "explain", "fits", "held_before"
 STALL_RCVHWM = 10
 _SETTLE_SECONDS = 0.4
 _TURN_SECONDS = 0.02
-# After a stall the rate is measured every so many seconds; so many messages must have been possible in them.
+# After a stall the rate is measured in windows: the time for 10 messages at the earlier rate, within these seconds.
 _LEAST_AFTER, _MOST_AFTER, _AFTER_MESSAGES = 0.3, 3.0, 10
 _MOST_DRAIN, _MOST_MESSAGES = 15.0, 1_000_000
 # After the held messages, a rate of at most this many times the earlier one is the feed's own rate again.
@@ -48,8 +48,8 @@ _LACKING, _LACKING_AFTER = 0.3, 0.05
 _FULL_SECONDS = 0.05
 # libzmq sends and reads in batches of 8 kB, on both sides, which no kernel's queue shows.
 _BATCHES_BYTES = 2 * 8192
-# What Linux lets a send buffer grow to by itself (the third figure of net.ipv4.tcp_wmem), and leaves unread
-# beside our own; assumed where the peer's machine cannot be read.
+# The size to which Linux lets a send buffer grow by itself (the third figure of net.ipv4.tcp_wmem). If the peer's
+# machine cannot be read, its send buffer is assumed to hold at most this.
 _ASSUMED_BYTES = 4 << 20
 _LEAST_SLACK = 2
 
@@ -63,11 +63,11 @@ def stall(
     wait: float,
     expected: int | None,
 ) -> Stalled | None:
-    """Open a connection, take nothing on it for ``seconds``, and then take all. None if no message came before that.
+    """Open a connection, take nothing on it for ``seconds``, and then take all. None if nothing came before the stall.
 
     Args:
         options, given: As of ``Probe``, with the RCVHWM of the stall.
-        watched: The probe that has watched before, for the framing and the sizes.
+        watched: An earlier probe of this endpoint, for the framing and the sizes.
         rate: Messages that are sent in a second, including the missing ones.
         wait: Seconds to wait for the connection and its first message.
         expected: The sender's high-water mark that the user meant.
@@ -121,7 +121,7 @@ def _take_all(probe: Probe, rate: float, kernel_bytes: int) -> tuple[float, floa
     """Take the messages that were held, and some new ones after them.
 
     All held messages have come when the kernel's queues, which had ``kernel_bytes``, are empty, and messages come at
-    about the feed's own rate, or at a rate that does not change any more: a store on the way sends its backlog slowly.
+    about the feed's own rate or at a steady rate. (A store on the way sends its backlog slowly.)
 
     Returns:
         The seconds that this took, and the rate at its end.
@@ -150,9 +150,9 @@ def outcome_of(received: int, lost: int | None, rate: float, seconds: float, liv
 
     Args:
         received: Messages that came since the stall began.
-        lost: How many of that time are missing; None if they have no numbers.
-        rate: Messages a second before it.
-        live: Messages that were sent after it, until all was taken.
+        lost: How many messages of that time are missing; None if they have no numbers.
+        rate: Messages a second before the stall.
+        live: Messages that were sent after the stall, until all was taken.
     """
     if rate * seconds < _LEAST_MESSAGES or received + (lost or 0) < _LEAST_MESSAGES:
         return "idle"
@@ -167,18 +167,18 @@ def held_before(gaps: Sequence[Gap], before: int, rate: float) -> int | None:
 
     Args:
         gaps: Of the stall, each noticed at the place of a message.
-        before: The place of the first message that came after the stall.
+        before: The place of the first message after the stall began: how many had come before.
         rate: Messages a second of one counter.
     """
     largest = max((gap.size for gap in gaps), default=0)
     if largest < max(3, rate * _FULL_SECONDS):
         return None
-    # Each counter has a gap of its own, of about the same length: the first of them.
+    # Each counter has a gap of its own, of about the same length. The queue was full at the first of them.
     return min(gap.noticed for gap in gaps if gap.size >= largest / 2) - before
 
 
 def consume(probe: Probe, each: float, seconds: float) -> Consumed:
-    """Imitate a receiver that takes ``each`` seconds for a message. After ``seconds``, take the rest: losses show."""
+    """Imitate a receiver that takes ``each`` seconds for a message. After ``seconds``, take the rest, to see losses."""
     lost_before, taken = probe.lost, 0
     began = time.monotonic()
     free_since_half = False
@@ -205,7 +205,7 @@ def consume(probe: Probe, each: float, seconds: float) -> Consumed:
 
 
 def step(hwm: int) -> int:
-    """libzmq's low-water mark: a sender learns of what has left its queue by so many messages at a time."""
+    """libzmq's low-water mark: when so many more messages have left its queue, the sender learns it."""
     return (hwm + 1) // 2
 
 
@@ -238,11 +238,11 @@ def explain(
     """The high-water marks that explain a stall; None if none does.
 
     Args:
-        held: Messages that came after it before the first that is missing.
-        before: Messages taken on this connection before it.
+        held: Messages that came after the stall and before the first missing one.
+        before: Messages taken on this connection before the stall.
         rcvhwm: Of our socket.
         wire_bytes: Of one message, its frames' headers included.
-        ours, theirs: Bytes in the kernel's queues at its end; None if unknown.
+        ours, theirs: Bytes in the kernel's queues at the end of the stall; None if unknown.
         expected: The high-water mark that the user meant.
     """
     low, high = beyond(rcvhwm, wire_bytes, ours, theirs)
