@@ -337,6 +337,25 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     assert known.get("me") is None
 
 
+def test_a_name_that_could_not_be_locked_again_is_free(
+    known: Known, disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position = opened(known, start=20)
+    clock.now += PRESENT_SECONDS
+    known.step()
+    records = ReaderRecords(LogStorage(disk))
+    wait_for(lambda: not records.is_running(position.key), "the name is free")
+    path = Path(disk.root) / "readers" / f"{position.key}.json"
+    kept_bytes = path.read_bytes()
+    path.write_bytes(b"damaged")
+    job = known.submit(known.lock_again, position, known.moment)
+    with pytest.raises(LogFormatError):
+        job.result(10)
+    assert not records.is_running(position.key)
+    path.write_bytes(kept_bytes)
+    assert known.submit(known.lock_again, position, known.moment).result(10) is True
+
+
 def _moved_by_hand(record: ReaderRecord) -> Any:
     assert record.subscriber is not None
     return msgspec.structs.replace(record.subscriber, session=0)

@@ -183,6 +183,31 @@ def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
         assert ends_at(tmp_path, 10)  # and the process may end now
 
 
+def test_a_takeover_that_takes_longer_than_stop_waits_leaves_no_receiver(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would go on receiving, with the log's lock, in a process whose query has ended."""
+    monkeypatch.setattr(Feed, "join_seconds", 0.1)
+    _, endpoint = bound(context, zmq.PUSH)
+    with querying(tmp_path, connect=endpoint) as one:
+        one.step()
+        two = Query(tmp_path, connect=endpoint)
+        two.step()
+        starts, stopped, start = threading.Event(), threading.Event(), Ingest.start
+
+        def slow(ingest: Ingest) -> None:
+            starts.set()
+            assert stopped.wait(30)
+            start(ingest)
+
+        monkeypatch.setattr(Ingest, "start", slow)
+        one.reader.stop()
+        assert starts.wait(30)
+        two.reader.stop()
+        stopped.set()
+        wait_for(lambda: not LogStorage(str(tmp_path)).is_written(), "the log to be free")
+
+
 # Beginnings.
 
 
@@ -295,6 +320,17 @@ def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(
         assert os.path.exists(path)
         os.utime(path, (1, 1))
         wait_for(lambda: not os.path.exists(path), "the record dropped")
+
+
+def test_a_proxy_keeps_what_a_query_with_the_name_proxy_has_not_read(tmp_path: Path) -> None:
+    filled(tmp_path, 4).close()
+    with querying(tmp_path, reader="proxy", readerTimeout="1m", maxMessagesPerTrigger=1) as query:
+        query.begin()
+    with ProxyThreads(tmp_path, endpoints("bind", "publish"), walRetention="0s") as proxy:
+        log = proxy.flow.journal.log
+        log.retention.remove_expired()
+        assert log.earliest == 0
+        assert log.retention.committed == 0
 
 
 def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = None
     replay_timeout: Annotated[
         Duration,
-        _numbered("How long a replay may be silent before the request is repeated, up to three times."),
+        _numbered(
+            "How long a replay may be silent before the request is repeated. Three requests in all are sent."
+        ),
     ] = Duration(5)
 
     @property

@@ -277,6 +277,8 @@ class FetchServer:
         if not is_sent:
             waiting.is_blocked = True
             return False
+        if rows is not None:
+            self._used_bytes += rows.nbytes  # the next answers of this round have less room
         self.waiting.remove(owner)
         self._cursors.keep(owner, waiting.cursor)
         if (following := self.wire.next_fetch(waiting.fetch, answer)) is not None:

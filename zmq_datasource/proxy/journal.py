@@ -24,8 +24,9 @@ from zmq_datasource.proxy.view import Progress
 
 __all__ = ["Journal", "Written"]
 
-# Counts as a running reader without a record, so that expired records are dropped even if no other reader remains.
-_OWN = "proxy"
+# Counts as a running reader without a record, so that expired records are dropped even if no other reader remains. No
+# query can have this name, because it has a dot, and no durable subscriber, whose names begin with "subscriber.".
+_OWN = "proxy.itself"
 
 
 class Written(NamedTuple):

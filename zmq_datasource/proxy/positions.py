@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -290,14 +290,17 @@ class Positions:
         """Lock the name of a client that comes back; return False if the record has another session, or is gone."""
         if position.lock is not None:
             return True
-        lock = self._records.hold(position.key, _LOCK_SECONDS)
-        record = self._records.read(position.key)
-        if record is None or record.subscriber is None or record.subscriber.session != position.notes.session:
-            lock.release()
+        with ExitStack() as stack:
+            lock = self._records.hold(position.key, _LOCK_SECONDS)
+            stack.callback(lock.release)
+            record = self._records.read(position.key)
             if record is None:
                 self._all.pop(position.notes.name, None)
-            return False
-        position.find_newest(log)
+                return False
+            if record.subscriber is None or record.subscriber.session != position.notes.session:
+                return False
+            position.find_newest(log)
+            stack.pop_all()
         position.lock = lock
         return True
 

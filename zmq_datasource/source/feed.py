@@ -73,6 +73,10 @@ class Feed:
         self.reader: str | None = None
         self._standby = self._new_standby()
         self._stopping = threading.Event()
+        self._stopped = (
+            False  # whether ``stop`` stops the source that it finds now, and waits for the standby no more
+        )
+        self._changing = threading.Lock()  # for ``_source`` and ``_stopped``
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
         self.storage = log_storage(options, partition)
@@ -229,6 +233,8 @@ class Feed:
         self._stopping.set()
         if self._standby.ident is not None:
             self._standby.join(self.join_seconds)
+        with self._changing:
+            self._stopped = True
         self._source.stop()
 
     # The standby thread.
@@ -311,8 +317,13 @@ class Feed:
             ingest.stop()
             return False
         ingest.start()
-        # From here on ``stop`` stops this source, and waits while it drains its sockets.
-        self._source = ingest
+        with self._changing:
+            if not self._stopped:
+                # From here on ``stop`` stops this source, and waits while it drains its sockets.
+                self._source = ingest
+        if self._source is not ingest:  # ``stop`` has not waited for this thread
+            ingest.stop()
+            return False
         _log.warning(
             "the process that received into %s has ended; this query receives in its place, from id %d on",
             self.storage,
