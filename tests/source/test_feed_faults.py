@@ -40,7 +40,6 @@ from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.stream_reader import Idle
 
@@ -152,7 +151,6 @@ def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The takeover drains its socket for longer than ``stop`` waits for the standby thread."""
-    monkeypatch.setattr(Feed, "join_seconds", 0.5)
     stop_sooner(monkeypatch, 1.0)
     push, endpoint = bound(context, zmq.PUSH)
     with (
@@ -164,6 +162,7 @@ def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
         two.step()
         assert two.reader.feeds is not None
         (feed,) = two.reader.feeds.parts.values()
+        feed.join_seconds = 0.5
         stops, stop, start = threading.Event(), feed.stop, Ingest.start
 
         def slow(ingest: Ingest) -> None:
@@ -187,12 +186,14 @@ def test_a_takeover_that_takes_longer_than_stop_waits_leaves_no_receiver(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would go on receiving, with the log's lock, in a process whose query has ended."""
-    monkeypatch.setattr(Feed, "join_seconds", 0.1)
     _, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint) as one:
         one.step()
         two = Query(tmp_path, connect=endpoint)
         two.step()
+        assert two.reader.feeds is not None
+        (feed,) = two.reader.feeds.parts.values()
+        feed.join_seconds = 0.1
         starts, stopped, start = threading.Event(), threading.Event(), Ingest.start
 
         def slow(ingest: Ingest) -> None:
