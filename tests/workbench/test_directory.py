@@ -49,7 +49,7 @@ def lying(word: str, answer: str) -> type[Lying]:
     return type("Lying", (Lying,), {"lie": (word, answer)})
 
 
-NAMES = ["file system", "fsync", "link", "rename", "directory times", "lock", "lock of the dead"]
+NAMES = ["file system", "fsync", "link", "rename", "lock", "lock of the dead"]
 
 
 def test_a_directory_of_this_machine_is_fit(tmp_path: Path) -> None:
@@ -112,7 +112,3 @@ def _of_this_disk(location: Path) -> dict[str, Verdict]:
 def test_an_object_store_is_no_place_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place_module, "file_system_of", lambda _: "fuse.s3fs")
     assert verdicts(tmp_path)["file system"] == "broken"
-
-
-def test_directory_times_that_do_not_change_are_doubtful(tmp_path: Path) -> None:
-    assert verdicts(tmp_path, lying("stamped", "no"))["directory times"] == "doubtful"

@@ -167,7 +167,6 @@ def _try_directory(directory: Path, start_second: Callable[[Path], SecondProcess
     try:
         yield _check_link(directory)
         yield _check_rename(directory, second)
-        yield _check_directory_times(directory, second)
         yield _check_lock(directory, second)
         yield _check_lock_of_the_dead(directory, second)
     finally:
@@ -234,14 +233,6 @@ def _check_rename(directory: Path, second: SecondProcess) -> Promise:
     elif size != 4096:
         broken = f"another process saw {size:.0f} of 4096 bytes under a new name"
     return _judged("rename", f"another process saw the file whole after {seconds * 1000:.1f} ms", broken)
-
-
-def _check_directory_times(directory: Path, second: SecondProcess) -> Promise:
-    name, before = "directory times", second.ask("stamp")
-    (directory / "later").touch()
-    if second.ask("stamped", before) == "yes":
-        return Promise(name, "kept", "change with its names, so that a reader sees at once what is new")
-    return Promise(name, "doubtful", "do not change with its names: readers list it once a second")
 
 
 def _check_lock(directory: Path, second: SecondProcess) -> Promise:
@@ -326,18 +317,11 @@ def answer() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the first process, which kills this one
     directory, held = Path(sys.argv[1]), []
 
-    def stamp() -> str:
-        found = directory.stat()
-        return f"{found.st_mtime_ns}-{found.st_ctime_ns}"
-
     def see(name: str) -> str:
         began = time.monotonic()
         if _becomes_true(lambda: name in os.listdir(directory), _SEEN_SECONDS):
             return f"{time.monotonic() - began} {len((directory / name).read_bytes())}"
         return "-1 0"
-
-    def stamped(before: str) -> str:
-        return "yes" if _becomes_true(lambda: stamp() != before, 1.0) else "no"
 
     def lock() -> str:
         return "yes" if _is_free(directory / "lock") else "no"
@@ -350,7 +334,7 @@ def answer() -> None:
         except BlockingIOError:
             return "no"
 
-    answers: dict[str, Callable[..., str]] = {act.__name__: act for act in (see, stamp, stamped, lock, hold)}
+    answers: dict[str, Callable[..., str]] = {act.__name__: act for act in (see, lock, hold)}
     for line in sys.stdin:
         word, *arguments = line.split()
         print(answers[word](*arguments), flush=True)
