@@ -28,7 +28,13 @@ from zmq_datasource.acknowledged.protocol import (
     encode,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, RefusedError, SenderBounds, Session, Sessions
+from zmq_datasource.acknowledged.sessions import (
+    SENDER_BOUNDS,
+    AttemptSession,
+    RefusedError,
+    SenderBounds,
+    Sessions,
+)
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
@@ -605,17 +611,17 @@ def test_a_sender_that_aborts_while_the_disk_refuses_gives_its_place_back(side: 
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Callable[..., Session]:
+def session(tmp_path: Path) -> Callable[..., AttemptSession]:
     files = StagedFiles(tmp_path, sync=False)
 
-    def new(number: int, now: float = 0.0) -> Session:
+    def new(number: int, now: float = 0.0) -> AttemptSession:
         attempt, part = f"{number:032x}", TransactionPart("q", number, 0)
-        return Session(b"peer %d" % number, attempt, part, now, StagedFile(files, attempt, part))
+        return AttemptSession(b"peer %d" % number, attempt, part, now, StagedFile(files, attempt, part))
 
     return new
 
 
-def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., Session]) -> None:
+def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., AttemptSession]) -> None:
     everyone = Sessions()
     everyone.add(session(0))
     everyone.add(session(1))
@@ -625,7 +631,7 @@ def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., Session
     assert everyone.to_replace(second.peer, 0.0) is None, "it has sent its end"
 
 
-def test_a_session_that_waits_for_the_disk_keeps_its_place(session: Callable[..., Session]) -> None:
+def test_a_session_that_waits_for_the_disk_keeps_its_place(session: Callable[..., AttemptSession]) -> None:
     everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0))
     next(iter(everyone)).finishing = Future()
@@ -635,7 +641,9 @@ def test_a_session_that_waits_for_the_disk_keeps_its_place(session: Callable[...
     assert refused.value.code == "busy"
 
 
-def test_a_session_keeps_its_place_until_it_is_silent_for_long(session: Callable[..., Session]) -> None:
+def test_a_session_keeps_its_place_until_it_is_silent_for_long(
+    session: Callable[..., AttemptSession],
+) -> None:
     everyone = Sessions(SenderBounds(places=1))
     everyone.add(session(0, now=1000.0))
     with pytest.raises(RefusedError):
@@ -646,7 +654,7 @@ def test_a_session_keeps_its_place_until_it_is_silent_for_long(session: Callable
 
 
 def test_another_session_is_replaced_than_the_one_that_waits_for_the_disk(
-    session: Callable[..., Session],
+    session: Callable[..., AttemptSession],
 ) -> None:
     everyone = Sessions(SenderBounds(places=2))
     everyone.add(session(0))

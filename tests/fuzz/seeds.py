@@ -17,7 +17,7 @@ from tests.support import DATA
 from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.proxy import fetch_protocol as fetch
-from zmq_datasource.source.chunk_server import SECRET_BYTES, Request, pack_head
+from zmq_datasource.source.chunk_server import SECRET_BYTES, ChunkRequest, pack_head
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -83,7 +83,7 @@ def durable() -> Iterator[bytes]:
 
 
 def chunks() -> Iterator[bytes]:
-    chunk = Request(1, "a" * 32, 0, "00000000000000000000-00000000000000000010.arrow")
+    chunk = ChunkRequest(1, "a" * 32, 0, "00000000000000000000-00000000000000000010.arrow")
     yield chunk.to_frame(bytes(SECRET_BYTES))
     yield pack_head(1, 0)
 

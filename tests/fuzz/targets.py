@@ -32,7 +32,7 @@ from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.parser import OptionSet, parse
 from zmq_datasource.proxy import fetch_protocol
-from zmq_datasource.source.chunk_server import Request, unpack_head
+from zmq_datasource.source.chunk_server import ChunkRequest, unpack_head
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.transport import core, python_core
 
@@ -120,7 +120,7 @@ def durable(data: bytes) -> None:
 def chunks(data: bytes) -> None:
     """What executors and the driver say to each other, behind CURVE."""
     with suppress(ValueError):
-        Request.of_frame(data)
+        ChunkRequest.of_frame(data)
     unpack_head(data)
 
 

@@ -16,7 +16,7 @@ from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
-from zmq_datasource.log.sealer import Job, Sealer
+from zmq_datasource.log.sealer import Sealer, WriteJob
 
 ROWS = batch_of([b"x"] * 10)
 
@@ -48,7 +48,9 @@ class Sealing:
         self._next += 10 * len(batches)
         self.contents.count_appended(size)
         done: Future[int] = Future()
-        self.sealer.hand_over(Job(batches, size, first, self._next, done, b"state", grows=False, last=True))
+        self.sealer.hand_over(
+            WriteJob(batches, size, first, self._next, done, b"state", grows=False, last=True)
+        )
         return done
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zmq_datasource.errors import ConnectionLostError
-from zmq_datasource.sink.in_flight import Attempts, InFlight, RowBatch
+from zmq_datasource.sink.in_flight import InFlight, ResendLimit, RowBatch
 
 
 def test_at_least_the_newest_bytes_are_kept() -> None:
@@ -46,7 +46,7 @@ class Clock:
 
 def test_pauses_grow_and_attempts_end_after_the_timeout() -> None:
     clock = Clock()
-    attempts = Attempts(10.0, "tcp://consumer:1", lambda: clock.now, clock.sleep)
+    attempts = ResendLimit(10.0, "tcp://consumer:1", lambda: clock.now, clock.sleep)
     with pytest.raises(ConnectionLostError, match=r"tcp://consumer:1: \d+ connections were lost.* for 10\.0"):
         for _ in range(100):
             attempts.next()
@@ -55,7 +55,7 @@ def test_pauses_grow_and_attempts_end_after_the_timeout() -> None:
 
 def test_three_attempts_are_made_even_after_the_timeout() -> None:
     clock = Clock()
-    attempts = Attempts(0.01, "tcp://consumer:1", lambda: clock.now, clock.sleep)
+    attempts = ResendLimit(0.01, "tcp://consumer:1", lambda: clock.now, clock.sleep)
     for _ in range(3):
         clock.now += 60  # each takes long
         attempts.next()

@@ -30,9 +30,9 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_server import (
     BEGIN,
     FRAME_BYTES,
-    Access,
+    ChunkRequest,
     ChunkServer,
-    Request,
+    LogAccess,
     pack_head,
     unpack_head,
 )
@@ -89,13 +89,15 @@ def add(log: LogStorage, first: int, values: list[bytes], batches: int = 1) -> C
     return write_chunk(log, parts, facts, {})
 
 
-def read(access: Access, chunk: Chunk, start: int = 0, end: int | None = None, **limits: float) -> pa.Table:
+def read(
+    access: LogAccess, chunk: Chunk, start: int = 0, end: int | None = None, **limits: float
+) -> pa.Table:
     with RemoteChunks(access, ELSEWHERE, **limits) as chunks:
         low, high = max(start, chunk.first), chunk.end if end is None else end
         return pa.Table.from_batches(read_chunk(chunks, chunk.name, low, high))
 
 
-def dealer(context: zmq.Context[Socket], access: Access, server_key: bytes | None) -> Socket:
+def dealer(context: zmq.Context[Socket], access: LogAccess, server_key: bytes | None) -> Socket:
     sock = context.socket(zmq.DEALER)
     if server_key is not None:
         public, private = zmq.curve_keypair()
@@ -106,8 +108,8 @@ def dealer(context: zmq.Context[Socket], access: Access, server_key: bytes | Non
     return sock
 
 
-def asking(access: Access, chunk: Chunk, number: int = 1) -> bytes:
-    return Request(number, access.log_id, 0, chunk.name).to_frame(access.secret)
+def asking(access: LogAccess, chunk: Chunk, number: int = 1) -> bytes:
+    return ChunkRequest(number, access.log_id, 0, chunk.name).to_frame(access.secret)
 
 
 def test_a_chunk_over_the_network_is_the_chunk_of_the_file(log: LogStorage, server: ChunkServer) -> None:
@@ -192,7 +194,7 @@ def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_t
         stranger.send(good)
         assert not stranger.poll(200)
     known = dealer(context, access, access.server_key)
-    of_this = Request(1, access.log_id, 0, chunk.name)
+    of_this = ChunkRequest(1, access.log_id, 0, chunk.name)
     for bad in (
         b"",
         b"short",
@@ -228,7 +230,7 @@ def test_an_answer_to_another_request_is_dropped(context: zmq.Context[Socket]) -
 
     def answer() -> None:
         client, frame = router.recv_multipart()
-        secret, request = Request.of_frame(frame)
+        secret, request = ChunkRequest.of_frame(frame)
         assert (secret, request.log_id, request.partition, request.name) == (bytes(32), "a log", 3, BEGIN)
         older = pack_head(request.number + 2**63, 0)
         for frames in ([older, b"1"], [b"nonsense", b"2"], [b""], [pack_head(request.number, 0), b"5"]):
@@ -236,7 +238,7 @@ def test_an_answer_to_another_request_is_dropped(context: zmq.Context[Socket]) -
 
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(answer)
-        access = Access((f"tcp://127.0.0.1:{port}",), public, bytes(32), "a log")
+        access = LogAccess((f"tcp://127.0.0.1:{port}",), public, bytes(32), "a log")
         with RemoteChunks(access, ELSEWHERE.of(3)) as chunks:
             assert chunks.begin() == 5
         answered.result(10)
@@ -261,12 +263,12 @@ def test_while_there_is_no_free_descriptor_the_wait_for_an_answer_does_not_doubl
     def answer_the_third() -> None:
         for _ in range(3):
             client, frame = router.recv_multipart()
-        _, request = Request.of_frame(frame)
+        _, request = ChunkRequest.of_frame(frame)
         router.send_multipart([client, pack_head(request.number, 0), b"5"])
 
     monkeypatch.setattr(link, "new_socket", refuse)
     router.setsockopt(zmq.RCVTIMEO, 10_000)
-    access = Access((f"tcp://127.0.0.1:{port}",), public, bytes(32), "a log")
+    access = LogAccess((f"tcp://127.0.0.1:{port}",), public, bytes(32), "a log")
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(answer_the_third)
         with RemoteChunks(access, ELSEWHERE, again=0.1, give_up=5.0) as chunks:
@@ -342,7 +344,7 @@ def test_a_task_waits_for_a_stopped_driver_and_fails_if_it_was_killed(log: LogSt
     try:
         assert driver.stdout is not None
         endpoint, key, secret, log_id = driver.stdout.readline().split()
-        access = Access((endpoint,), key.encode(), bytes.fromhex(secret), log_id)
+        access = LogAccess((endpoint,), key.encode(), bytes.fromhex(secret), log_id)
         driver.send_signal(signal.SIGSTOP)
         threading.Timer(1.0, driver.send_signal, [signal.SIGCONT]).start()
         with RemoteChunks(access, ELSEWHERE, again=0.2, give_up=10.0) as chunks:

@@ -24,7 +24,14 @@ from click.testing import CliRunner
 from tests.support import bound, free_endpoint, wait_for
 from tests.support.doctor_peers import Running
 from zmq_datasource.cli import main
-from zmq_datasource.workbench.doctor import Expected, Finding, Request, diagnose, examine, exit_code
+from zmq_datasource.workbench.doctor import (
+    ExaminationRequest,
+    Expected,
+    Finding,
+    diagnose,
+    examine,
+    exit_code,
+)
 from zmq_datasource.workbench.doctor.facts import Examined
 
 # Many processes, whose rates and queues are measured; and all scenarios run at once, for all tests of this file.
@@ -71,7 +78,7 @@ class Result(NamedTuple):
 def look(given: dict[str, str], expected: Expected | None = None, **request: Any) -> Result:
     usual: dict[str, Any] = {"duration": 0.5, "wait": 10.0}
     expected = Expected() if expected is None else expected
-    found = examine(Request(given, expected=expected, **{**usual, **request}))
+    found = examine(ExaminationRequest(given, expected=expected, **{**usual, **request}))
     return Result(found.endpoints, diagnose(found.endpoints, found.log, expected))
 
 

@@ -27,7 +27,13 @@ from zmq_datasource.acknowledged.protocol import (
     digest_of_rows,
     rows_of,
 )
-from zmq_datasource.acknowledged.sessions import AcceptorTerms, Answers, RefusedError, Session, Sessions
+from zmq_datasource.acknowledged.sessions import (
+    AcceptorTerms,
+    AttemptSession,
+    CollectedAnswers,
+    RefusedError,
+    Sessions,
+)
 from zmq_datasource.acknowledged.transactions import (
     CommittedTransactions,
     Committer,
@@ -55,11 +61,11 @@ class _DiskFault:
 
     def __init__(self, retry_seconds: float) -> None:
         self._retry_seconds = retry_seconds
-        self.session: Session | None = None
+        self.session: AttemptSession | None = None
         self._since: float | None = None
         self._next_retry = 0.0
 
-    def refused(self, session: Session, now: float, error: DiskFaultError) -> float | None:
+    def refused(self, session: AttemptSession, now: float, error: DiskFaultError) -> float | None:
         """Keep the session, to write its rows again, and return None. After ``retry_seconds`` of refusal, keep nothing,
         and return the seconds."""
         if self._since is None:
@@ -71,7 +77,7 @@ class _DiskFault:
         self.session, self._next_retry = session, now + _RETRY_SECONDS
         return None
 
-    def take_due(self, now: float) -> Session | None:
+    def take_due(self, now: float) -> AttemptSession | None:
         """The session with rows to write again now; None if none is due."""
         if self.session is None or now < self._next_retry:
             return None
@@ -89,7 +95,7 @@ class Attempts:
     """Receives and stages attempts; in the receiving thread. ``now`` is in seconds of a clock that stands still while
     nothing is received (``Reception.postpone``).
 
-    A method that takes a message raises errors that ``Answers.refusing`` turns into refusals.
+    A method that takes a message raises errors that ``CollectedAnswers.refusing`` turns into refusals.
 
     Args:
         terms: The limits.
@@ -125,8 +131,8 @@ class Attempts:
         self._forcing = forcing
         self._clock = clock
         self.sessions = Sessions(terms.senders)
-        self.answers = Answers(counters, self._abandon)
-        self._finishing: list[Session] = []
+        self.answers = CollectedAnswers(counters, self._abandon)
+        self._finishing: list[AttemptSession] = []
         self._fault = _DiskFault(terms.retry_seconds)
 
     @property
@@ -196,7 +202,7 @@ class Attempts:
         session.digest += digest_of_rows(rows)
         self._write(session, now)
 
-    def _begin(self, peer: bytes, message: Data, now: float) -> Session:
+    def _begin(self, peer: bytes, message: Data, now: float) -> AttemptSession:
         """Add a session for an attempt, at its first data.
 
         Raises:
@@ -222,7 +228,9 @@ class Attempts:
         if replaced is not None:
             self._forget(replaced)
         part = TransactionPart(message.producer, message.number, message.partition)
-        session = Session(peer, message.attempt, part, now, StagedFile(self._files, message.attempt, part))
+        session = AttemptSession(
+            peer, message.attempt, part, now, StagedFile(self._files, message.attempt, part)
+        )
         self.sessions.add(session)
         return session
 
@@ -249,7 +257,7 @@ class Attempts:
         if self._fault.session is not None:
             raise RefusedError(BUSY, _DISK_REFUSES)
 
-    def _write(self, session: Session, now: float) -> None:
+    def _write(self, session: AttemptSession, now: float) -> None:
         """Write the rows of a session to its file. Then answer, or force the file to the disk if it has its end.
 
         Raises:
@@ -323,7 +331,7 @@ class Attempts:
             with self.answers.refusing(session.peer, session.attempt):
                 self._answer_finished(session, now)
 
-    def _answer_finished(self, session: Session, now: float) -> None:
+    def _answer_finished(self, session: AttemptSession, now: float) -> None:
         if session.finishing is None or self.sessions.get(session.attempt) is not session:
             return  # the session was forgotten meanwhile
         try:
@@ -369,7 +377,7 @@ class Attempts:
             if session.part.producer == producer and session.part.number <= number:
                 self._forget(session)
 
-    def _session(self, peer: bytes, attempt: str, now: float) -> Session:
+    def _session(self, peer: bytes, attempt: str, now: float) -> AttemptSession:
         session = self.sessions.get(attempt)
         if session is None:
             raise UnknownAttemptError(
@@ -383,7 +391,7 @@ class Attempts:
         if session is not None:
             self._forget(session)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: AttemptSession) -> None:
         """End a session, and delete its file."""
         self.sessions.remove(session)
         if self._fault.session is session:

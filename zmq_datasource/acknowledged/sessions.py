@@ -31,7 +31,15 @@ from zmq_datasource.errors import LogError, ProtocolError, SocketError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
-__all__ = ["SENDER_BOUNDS", "AcceptorTerms", "Answers", "RefusedError", "SenderBounds", "Session", "Sessions"]
+__all__ = [
+    "SENDER_BOUNDS",
+    "AcceptorTerms",
+    "AttemptSession",
+    "CollectedAnswers",
+    "RefusedError",
+    "SenderBounds",
+    "Sessions",
+]
 
 
 class RefusedError(SocketError):
@@ -42,7 +50,7 @@ class RefusedError(SocketError):
         self.code = code
 
 
-class Answers:
+class CollectedAnswers:
     """Answers to senders, collected until the socket sends them.
 
     Args:
@@ -138,7 +146,7 @@ class AcceptorTerms(NamedTuple):
 
 
 @dataclass
-class Session:
+class AttemptSession:
     """One attempt, as far as it has been received.
 
     Attributes:
@@ -184,16 +192,16 @@ class Sessions:
 
     def __init__(self, bounds: SenderBounds = SENDER_BOUNDS) -> None:
         self._bounds = bounds
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AttemptSession] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[AttemptSession]:
         """The sessions of this moment. They may be ended during the iteration."""
         return iter(list(self._sessions.values()))
 
-    def get(self, attempt: str | None) -> Session | None:
+    def get(self, attempt: str | None) -> AttemptSession | None:
         return self._sessions.get(attempt or "")
 
     @property
@@ -205,7 +213,7 @@ class Sessions:
         """Whether there is no place for an attempt of another connection."""
         return len(self._sessions) >= self._bounds.places and self._longest_silent(now) is None
 
-    def to_replace(self, peer: bytes, now: float) -> Session | None:
+    def to_replace(self, peer: bytes, now: float) -> AttemptSession | None:
         """The session to end before another one of this peer is added; None if there is a free place.
 
         Raises:
@@ -223,16 +231,16 @@ class Sessions:
             )
         return longest
 
-    def _longest_silent(self, now: float) -> Session | None:
+    def _longest_silent(self, now: float) -> AttemptSession | None:
         sending = [session for session in self._sessions.values() if session.finishing is None]
         longest = min(sending, key=lambda session: session.heard, default=None)
         is_silent = longest is not None and now - longest.heard >= self._bounds.silent_seconds
         return longest if is_silent else None
 
-    def add(self, session: Session) -> None:
+    def add(self, session: AttemptSession) -> None:
         self._sessions[session.attempt] = session
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: AttemptSession) -> None:
         """Remove a session, unless that is done already."""
         if self._sessions.get(session.attempt) is session:
             del self._sessions[session.attempt]

@@ -221,7 +221,9 @@ def doctor(
     )
     try:
         with Console(stderr=True).status("Receiving ..."):
-            found = room.examine(room.Request(given, upstream, duration, wait, stall, log, expected))
+            found = room.examine(
+                room.ExaminationRequest(given, upstream, duration, wait, stall, log, expected)
+            )
     except (OptionError, LogError) as e:
         raise click.UsageError(str(e)) from e
     except ZmqDataSourceError as e:

@@ -18,7 +18,7 @@ from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["Opened", "open_partition"]
+__all__ = ["OpenedPartition", "open_partition"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _AFTER_A_CRASH = (
 )
 
 
-class Opened(NamedTuple):
+class OpenedPartition(NamedTuple):
     """A log partition that this process may write.
 
     Attributes:
@@ -46,7 +46,7 @@ class Opened(NamedTuple):
     past: PastTimes
 
 
-def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> Opened:
+def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> OpenedPartition:
     """Create or recover a log partition, and become its writer. The caller repeats the call while the disk refuses.
 
     Args:
@@ -61,7 +61,7 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> Opened:
         hold = storage.lock(lock_wait, feed)
         try:
             failpoints.reach("log.recovery.after_lock")
-            return Opened(log_id, hold, *_recover(storage, log_id))
+            return OpenedPartition(log_id, hold, *_recover(storage, log_id))
         except BaseException:
             hold.release()
             raise

@@ -31,7 +31,7 @@ from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["Job", "Sealer"]
+__all__ = ["Sealer", "WriteJob"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _EXPIRY_SECONDS = 1.0
 _END_SECONDS = 120.0
 
 
-class Job(NamedTuple):
+class WriteJob(NamedTuple):
     """A write, or only a place in the order of writes.
 
     Attributes:
@@ -94,7 +94,7 @@ class Sealer:
         self._retention = retention
         self._retrier = retrier
         self._written = written
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         # Each is counted by one thread only, so they need no lock.
         self._handed_over = self._finished = 0
         self._open_chunk: OpenChunk | None = None
@@ -125,7 +125,7 @@ class Sealer:
         """Whether the thread was started and has not ended."""
         return self._hold is not None
 
-    def hand_over(self, job: Job) -> None:
+    def hand_over(self, job: WriteJob) -> None:
         """Queue a job. Only for the receiving thread."""
         self._handed_over += 1
         self._jobs.put(job)
@@ -206,7 +206,7 @@ class Sealer:
             except LogLockedError as e:
                 self.failure = e
 
-    def _seal(self, job: Job) -> None:
+    def _seal(self, job: WriteJob) -> None:
         if self.failure is not None:
             raise self.failure
         if job.grows:
@@ -216,7 +216,7 @@ class Sealer:
         elif job.batches:
             self._write(job)
 
-    def _facts(self, job: Job) -> ChunkFacts:
+    def _facts(self, job: WriteJob) -> ChunkFacts:
         """The facts of the chunk, including the rows of this job."""
         if job.filled is not None:
             self._times = job.filled.times
@@ -227,18 +227,18 @@ class Sealer:
         partition = self._storage.partition
         return ChunkFacts(partition, job.first, job.end, self._times, self._past, self._incarnations)
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: WriteJob) -> None:
         state = state_metadata(job.state, job.end)
         write = partial(write_chunk, self._storage, job.batches, self._facts(job), state)
         self._seal_chunk(job.size, write)
 
-    def _fill(self, job: Job, filled: FilledFile) -> None:
+    def _fill(self, job: WriteJob, filled: FilledFile) -> None:
         file, facts, state = filled.file, self._facts(job), state_metadata(job.state, job.end)
         for batch in job.batches:
             file.append(batch, {})
         self._seal_chunk(job.size, partial(file.finish, self._storage, facts, state))
 
-    def _grow(self, job: Job) -> None:
+    def _grow(self, job: WriteJob) -> None:
         chunk = self._open_chunk = self._open_chunk or OpenChunk(self._storage, job.first)
         if job.batches:
             chunk.append(job.batches, self._facts(job), state_metadata(job.state, job.end))

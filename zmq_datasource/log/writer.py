@@ -19,10 +19,10 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.recovery import Opened, open_partition
+from zmq_datasource.log.recovery import OpenedPartition, open_partition
 from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.retrier import Retrier
-from zmq_datasource.log.sealer import Job, Sealer
+from zmq_datasource.log.sealer import Sealer, WriteJob
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 
@@ -135,7 +135,7 @@ class LogWriter(Contents):
 
     def _open(
         self, lock_wait: float, feed: str, check: Callable[[], None], prepare: Callable[[], None]
-    ) -> Opened:
+    ) -> OpenedPartition:
         check()
         opened = open_partition(self._storage, lock_wait, feed)
         try:
@@ -229,7 +229,7 @@ class LogWriter(Contents):
         state = self._carried.state() if has_rows and self._carried is not None else b""
         self._batches, self._batches_bytes, self._filled = [], 0, None
         self._grows = self._grows or (bool(batches) and not last)
-        job = Job(batches, size, self._first, self._next, done, state, self._grows, last, filled)
+        job = WriteJob(batches, size, self._first, self._next, done, state, self._grows, last, filled)
         self._sealer.hand_over(job)
         return done
 

@@ -43,6 +43,7 @@ __all__ = [
     "NO_ROWS",
     "SILENCE_SECONDS",
     "Batch",
+    "BatchRows",
     "Fetch",
     "Forget",
     "Forgotten",
@@ -52,7 +53,6 @@ __all__ = [
     "Open",
     "Opened",
     "Refused",
-    "Rows",
     "client_of",
     "decode",
     "encode",
@@ -285,7 +285,7 @@ def pack_rows(batch: pa.RecordBatch) -> tuple[list[str], list[object]]:
     return columns, [*ids, *buffers]
 
 
-class Rows(NamedTuple):
+class BatchRows(NamedTuple):
     """The rows of a BATCH, all checked.
 
     Attributes:
@@ -325,10 +325,10 @@ class Rows(NamedTuple):
         return batch.slice(pc.less_equal(self.ids, number(last)).true_count)
 
 
-NO_ROWS = Rows(integers_of([]), {})
+NO_ROWS = BatchRows(integers_of([]), {})
 
 
-def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> Rows:
+def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:
     """Check the whole BATCH, and return its rows.
 
     Raises:
@@ -349,4 +349,4 @@ def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> Rows:
         )
     if "topic" in columns:
         columns["topic"] = columns["topic"].fill_null(_EMPTY)
-    return Rows(ids, columns)
+    return BatchRows(ids, columns)

@@ -28,7 +28,7 @@ from zmq_datasource.proxy.figures import SubscriberFigures
 from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
-__all__ = ["NAME_BOUNDS", "Job", "NameBounds", "Names"]
+__all__ = ["NAME_BOUNDS", "NameBounds", "NameJob", "Names"]
 
 _MOST_DISPLACED = 1000
 # What a status shows of a name: so many topics, and so many characters of a topic.
@@ -54,7 +54,7 @@ class NameBounds(NamedTuple):
 NAME_BOUNDS = NameBounds()
 
 
-class Job(NamedTuple):
+class NameJob(NamedTuple):
     """A request that the keeper works on: an OPEN, a FORGET, or the first FETCH of a client that was away."""
 
     peer: bytes
@@ -75,7 +75,7 @@ class Names:
         self._bounds = bounds
         self._view = view
         self._positions = positions
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, NameJob] = {}
         self._opening: dict[str, int] = {}  # of the names that the keeper opens, the bytes of their topics
         # Sessions that have lost their name, so that a late OPEN of theirs does not take it back.
         self._displaced: dict[tuple[str, int], None] = {}
@@ -98,7 +98,7 @@ class Names:
             return Refused(code="full", reason=reason, session=request.session)
         positions = self._positions
         future = positions.submit(positions.open, request, topics, self._view.moment())
-        self._jobs[request.name] = Job(peer, request, future)
+        self._jobs[request.name] = NameJob(peer, request, future)
         self._opening[request.name] = bytes_of_topics(topics)
         return None
 
@@ -114,7 +114,7 @@ class Names:
         job = self._jobs.get(request.name)
         if job is None:
             future = self._positions.submit(self._positions.lock_again, position, self._view.moment())
-            self._jobs[request.name] = Job(peer, request, future)
+            self._jobs[request.name] = NameJob(peer, request, future)
         elif isinstance(job.request, Fetch):
             self._jobs[request.name] = job._replace(peer=peer, request=request)
         return None
@@ -128,7 +128,9 @@ class Names:
         session = known.notes.session
         if session != request.session and not _are_of_one_client(session, request.session):
             return _taken(request)
-        self._jobs[request.name] = Job(peer, request, self._positions.submit(self._positions.forget, known))
+        self._jobs[request.name] = NameJob(
+            peer, request, self._positions.submit(self._positions.forget, known)
+        )
         return None
 
     def _why_full(self, known: Position | None, topics: tuple[bytes, ...]) -> str | None:
@@ -168,7 +170,7 @@ class Names:
 
     # What the keeper has done.
 
-    def done_jobs(self) -> list[Job]:
+    def done_jobs(self) -> list[NameJob]:
         """The jobs that the keeper has done since the last call."""
         done = [job for job in self._jobs.values() if job.future.done()]
         for job in done:
@@ -177,7 +179,7 @@ class Names:
             self._opening.pop(job.request.name, None)
         return done
 
-    def result(self, job: Job) -> FromProxy | Position | None:
+    def result(self, job: NameJob) -> FromProxy | Position | None:
         """The answer to a job; for a FETCH the position of its name.
 
         Raises:

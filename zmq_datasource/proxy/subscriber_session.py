@@ -28,6 +28,7 @@ from zmq_datasource.proxy.fetch_protocol import (
     NO_ROWS,
     SILENCE_SECONDS,
     Batch,
+    BatchRows,
     Fetch,
     Forget,
     Forgotten,
@@ -35,7 +36,6 @@ from zmq_datasource.proxy.fetch_protocol import (
     Open,
     Opened,
     Refused,
-    Rows,
     decode,
     encode,
     session_number,
@@ -43,7 +43,7 @@ from zmq_datasource.proxy.fetch_protocol import (
 )
 from zmq_datasource.transport.session import RequestSession
 
-__all__ = ["SUBSCRIPTION_STATES", "Inbox", "Received", "Start", "SubscriberSession", "Subscription"]
+__all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberInbox", "SubscriberSession", "Subscription"]
 
 # The next state of a subscription, by its state and what happens (in capital letters: what the proxy says). An event
 # that is not here changes nothing.
@@ -101,7 +101,7 @@ class Subscription(NamedTuple):
 Received: TypeAlias = tuple[int, tuple[bytes, ...]]
 
 
-class Inbox:
+class SubscriberInbox:
     """The messages that have come, and how far the caller has processed them.
 
     Args:
@@ -117,7 +117,7 @@ class Inbox:
         self.next = self.done = position
         self.handed: int | None = None
         # The answers that the caller has not taken to their end: rows, and the id before which the answer ends.
-        self._answers: deque[tuple[Rows, int]] = deque()
+        self._answers: deque[tuple[BatchRows, int]] = deque()
         # The messages of the first answer that the caller has not taken. None before the first one is taken.
         self._messages: Iterator[Received] | None = None
         self._passed: int | None = None  # becomes ``done`` when all messages before it are acknowledged
@@ -127,7 +127,7 @@ class Inbox:
         """The number of answers that the caller has not taken to their end."""
         return len(self._answers)
 
-    def add(self, rows: Rows, next_id: int) -> None:
+    def add(self, rows: BatchRows, next_id: int) -> None:
         """Add the rows of an answer that ends before ``next_id``."""
         if next_id > self.next:
             self._answers.append((rows, next_id))
@@ -200,7 +200,7 @@ class SubscriberSession(RequestSession):
         self._confirming = False
         self._was_open = self.new = False
         self.state = "closed"
-        self.inbox = Inbox()
+        self.inbox = SubscriberInbox()
         self.confirmed = self.lost = 0
         self.refusal: SubscriptionError | None = None
         self._openings = LimitedLog(__name__, "times that a subscription was opened")
@@ -244,7 +244,7 @@ class SubscriberSession(RequestSession):
         self._opening = replace(
             self._opening, session=session, start=start.start, since=start.since, seek=True
         )
-        self.inbox = Inbox()
+        self.inbox = SubscriberInbox()
         self._step("seek")
         self._open(now)
 
@@ -348,7 +348,7 @@ class SubscriberSession(RequestSession):
         self._step("OPENED")
         self._was_open = True
         self.new = self.new or message.new
-        self.inbox = Inbox(message.next)
+        self.inbox = SubscriberInbox(message.next)
         self.confirmed = message.next
 
     def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:

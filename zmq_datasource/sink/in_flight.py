@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import ConnectionLostError
 
-__all__ = ["KEEP", "Attempts", "InFlight", "RowBatch"]
+__all__ = ["KEEP", "InFlight", "ResendLimit", "RowBatch"]
 
 # A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other, unless the system is configured
 # otherwise, and a middlebox makes two connections of one. A task has up to twice ``KEEP`` in memory, as the Arrow
@@ -113,7 +113,7 @@ class InFlight:
         self._check_at = 2 * self._keep
 
 
-class Attempts:
+class ResendLimit:
     """Bounds how often rows are sent again, one lost connection after the other.
 
     Args:

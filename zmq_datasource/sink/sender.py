@@ -25,7 +25,7 @@ import pyarrow as pa
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.in_flight import KEEP, Attempts, InFlight, RowBatch
+from zmq_datasource.sink.in_flight import KEEP, InFlight, ResendLimit, RowBatch
 from zmq_datasource.sink.sending_socket import SHORT_WAIT, SendingSocket
 from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 from zmq_datasource.transport.core import (
@@ -279,7 +279,7 @@ class Sender:
 
     # Lost connections.
 
-    def _recover(self, attempts: Attempts | None = None) -> bool:
+    def _recover(self, attempts: ResendLimit | None = None) -> bool:
         """Send the rows again, or write them off, if connections were lost since the last call.
 
         Args:
@@ -312,8 +312,8 @@ class Sender:
             sock.wait_until_flushed(self._options.send_timeout, quiet=_QUIET_SECONDS)
         return sent_again
 
-    def _new_attempts(self) -> Attempts:
-        return Attempts(self._options.send_timeout, self._options.endpoints)
+    def _new_attempts(self) -> ResendLimit:
+        return ResendLimit(self._options.send_timeout, self._options.endpoints)
 
     def _send_again(self) -> None:
         batches = list(self.in_flight.batches)

@@ -28,7 +28,7 @@ from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.in_flight import RowBatch
 
-__all__ = ["Row", "StagedDeadLetters", "Unsent", "abort_dead_letters", "commit_dead_letters"]
+__all__ = ["StagedDeadLetters", "Unsent", "UnsentRow", "abort_dead_letters", "commit_dead_letters"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _LOST = "connection_lost"
 _LOG_SECONDS = 5.0
 
 
-class Row(NamedTuple):
+class UnsentRow(NamedTuple):
     """A row that was not sent: topic and value, or frames."""
 
     topic: bytes | None
@@ -81,7 +81,7 @@ class StagedDeadLetters:
     def __enter__(self) -> Self:
         return self
 
-    def add(self, row: Row, reason: str) -> None:
+    def add(self, row: UnsentRow, reason: str) -> None:
         """Keep a row with the reason why it was not sent. It is in a file when the ``with`` block has ended.
 
         Raises:
@@ -210,12 +210,12 @@ class Unsent:
             self._counters.dead_lettered[reason] += 1
 
 
-def _row(batch: RowBatch, at: int) -> Row:
+def _row(batch: RowBatch, at: int) -> UnsentRow:
     topic, value, frames = (
         None if column is None else column[at].as_py()
         for column in (batch.topics, batch.values, batch.frames)
     )
-    return Row(topic, value, frames)
+    return UnsentRow(topic, value, frames)
 
 
 def commit_dead_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:

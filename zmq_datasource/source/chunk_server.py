@@ -64,9 +64,9 @@ __all__ = [
     "FRAME_BYTES",
     "MOST_REQUEST_BYTES",
     "SECRET_BYTES",
-    "Access",
+    "ChunkRequest",
     "ChunkServer",
-    "Request",
+    "LogAccess",
     "pack_head",
     "parse_skipped",
     "skipped_name",
@@ -96,7 +96,7 @@ def parse_skipped(name: str) -> tuple[str, int, int] | None:
     return None if match is None else (match[3], int(match[1]), int(match[2]))
 
 
-class Access(NamedTuple):
+class LogAccess(NamedTuple):
     """The data with which an executor can ask the server.
 
     Attributes:
@@ -115,7 +115,7 @@ class Access(NamedTuple):
         return f"Access({', '.join(self.endpoints)})"  # no secret in a plan or a log
 
 
-class Request(NamedTuple):
+class ChunkRequest(NamedTuple):
     """A request. It has all that the server needs for the answer."""
 
     number: int
@@ -127,7 +127,7 @@ class Request(NamedTuple):
         return secret + _NUMBER.pack(self.number) + f"{self.log_id}/{self.partition}/{self.name}".encode()
 
     @classmethod
-    def of_frame(cls, frame: bytes) -> tuple[bytes, Request]:
+    def of_frame(cls, frame: bytes) -> tuple[bytes, ChunkRequest]:
         """Decode a frame into the secret and the request.
 
         Raises:
@@ -199,7 +199,7 @@ class ChunkServer:
         self._storage = storage
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._most_bytes = most_bytes
-        self._requests: dict[bytes, Request] = {}  # the newest request of each client, until its turn
+        self._requests: dict[bytes, ChunkRequest] = {}  # the newest request of each client, until its turn
         self._warnings = LimitedLog(__name__, "requests that were refused")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         with ExitStack() as undo:
@@ -225,7 +225,7 @@ class ChunkServer:
             hosts = own_addresses() if host in ("0.0.0.0", "[::]") else [host]
             self._end = WakePipe()
             undo.pop_all()
-        self.access = Access(tuple(f"tcp://{host}:{port}" for host in hosts), public, self._secret, log_id)
+        self.access = LogAccess(tuple(f"tcp://{host}:{port}" for host in hosts), public, self._secret, log_id)
         self._thread = threading.Thread(target=self._serve, name="zmq-chunk-server", daemon=True)
         self._thread.start()
         _log.info(
@@ -273,7 +273,7 @@ class ChunkServer:
         except ValueError as e:
             self._warnings.warn("refused %s", e)
 
-    def _answer(self, client: bytes, request: Request) -> None:
+    def _answer(self, client: bytes, request: ChunkRequest) -> None:
         try:
             has_place = self._answers.begin(client)
         except zmq.ZMQError as e:
@@ -285,11 +285,11 @@ class ChunkServer:
             self._answers.finish(client, [pack_head(request.number, error), *parts], owner=client)
             failpoints.reach("source.chunk.after_answer")
 
-    def _checked(self, frames: tuple[bytes, ...]) -> Request:
+    def _checked(self, frames: tuple[bytes, ...]) -> ChunkRequest:
         """Decode a request; ValueError if it is not valid, or has another secret."""
         if len(frames) != 1:
             raise ValueError(f"a request of {len(frames)} frames")
-        secret, request = Request.of_frame(frames[0])
+        secret, request = ChunkRequest.of_frame(frames[0])
         if not hmac.compare_digest(secret, self._secret):
             raise ValueError("a request with another secret")
         if request.log_id != self.access.log_id:
@@ -299,7 +299,7 @@ class ChunkServer:
             raise ValueError(f"a request for {request.name!r}, which is no chunk")
         return request
 
-    def _content_of(self, request: Request) -> tuple[int, list[bytes]]:
+    def _content_of(self, request: ChunkRequest) -> tuple[int, list[bytes]]:
         """The status and the content of the answer, in one part or more."""
         try:
             return 0, self._read(request) or [b""]
@@ -311,7 +311,7 @@ class ChunkServer:
             _log.exception("reading %s", request)
             return errno.EIO, [str(e).encode()]
 
-    def _read(self, request: Request) -> list[bytes]:
+    def _read(self, request: ChunkRequest) -> list[bytes]:
         failpoints.reach("source.chunk.before_read")
         storage = self._storage.of(request.partition)
         if request.name == BEGIN:

@@ -33,8 +33,8 @@ from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.source.chunk_server import (
     BEGIN,
     FRAME_BYTES,
-    Access,
-    Request,
+    ChunkRequest,
+    LogAccess,
     skipped_name,
     unpack_head,
 )
@@ -58,7 +58,7 @@ _has_logged = False
 
 
 @contextmanager
-def chunks_for(storage: LogStorage, names: Iterable[str], access: Access) -> Iterator[OpensChunks]:
+def chunks_for(storage: LogStorage, names: Iterable[str], access: LogAccess) -> Iterator[OpensChunks]:
     """Choose where a task reads: in the log's directory if this machine sees it, else from the driver.
 
     Args:
@@ -107,7 +107,7 @@ class RemoteChunks:
 
     def __init__(
         self,
-        access: Access,
+        access: LogAccess,
         storage: LogStorage,
         *,
         again: float = _AGAIN_SECONDS,
@@ -172,7 +172,9 @@ class RemoteChunks:
         if not self._link.is_open:
             self._link.open(check_hosts=False)
         number, session = next(self._numbers), self._session
-        request = Request(number, self.log_id, self._storage.partition, name).to_frame(self._access.secret)
+        request = ChunkRequest(number, self.log_id, self._storage.partition, name).to_frame(
+            self._access.secret
+        )
         session.fetch(self.path_of(name), number, request, time.monotonic())
         while session.waiting:
             self._link.run_once(_UNSENT_SECONDS if session.outbox else TICK_SECONDS)

@@ -28,7 +28,7 @@ from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
     from zmq_datasource.log import Store
-    from zmq_datasource.source.chunk_server import Access
+    from zmq_datasource.source.chunk_server import LogAccess
 
 __all__ = [
     "RETRY_SECONDS",
@@ -161,7 +161,7 @@ class LogInputPartition(InputPartition):
         log_id: str,
         fail_on_data_loss: bool,
         *,
-        access: Access | None = None,
+        access: LogAccess | None = None,
         reader: str | None = None,
     ) -> None:
         self.log_id = log_id

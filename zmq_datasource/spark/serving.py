@@ -16,7 +16,7 @@ from zmq_datasource.log import LOCK_WAIT_SECONDS, LogStorage
 from zmq_datasource.options.read import LogServing
 
 if TYPE_CHECKING:
-    from zmq_datasource.source.chunk_server import Access, ChunkServer
+    from zmq_datasource.source.chunk_server import ChunkServer, LogAccess
 
 __all__ = ["Serving", "in_local_mode"]
 
@@ -40,7 +40,7 @@ class Serving:
         self._server: ChunkServer | None = None
         self._warnings = LimitedLog(__name__, "attempts to serve the log")
 
-    def access(self, storage: LogStorage, log_id: str) -> Access | None:
+    def access(self, storage: LogStorage, log_id: str) -> LogAccess | None:
         """How executors reach the server of this log; None if there is none. Starts the server on the first call.
 
         Raises:

@@ -31,8 +31,8 @@ __all__ = [
     "CHECKS",
     "CHECK_SECONDS",
     "Connection",
+    "ConnectionEnd",
     "Connections",
-    "End",
     "Handle",
     "Handshakes",
     "bytes_passed",
@@ -345,7 +345,7 @@ def _peer_name(handle: Handle) -> str:
         return "unknown"
 
 
-class End(NamedTuple):
+class ConnectionEnd(NamedTuple):
     """The end of a connection.
 
     Attributes:
@@ -401,7 +401,7 @@ class Handshakes:
         """One of the handshakes at an endpoint has failed; the end of its connection follows."""
         self._failed.add(endpoint)
 
-    def ended(self, endpoint: str, descriptor: int) -> End:
+    def ended(self, endpoint: str, descriptor: int) -> ConnectionEnd:
         """Note the end of a connection. Returns how far its handshake had come."""
         sure = descriptor in self._sure
         self._sure.discard(descriptor)
@@ -411,12 +411,14 @@ class Handshakes:
         if not (sure and shaking):  # else the failure belongs to one that still shakes hands
             self._failed.discard(endpoint)
         if number is not None:
-            return End(may_have_been_up=number <= self._unsure.get(endpoint, -1), hung_up=not failed)
+            return ConnectionEnd(
+                may_have_been_up=number <= self._unsure.get(endpoint, -1), hung_up=not failed
+            )
         # This connection counted as up. If a handshake has failed and another connection still shakes hands, then one
         # of the two was up and the other has failed.
         if failed and self._remove_newest(endpoint):
-            return End(may_have_been_up=True)
-        return End(was_up=True)
+            return ConnectionEnd(may_have_been_up=True)
+        return ConnectionEnd(was_up=True)
 
     def _remove_newest(self, endpoint: str) -> bool:
         """Count the newest connection that still shakes hands as one that has; False if there is none."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from zmq_datasource.messages.framing.batches import decode_plain, make_batch, raw_messages, to_rows
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed
-from zmq_datasource.messages.framing.presets import Framing, make_framing, subscriptions
+from zmq_datasource.messages.framing.presets import FramingDecoder, make_framing, subscriptions
 
 __all__ = [
     "Announced",
     "Fields",
-    "Framing",
+    "FramingDecoder",
     "Malformed",
     "decode_plain",
     "make_batch",

@@ -14,7 +14,14 @@ from zmq_datasource.messages.framing.layout import BinarySequence, JsonSequence,
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import FramingOptions, Numbering
 
-__all__ = ["DafkaFraming", "Framing", "JupyterFraming", "make_framing", "subscriptions", "whole_layout"]
+__all__ = [
+    "DafkaFraming",
+    "FramingDecoder",
+    "JupyterFraming",
+    "make_framing",
+    "subscriptions",
+    "whole_layout",
+]
 
 _DELIMITER = b"<IDS|MSG>"
 
@@ -158,7 +165,7 @@ def _string(frame: bytes, at: int) -> tuple[bytes, int]:
     return frame[at + 1 : end], end
 
 
-class Framing(Protocol):
+class FramingDecoder(Protocol):
     """Finds the fields of raw messages."""
 
     def decode(self, raw: RawMessages) -> Fields:
@@ -183,7 +190,7 @@ _FIXED = {
 }
 
 
-def make_framing(options: FramingOptions) -> Framing | None:
+def make_framing(options: FramingOptions) -> FramingDecoder | None:
     """Make the framing; None for plain framing, whose messages have no fields to find."""
     match options.framing:
         case "plain":

@@ -21,7 +21,7 @@ The rules:
 * Every wait has an end.
 """
 
-from zmq_datasource.workbench.doctor.examine import Examination, Request, examine
+from zmq_datasource.workbench.doctor.examine import Examination, ExaminationRequest, examine
 from zmq_datasource.workbench.doctor.facts import Expected
 from zmq_datasource.workbench.doctor.findings import Finding, exit_code
 from zmq_datasource.workbench.doctor.place import examine_directory, examine_storage
@@ -29,9 +29,9 @@ from zmq_datasource.workbench.doctor.report import diagnose, document, show
 
 __all__ = [
     "Examination",
+    "ExaminationRequest",
     "Expected",
     "Finding",
-    "Request",
     "diagnose",
     "document",
     "examine",

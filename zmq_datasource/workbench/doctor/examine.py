@@ -26,7 +26,7 @@ from zmq_datasource.workbench.doctor.greeting import ask_for_greeting
 from zmq_datasource.workbench.doctor.probe import Probe, receive_all
 from zmq_datasource.workbench.doctor.stall import STALL_RCVHWM, consume, stall
 
-__all__ = ["Examination", "Request", "examine"]
+__all__ = ["Examination", "ExaminationRequest", "examine"]
 
 _GREETING_SECONDS = 2.0
 _LONGEST_PEEK_SECONDS = 3.0
@@ -36,7 +36,7 @@ _TAIL_ROWS = 200_000
 _Newest: TypeAlias = dict[tuple[str, ...], int]
 
 
-class Request(NamedTuple):
+class ExaminationRequest(NamedTuple):
     """What to examine.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Case:
         self.facts = replace(self.facts, **facts)
 
 
-def examine(request: Request) -> Examination:
+def examine(request: ExaminationRequest) -> Examination:
     """Examine all endpoints; ends by itself, after about the times that were given.
 
     Raises:
@@ -121,7 +121,7 @@ def examine(request: Request) -> Examination:
     return Examination([case.facts for case in cases], log)
 
 
-def _cases(request: Request) -> Iterator[_Case]:
+def _cases(request: ExaminationRequest) -> Iterator[_Case]:
     options = parse(ReadOptions, request.given)
     if not options.has_endpoints:
         raise OptionError("neither connect nor bind is set; name the feed, as in --connect tcp://feed:5556")
@@ -182,7 +182,7 @@ def _ask_for_greetings(cases: list[_Case], probes: list[Probe], wait: float) -> 
             case.add(greeting=answer.result())
 
 
-def _record(case: _Case, request: Request) -> None:
+def _record(case: _Case, request: ExaminationRequest) -> None:
     """Record the figures of the connection while it is up, and imitate a slow receiver if that was asked for."""
     probe, each = case.probe, request.expected.consume
     if probe is None:
@@ -200,7 +200,7 @@ def _record(case: _Case, request: Request) -> None:
     case.add(handshake=probe.handshake)
 
 
-def _probe_again(case: _Case, watched: Probe, request: Request) -> None:
+def _probe_again(case: _Case, watched: Probe, request: ExaminationRequest) -> None:
     """Examine on new connections why the first one broke or brought nothing, and make the stall."""
     options, facts = case.options, case.facts
     seconds = min(_LONGEST_PEEK_SECONDS, request.duration)
