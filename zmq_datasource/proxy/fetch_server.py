@@ -36,7 +36,8 @@ Wire: TypeAlias = FetchWire | ReplayWire
 # Bytes of the answers of all clients that libzmq has not handed to the system, and what each client may have beyond
 # that.
 _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
-# About how many bytes one answer has, beside its last message (a batch of the log that is a quarter larger stays whole).
+# About how many bytes one answer has, beside its last message. A batch of the log that is a quarter larger is sent
+# whole.
 _MOST_BATCH_BYTES = 4 << 20
 # How long new requests are read before waiting ones are answered.
 _TURN_SECONDS = 0.005
