@@ -12,7 +12,7 @@ import pyarrow as pa
 import zmq
 
 from tests.support import batch_of
-from zmq_datasource.acknowledged.protocol import Data, decode, unpack_rows
+from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
@@ -101,7 +101,7 @@ def acknowledged(data: bytes) -> None:
     with suppress(ProtocolError):
         message, buffers = decode(frames_of(data))
         if isinstance(message, Data):
-            unpack_rows(message, buffers, 0).validate(full=True)
+            rows_of(message, buffers, 0).validate(full=True)
 
 
 def durable(data: bytes) -> None:
