@@ -357,8 +357,10 @@ def test_wrong_use_is_an_error_that_names_it(tmp_path: Path) -> None:
         Producer("tcp://a:1", sendTimeout=5)
     with pytest.raises(RowError, match="UTF-8 cannot encode"):
         Producer("tcp://a:1").send("\ud800")
-    with pytest.raises(RowError, match="in parts"):
+    with pytest.raises(RowError, match=r"a value of 67108865 bytes.*in parts"):
         Producer("tcp://a:1").send(bytes((64 << 20) + 1))
+    with pytest.raises(RowError, match="a topic of 67108865 bytes"):
+        Producer("tcp://a:1").send(b"", topic=bytes((64 << 20) + 1))
     producer = Producer("tcp://a:1")
     producer.close()
     with pytest.raises(OptionError, match="closed"):

@@ -146,10 +146,12 @@ class Producer:
         data = _bytes(value, "value")
         name = None if topic is None else _bytes(topic, "topic")
         size = len(data) + len(name or b"") + _MESSAGE_OVERHEAD
-        if max(len(data), len(name or b"")) > MOST_FRAME_BYTES:
-            raise RowError(
-                f"sending a message of {len(data)} bytes: a receiver takes {MOST_FRAME_BYTES} at most; send it in parts"
-            )
+        for what, frame in (("topic", name or b""), ("value", data)):
+            if len(frame) > MOST_FRAME_BYTES:
+                raise RowError(
+                    f"sending a message with a {what} of {len(frame)} bytes: a receiver takes {MOST_FRAME_BYTES} at "
+                    "most; send it in parts"
+                )
         with self._lock:
             self._check_open()
             if self._kept_bytes and self._kept_bytes + size > self._max_bytes:

@@ -131,20 +131,19 @@ class Receivers:
             Exception: Spark's own error, if a job has ended in another way.
         """
         self._ending.set()
-        if not self.is_active:
-            return
-        self._storage.ask_to_end(self._token)
-        try:
-            self._join(timeout)
-            if self.is_active:
-                self._spark.interruptTag(self._tag)
+        if self.is_active:
+            self._storage.ask_to_end(self._token)
+            try:
                 self._join(timeout)
-                raise SocketError(
-                    f"stopping the receivers of {self._storage}: some had not ended after {timeout:.0f} s, and Spark "
-                    "has killed them; what they had received and not sealed is lost"
-                )
-        finally:
-            self._storage.remove_end(self._token)
+                if self.is_active:
+                    self._spark.interruptTag(self._tag)
+                    self._join(timeout)
+                    raise SocketError(
+                        f"stopping the receivers of {self._storage}: some had not ended after {timeout:.0f} s, and "
+                        "Spark has killed them; what they had received and not sealed is lost"
+                    )
+            finally:
+                self._storage.remove_end(self._token)
         if self._failed_at_end is not None:
             raise self._failed_at_end
 
