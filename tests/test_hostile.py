@@ -55,6 +55,8 @@ def _threads() -> list[str]:
 def nothing_left() -> Iterator[zmq.Context[Socket]]:
     """Memory, descriptors and threads are as before, but for what is kept once; a context for what is opened."""
     zmq.Frame(bytes(1 << 20), copy=False)  # pyzmq keeps a thread and a context for frames that are not copied
+    # A thread of libzmq gives itself its name, so on a busy machine it has none at first.
+    wait_for(lambda: {"ZMQbg/Reaper", "ZMQbg/IO/0"} <= set(_threads()), "that context's threads")
     process = psutil.Process()
     memory, descriptors, threads = process.memory_info().rss, process.num_fds(), _threads()
     context = zmq.Context[Socket]()
