@@ -132,7 +132,7 @@ class _Receiver:
         if self._give_way():
             return
         try:
-            monitor.read_to(ingest.commit_readers() or 0)
+            monitor.mark_finished(ingest.commit_readers() or 0)
             if ingest.log.full and now >= self._next_full_line:
                 self._next_full_line = now + self._full_line_seconds
                 _log.warning("%s", _why_full(ingest))

@@ -46,7 +46,7 @@ def monitored(location: Path, endpoint: str, **options: Any) -> Iterator[tuple[I
 def test_the_backlog_is_what_is_in_no_finished_batch(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with monitored(tmp_path, endpoint) as (ingest, monitor):
-        monitor.read_to(0)
+        monitor.mark_finished(0)
         began = time.time()
         push.send(b"x" * 1000)
         wait_for(lambda: ingest.seal() == 1, "one message")
@@ -60,11 +60,11 @@ def test_the_backlog_is_what_is_in_no_finished_batch(context: Context, tmp_path:
         assert shown["core"] == core.NAME
         assert 100_000 < shown["backlogBytes"] == shown["logBytes"] < 150_000
         assert shown["backlogAgeMs"] <= (time.time() - began) * 1000 + 1
-        monitor.read_to(60)
+        monitor.mark_finished(60)
         half = monitor.metrics()
         assert half["backlogMessages"] == 40
         assert half["backlogBytes"] < shown["backlogBytes"]
-        monitor.read_to(100)
+        monitor.mark_finished(100)
         done = monitor.metrics()
         assert (done["backlogMessages"], done["backlogBytes"], done["backlogAgeMs"]) == (0, 0, 0)
         assert done["logChunks"] == ingest.log.chunks > 0
@@ -210,7 +210,7 @@ def test_metrics_that_cannot_be_put_together_end_nothing(
     with monitored(tmp_path, endpoint) as (ingest, monitor):
         push.send(b"x")
         wait_for(lambda: ingest.seal() == 1, "a message")
-        monitor.read_to(0)
+        monitor.mark_finished(0)
 
         def fail(*_: object, **__: object) -> None:
             raise OSError(5, "Input/output error")
@@ -235,7 +235,7 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Con
         follow.read_as("mine")
         follow.start()
         monitor = SourceMonitor(follow, parsed)
-        monitor.read_to(1)
+        monitor.mark_finished(1)
         shown = monitor.metrics()
         follow.stop()
     assert (shown["messagesReceived"], shown["messagesLost"], shown["backlogMessages"]) == (3, 2, 2)

@@ -153,7 +153,7 @@ class SourceMonitor:
             if self._thread.is_alive():
                 _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
 
-    def read_to(self, end: int) -> None:
+    def mark_finished(self, end: int) -> None:
         """Take the messages below ``end`` out of the backlog: they are in finished batches."""
         self._read_to = end
 
@@ -291,10 +291,10 @@ class SourceMonitors:
         for monitor in self._monitors.values():
             monitor.stop()
 
-    def read_to(self, ends: Mapping[int, int]) -> None:
+    def mark_finished(self, ends: Mapping[int, int]) -> None:
         """Take the messages below these ids out of the backlog: they are in finished batches."""
         for partition, end in ends.items():
-            self._monitors[partition].read_to(end)
+            self._monitors[partition].mark_finished(end)
 
     def metrics(self) -> dict[str, Any]:
         """The figures of the source. With several log partitions: of all together, and of each in ``partitions``."""

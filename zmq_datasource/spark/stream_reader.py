@@ -154,7 +154,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offsets.add_new_partitions()
             monitors.add(feeds.parts)
             begins = offsets.ids_of(start)
-        monitors.read_to(begins)
+        monitors.mark_finished(begins)
         # Spark calls commit only when there is data for the next batch, and a full log has no room for data. But Spark
         # asks for the next batch only after the last one is in its commit log. So the log may delete that one now.
         offsets.release(start, begins)
@@ -216,7 +216,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         monitors = self._receive(feeds)
         # If a restarted query repeats a batch, Spark has not called latestOffset yet.
-        monitors.read_to({partition: low for partition, (low, _) in ranges.items()})
+        monitors.mark_finished({partition: low for partition, (low, _) in ranges.items()})
         for partition, (low, high) in ranges.items():
             if low > high:
                 raise DataLossError(
