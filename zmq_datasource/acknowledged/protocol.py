@@ -73,7 +73,7 @@ BUSY = "busy"
 # About the size of a data message: large enough for Arrow, small enough to keep two for each sender.
 DATA_BYTES = 1 << 20
 # The data messages that a sender may have on the way: one until the receiver has taken the first, and then two. If two
-# have more bytes than this together, they are sent one by one.
+# together exceed MOST_BYTES_ON_THE_WAY, they are sent one by one.
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 2, 8 << 20
 MOST_NAME_BYTES = 256  # of a producer
 _ATTEMPT = re.compile("[0-9a-f]{32}")
@@ -117,8 +117,8 @@ class Hello(_Base, frozen=True, kw_only=True):
 
 
 class Welcome(_Base, frozen=True, kw_only=True):
-    """Receiver: the number of data messages of the attempt that it has, the producer's last committed transaction with
-    one of its attempts, and whether it takes no data now (``busy``)."""
+    """Receiver: how many data messages of the attempt it has (``received``), the producer's last committed transaction
+    (``committed``) with one of its attempts (``by``), and whether the receiver takes no data now (``busy``)."""
 
     kind = b"W"
     attempt: str
@@ -289,7 +289,7 @@ def digest_of(batch: pa.RecordBatch) -> int:
         return digest([FramesColumn(batch.column("frames"))], len(batch))
     topic = batch.column("topic") if "topic" in batch.schema.names else None
     has_topics = topic is not None and topic.null_count < len(topic)
-    topics = [FrameColumn(topic)] if has_topics else []  # a column of nulls only may be no column of frames
+    topics = [FrameColumn(topic)] if has_topics else []  # a column of only nulls may have Arrow's type null
     return digest([*topics, FrameColumn(batch.column("value"))], len(batch))
 
 

@@ -2,7 +2,7 @@
 
 The rules:
 
-* ``Committed`` is answered when the chunk with the whole transaction is on disk. A chunk is one file that appears at
+* A commit is answered when the chunk with the whole transaction is on disk. A chunk is one file that appears at
   once, so a reader sees all of a transaction or none of it. Transactions that are committed in the same moment share a
   chunk.
 * Every message may be repeated, because answers get lost: a staged attempt stays staged, a committed transaction stays
@@ -56,7 +56,7 @@ class Reception:
         files: Where attempts are staged.
         transactions: Which transactions are committed; restored before the first message.
         log: Where transactions are committed.
-        forcing: Runs what takes long: forcing files to the disk.
+        forcing: Forces files to the disk in other threads, because that takes long.
         clock: Seconds since the epoch, for the column ``timestamp``.
 
     Attributes:
@@ -131,7 +131,7 @@ class Reception:
                 self._committed(done)
 
     def cut(self) -> None:
-        """Have the transactions of this moment written, as one chunk."""
+        """Have the transactions that were appended since the last call written, as one chunk."""
         self._committer.cut()
 
     # Messages.

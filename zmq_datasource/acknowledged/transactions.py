@@ -2,15 +2,13 @@
 
 * A producer's transactions are committed in the order of their numbers, so the last number shows that all before it are
   done. The number is stored with the rows (``log.state``): the chunk with a transaction's rows also has its number.
-* Only the last transaction may be repeated, and only with the same rows. A sender with an older number, or with other
-  rows under the last one, is not the sender that has committed it.
+* Only the last transaction may be repeated, also while its chunk is being written, and only with the same rows. An
+  older number, or other rows under the last one, are refused (``ConflictError``).
 * A transaction counts as committed, and is answered, when its chunk is on disk.
-* First its attempts are checked. Then rows and number are appended together. If writing them fails, receiving ends,
-  and the log's next writer finds neither.
+* First a transaction's attempts are checked. Then rows and number are appended together. If writing them fails,
+  receiving ends, and the log's next writer finds neither.
 * Transactions that are committed in the same moment share a chunk. If the first part of a transaction has a large file,
   this file becomes the chunk, and the other rows are appended to it.
-* The last transaction of a producer may be repeated with the same rows, also while its chunk is being written. Any
-  other transaction under its number or an older one is refused.
 """
 
 from __future__ import annotations
@@ -244,8 +242,8 @@ class Committer:
         """Append a transaction to the log.
 
         Returns:
-            Whether it is committed already. If not, ``done`` yields it later. While the log is full, or no file can be
-            opened, nothing happens, and the sender asks again.
+            Whether it is committed already. If not, ``done`` yields it later. While the log is full, or the disk
+            refuses, nothing happens, and the sender asks again.
 
         Raises:
             UnknownAttemptError: Not all attempts and rows are staged here.
@@ -289,7 +287,7 @@ class Committer:
             self._uncut = []
 
     def done(self) -> Iterator[Done]:
-        """Yield the transactions that are on disk since the last call.
+        """Yield the transactions that have reached the disk since the last call.
 
         Raises:
             LogError: The log has failed.
@@ -365,5 +363,6 @@ class Committer:
                 self._staging.remove([attempt])
                 raise UnknownAttemptError(f"{transaction}: {e}") from e
             except DiskFaultError:
-                return self._read(message)  # in memory, with which the sealing thread waits for the disk
+                # Read all rows now. They wait in memory while the sealing thread waits for the disk.
+                return self._read(message)
         return _Rows(filled, batches, found, value_bytes)

@@ -11,19 +11,20 @@ A log is a set of whole objects in a store, which is a directory or a bucket. Bo
 
 The rules:
 
-* A store has six verbs: ``list``, ``open``, ``put_new``, ``put``, ``delete``, ``hold``. Of these, ``put_new`` makes an
-  object only if its key is free.
+* The main verbs of a store are ``list``, ``open``, ``put_new``, ``put``, ``delete``, ``hold``. Of these, ``put_new``
+  makes an object only if its key is free.
 * The writer that puts a chunk's key first has given out its ids. The other writer finds the key taken, and stops. No
   lock and no clock protects the log: ``hold`` only says when a standby may begin.
 * Before and after each put, the writer checks that its last chunk is still there (``fence``). A store without it was
   unmounted or emptied, and nothing is written there.
-* A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing is the whole recovery.
+* A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks; only
+  an open chunk must be sealed.
 * Ids are contiguous. Chunks are deleted from the front, and the newest one always stays.
 * Rows have no ids in the file. The last batch of a chunk carries its place, its times and the writers so far
   (``facts``), and the whole state of its writer (``state``). Each has a checksum, and so has each batch.
 * Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
   older copy of the log was restored.
-* A store repeats nothing. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat what it refuses for now, for
+* A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
   ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``retry_reading``, for
   the ``retry_seconds`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``open_chunk``).
@@ -42,7 +43,8 @@ Layers, from below:
 * Transactions that are not committed: ``staging``.
 
 The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the
-records. Other rooms import what is named here, and no module of the room. ``docs/log-format.md`` specifies each byte.
+records. Other packages import only the names listed here (``workbench.doctor`` also imports ``files``).
+``docs/log-format.md`` specifies each byte.
 """
 
 from zmq_datasource.log.bucket_store import BucketStore, bucket_at

@@ -39,7 +39,7 @@ _ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
 # A request that fails quickly is sent a second time. All other retries are the callers'.
 _RETRIES = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 
-# Shorter than ``LOCK_WAIT_SECONDS``.
+# Shorter than ``LOCK_WAIT_SECONDS``, so that a process that waits so long gets the key of a killed holder.
 SILENT_SECONDS = 12.0
 # This process measures a holder's silence from check to check. If two checks are further apart than this, it begins the
 # measurement again.
@@ -47,7 +47,7 @@ _MOST_CHECK_GAP_SECONDS = 4.0
 # How long the end of a hold waits for the thread that refreshes it.
 _JOIN_SECONDS = 5.0
 # ``_LASTING``: texts of errors that stay, for which obstore has no class of its own. ``_PASSING``: texts of errors that
-# pass, although obstore's class for them, or another text in them, is one of errors that stay.
+# pass, although their class, or another text in them, means an error that stays.
 _LASTING = re.compile(
     "NoSuchBucket|ContainerNotFound|The specified bucket does not exist|incorrectly configured region"
     "|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|MethodNotAllowed|NotImplemented"
@@ -82,7 +82,7 @@ class BucketStore:
     A new object is put with the condition that its key is free. The bucket checks the condition in the same step.
 
     Args:
-        location: Its URI; see ``buckets.Bucket``.
+        location: The bucket's URI; see the module ``buckets``.
         times: When holders act; by default ``BucketStore.times``.
 
     Raises:
@@ -316,7 +316,7 @@ class BucketStore:
 
 
 def bucket_at(location: Location) -> BucketStore:
-    """The bucket at a location: one object for the whole process, so that all checks of a holder are compared."""
+    """Return this process's only ``BucketStore`` for a location, which compares all checks of a holder."""
     key = os.getpid(), location
     if key not in _buckets:
         _buckets[key] = BucketStore(location)

@@ -9,8 +9,9 @@ The forms are those of pyarrow's file systems:
   ``abfss://``, with ``tenant_id``, ``client_id``, ``client_secret``, ``blob_storage_authority``,
   ``blob_storage_scheme``, or the parameters of a SAS token.
 
-Keys that are not in the URI are read from the environment (``AWS_ACCESS_KEY_ID``, ``GOOGLE_APPLICATION_CREDENTIALS``,
-``AZURE_STORAGE_ACCOUNT_KEY`` and the others that ``obstore`` reads) or come from the machine's role in its cloud.
+Credentials that are not in the URI are read from the environment (``AWS_ACCESS_KEY_ID``,
+``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_KEY`` and the others that ``obstore`` reads) or come from
+the machine's role in its cloud.
 """
 
 from __future__ import annotations

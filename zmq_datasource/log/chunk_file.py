@@ -1,4 +1,4 @@
-"""A chunk's file that is written batch by batch. Until its end it lacks only the footer and its name.
+"""Writes a chunk's file batch by batch. Until ``end`` and ``put`` it lacks only its last batch, footer and name.
 
 There are three kinds: an open chunk and its compact copy (``open_chunk``), and a staged attempt (``staging``).
 """
@@ -151,7 +151,7 @@ class FilledFile(NamedTuple):
     Attributes:
         file: The file; more rows may be appended.
         rows: The number of rows.
-        times: The times at which they were received.
+        times: The times at which the rows were received.
     """
 
     file: ChunkFile
@@ -160,7 +160,7 @@ class FilledFile(NamedTuple):
 
 
 class CompactFile:
-    """A copy of an open chunk in fewer batches, which takes its place at the end.
+    """A copy of an open chunk in fewer batches; ``finish`` makes the copy the sealed chunk.
 
     It is written in pieces, because copying a whole chunk at its end would delay the next group by 30 ms. It only makes
     later reads faster: so if the disk refuses, it is given up, and the chunk keeps its small batches.
@@ -204,7 +204,7 @@ class CompactFile:
 
         Raises:
             LogLockedError: Another writer has given out its ids.
-            LogWriteError: The file system refused to make it the chunk. It may be the chunk all the same.
+            LogWriteError: The file system refused to make it the chunk. It may have become the chunk all the same.
         """
         try:
             self._write()

@@ -56,7 +56,7 @@ class PastTimes(NamedTuple):
 class Incarnations(NamedTuple):
     """The writers of a log partition, in order: for each its first id, and its incarnation, which is a random name.
 
-    Ids of a log are given out once. But if an older copy of a log is restored and received into, ids are given out
+    Ids of a log are given out once. But if an older copy of a log is restored and filled further, ids are given out
     again, to other messages. Then the incarnations differ.
     """
 
@@ -143,7 +143,7 @@ class ChunkFacts(msgspec.Struct, frozen=True):
         """Refuse a chunk that was written for another place.
 
         Raises:
-            ValueError: It was.
+            ValueError: The chunk was written for another place.
         """
         if (self.partition, self.first) != (partition, first):
             raise ValueError(

@@ -44,7 +44,7 @@ class _Partition(Protocol):
 
 
 class Fence:
-    """Finds out, by the newest chunk of one writer, whether another writer has taken over: then this one is fenced.
+    """Checks by a writer's newest chunk whether another writer has taken over. Then each later check raises.
 
     Args:
         storage: The partition.
@@ -84,13 +84,13 @@ class Fence:
         self._entry = found  # the chunk was lost, and has been restored as another object
 
     def advance(self, first: int) -> None:
-        """Check that the chunk counts which this writer has just put, and make it the newest one.
+        """Check that the chunk that this writer has just put counts, and make it the newest one.
 
         The writer repeats the call after an error.
 
         Raises:
             LogLockedError: The chunk does not count, or that is not certain.
-            DiskFaultError: As ``check``.
+            DiskFaultError: The store refuses for now.
         """
         entry = self._find(first)  # before the check below, which then holds for this object
         if self._newest is None or self._find(self._newest) != self._entry:

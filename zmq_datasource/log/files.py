@@ -107,7 +107,12 @@ def this_process() -> str:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn the system's errors in a block that reads into DiskFaultError, if they may pass, or LogFormatError."""
+    """Turn errors in a block that reads into ours. FileNotFoundError stays as it is.
+
+    Raises:
+        DiskFaultError: An error of the system that may pass.
+        LogFormatError: Another error of the system, or a ValueError.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -121,7 +126,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def open_file(path: Path | str) -> int:
-    """A file descriptor for reading a file.
+    """Open a file for reading; return the file descriptor.
 
     Raises:
         OSError: It cannot be opened, or is not a file: a pipe would block, and a device has no end.

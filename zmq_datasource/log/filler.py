@@ -69,7 +69,7 @@ class Filler(Protocol):
         """Append all received messages and cut the chunk: see ``LogWriter.cut``. Raises what ``receive`` does."""
 
     def postpone(self) -> None:
-        """Keep connections alive and timeouts from running. Called every few hundred ms while nothing is received."""
+        """Keep connections alive, and stop timeouts. Called every few hundred ms while receiving is paused."""
 
     def finish(self, seconds: float) -> None:
         """Append the last messages, and answer open requests for so many ``seconds``. Called at the end."""

@@ -1,7 +1,7 @@
 """The chunks of one log partition, in order: the index in memory, and the listing that it is made from.
 
-Another process may write the partition while it is listed. ``Contents`` is the index as all threads of a process see
-it, with what is not in a chunk yet.
+Another process may write the partition while it is listed. ``Contents`` is the index for all threads of a process, and
+counts the bytes that are not in a chunk yet.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ def read_index(storage: LogStorage) -> ChunkIndex:
     Raises:
         DamagedChunkError: The newest chunk is damaged.
         DiskFaultError: The partition cannot be listed now.
+        LogFormatError: Listed chunks cannot be opened.
     """
     for _ in range(MOST_LISTINGS):
         with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
@@ -223,7 +224,7 @@ class Contents:
     # The way of messages: appended, written, sealed.
 
     def count_appended(self, size: int) -> None:
-        """Count bytes in memory that are not on the disk yet."""
+        """Count bytes that are not in the log yet: in memory, or in a file that will become a chunk."""
         with self._lock:
             self._unwritten_bytes += size
 
@@ -318,7 +319,7 @@ class Contents:
         """The bytes on the disk and in memory that count for the log's limit.
 
         Args:
-            done: The ids below are not needed any more.
+            done: The ids below this one are not needed any more.
         """
         # The newest chunk is never deleted, because it says which id is next. If it is the only one and not needed, it
         # does not count: otherwise a chunk larger than the limit would end receiving for good.

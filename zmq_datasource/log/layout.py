@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
         first: Its first id, which is its name.
         end: The id after its last one. It is the first id of the next chunk; the newest chunk has it in its facts.
         size: Its bytes.
-        sealed_at: The modification time of its object, in seconds since the epoch.
+        sealed_at: The modification time of its object, or the time of its writer's clock, in seconds since the epoch.
         writer: The incarnation of the writer that has given out its ids; None if that is not known.
     """
 

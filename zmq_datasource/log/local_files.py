@@ -79,7 +79,7 @@ class OpenChunkFiles:
         """Append to a file, which ends at ``offset``. After an error the caller repeats the call with the same offset.
 
         Args:
-            durably: Whether to force the file to the disk, unless the directory is not forced at all.
+            durably: Whether to force the file to the disk; without effect if ``sync`` is false.
 
         Returns:
             The new end.
@@ -114,7 +114,7 @@ class OpenChunkFiles:
             os.truncate(path, size)
 
     def remove(self, name: str) -> None:
-        """Delete a file after its content has become a chunk."""
+        """Delete a file, after its content has become a chunk or a compact copy was given up."""
         failpoints.reach("log.open_chunk.before_remove")
         path = self._directory / name
         with writing(f"removing {path}"):

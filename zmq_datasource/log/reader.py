@@ -1,4 +1,4 @@
-"""Reads ranges of a log: finds the first chunk of a time, splits a range among tasks, and yields its rows.
+"""Reads ranges of a log: finds the first message since a time, splits a range among tasks, and yields its rows.
 
 Nothing here needs the log's writer. The rows of a range depend on the chunks alone, and are always the same.
 
@@ -275,7 +275,7 @@ def begin_of(storage: LogStorage, log_id: str) -> int | None:
     """The first id of a partition; None if another log is in its place, or there is no chunk.
 
     Raises:
-        LogError: There is no log, or it cannot be listed, or a chunk in the middle is missing.
+        LogError: There is no log, or it cannot be listed, or its newest chunk is damaged.
     """
     if storage.log_id() != log_id:
         return None

@@ -58,7 +58,7 @@ class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
         session: The session of the client that has the name; 0 after the position was set by hand.
         topics: Prefixes of topics; empty for all messages.
         created: When the name was first used.
-        acknowledged: When the position last moved; None for never.
+        acknowledged: When the subscriber's position last moved; None for never.
         sent: Messages that were sent, including repetitions.
         lost: Messages of any topic that the log had deleted before they were sent.
         lost_to: Lost messages are counted up to this id.
@@ -109,7 +109,7 @@ class ReaderRecords:
     """Reads and writes the records, which are small JSON objects beside the log partitions.
 
     Args:
-        storage: Any partition of the log.
+        storage: A partition of the log. Records are those of the whole log, but skipped ids those of this partition.
     """
 
     def __init__(self, storage: LogStorage) -> None:
@@ -238,7 +238,7 @@ class ReaderRecords:
         return f"{READERS_NAME}/{reader}.{self._storage.partition}.{first:020d}-{end:020d}.skipped"
 
     def skipped(self, reader: str) -> list[range]:
-        """The ids that ``write_skipped`` has recorded, in order. Two attempts may have skipped the same ids."""
+        """The ids that ``write_skipped`` has recorded in this partition, in order; two records may have the same."""
         found = filter(None, map(_SKIPPED.fullmatch, self._listed()))
         partition = str(self._storage.partition)
         ids = [range(int(it[3]), int(it[4])) for it in found if (it[1], it[2]) == (reader, partition)]

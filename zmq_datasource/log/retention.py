@@ -31,7 +31,7 @@ _RESERVED_CHUNKS = 5
 
 
 class Retention:
-    """Deletes chunks of a log partition, the oldest first. Any thread may call it.
+    """Deletes chunks of a log partition, the oldest first. Any thread may call it, unless a method says otherwise.
 
     Args:
         storage: The partition.
@@ -82,7 +82,7 @@ class Retention:
         self._last_time = math.inf
         self._next_deletion = self._next_records = 0.0
         self.committed = 0
-        self._uncached = 0  # the chunks below were dropped from the system's memory, or were there before
+        self._uncached = 0  # chunks below this id are not in the system's memory, or older than this writer
         self._committing = threading.Lock()
         self._removing = threading.Lock()
 
@@ -132,7 +132,7 @@ class Retention:
         return next(iter(self._contents.choose(choose)), None)
 
     def remove_expired(self) -> None:
-        """Delete committed chunks that have expired.
+        """Delete committed chunks that have expired, and chunks that must make room.
 
         If a file cannot be deleted, a warning reports it, the file counts in the log's size, and a later call repeats
         the deletion. The receiving thread must not call this, because a directory may answer slowly.
@@ -158,7 +158,7 @@ class Retention:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
     def _remove_below(self, done: int) -> bool:
-        """Delete the chunks that can go if all ids below ``done`` are committed. Returns whether none is left."""
+        """Delete the chunks that can go if all ids below ``done`` are committed. Returns what ``_remove`` does."""
         contents = self._contents
         begun = contents.deleting
         goes_on = begun is not None and (self._make_room == "any" or begun.end <= done)
@@ -203,7 +203,7 @@ class Retention:
         return chunks
 
     def _sealed_before(self, index: ChunkIndex) -> float:
-        """The retention has passed for chunks that were sealed by this time; infinity without a retention."""
+        """Chunks that were sealed by this time have expired; infinity without a retention."""
         seconds = max(self._seconds, self._readers.retention)
         if not seconds:
             return math.inf

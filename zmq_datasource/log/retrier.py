@@ -1,8 +1,8 @@
 """Repeats what a store refuses for now: the disk is full, no descriptor is free, the network is down.
 
-``Retrier`` repeats whole acts of the log that write, and not single verbs of the store. An act releases the holds that
-it has taken before it is repeated. So a reader that waits for room on a full disk does not keep the writer from making
-room. ``retry_reading`` repeats a read.
+``Retrier`` repeats whole acts, such as opening the log or writing a chunk, and not single verbs of the store. An act
+releases the holds that it has taken before it is repeated. So a reader that waits for room on a full disk does not keep
+the writer from making room. ``retry_reading`` repeats the reading of a chunk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The writer's state, which each chunk has whole: counters, sequences, and which transactions are in the log.
+"""The writer's whole state, saved in each chunk: counters, sequences, and which transactions are in the log.
 
 For the log it is opaque bytes. The last batch of a chunk has one entry with it: a checksum, and the compressed state.
-The checksum also covers the chunk's end, and a chunk without state has it too. So neither a missing state nor the state
-of an earlier batch passes for the right one. A change without a row is only in memory until the next row is written.
+The checksum also covers the chunk's end, and a chunk without state has the entry too. So neither a missing state nor
+the state of an earlier batch passes for the right one. A change without a row is only in memory until the next row is
+written.
 
 A state is one JSON object with a member, or section, for each part: ``counters``, ``sequences``, ``transactions``.
 """
@@ -34,7 +35,7 @@ _CODEC, _LEVEL = "zstd", 1
 
 
 class Carried(Protocol):
-    """An object with a state that the log keeps. The receiving thread asks for it when it hands rows over."""
+    """An object with a state that the log keeps. The receiving thread calls ``state`` when it hands rows over."""
 
     def state(self) -> bytes:
         """The whole state, which describes exactly the messages that were appended so far."""

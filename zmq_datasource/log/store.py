@@ -68,7 +68,7 @@ class Store(Protocol):
 
     Raises:
         DiskFaultError: By any call: the store refuses for now, does not answer, or is away (its root is missing).
-            Nothing is repeated here: the caller repeats the call.
+            The caller repeats the call.
         LogWriteError, LogFormatError: By any call: the store refuses for a reason that stays.
     """
 

@@ -1,4 +1,4 @@
-"""Finds damage by checking every checksum of a log."""
+"""Finds damage by checking every checksum of a log, except those of staged attempts."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def column_as(column: pa.Array, wanted: pa.Field, budget: MemoryBudget) -> pa.Ar
 
 
 def _count_views(column: pa.Array, budget: MemoryBudget) -> None:
-    """Count the bytes that views show beyond those that they have: many views can show the same megabyte."""
+    """Count the bytes that views show beyond the bytes of their buffers: many views can show the same megabyte."""
     kind = column.type
     if _t.is_string_view(kind) or _t.is_binary_view(kind):
         buffers = column.buffers()
@@ -172,7 +172,7 @@ def _map(column: pa.Array, wanted: pa.DataType, where: str, budget: MemoryBudget
     fields = [pa.field("key", wanted.key_type, nullable=False), wanted.item_field.with_name("value")]
     made = _list(lists, pa.list_(pa.struct(fields)), where, budget)
     keys, items = made.values.flatten()
-    if keys.null_count:  # null_count also computes it, without which pyarrow 21 to 24 crash below
+    if keys.null_count:  # reading null_count computes it; otherwise pyarrow 21 to 24 crash below
         raise UnfitValueError(f"{where} has a null among its keys")
     entries = pa.StructArray.from_arrays([keys, items], fields=[wanted.key_field, wanted.item_field])
     return pa.Array.from_buffers(wanted, len(made), made.buffers()[:2], made.null_count, 0, [entries])

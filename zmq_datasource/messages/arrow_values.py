@@ -80,7 +80,7 @@ class ArrowValues:
         permissive: Whether a value that does not fit becomes a row of nulls with the value as ``CORRUPT_RECORD``.
 
     Raises:
-        ValueError: A column with one of those names has another type, or is NOT NULL and would be null.
+        ValueError: There is no column; or one with such a name has another type or case; or a NOT NULL one may be null.
     """
 
     schema: pa.Schema

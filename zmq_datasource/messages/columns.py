@@ -149,7 +149,7 @@ def join_frames(columns: Sequence[pa.Array]) -> pa.ListArray:
 
 
 def only_rows(lists: pa.ListArray, rows: Collection[int] | pa.Array) -> pa.ListArray:
-    """Make all rows null but these, which are given by place or as a mask."""
+    """Replace all lists except those of ``rows`` by null. The rows are given by place or as a mask."""
     if not isinstance(rows, pa.Array):
         rows = pc.is_in(pa.arange(0, len(lists)), value_set=integers_of(sorted(rows)))
     return lists.take(pc.if_else(rows, pa.arange(0, len(lists)), pa.nulls(1, pa.int64())[0]))
@@ -166,7 +166,7 @@ _CODES = {(4, False): ("I", pa.uint32()), (4, True): ("i", pa.int32())}
 def numbers_from(frames: pa.Array, width: int, endian: str, signed: bool) -> pa.Array:
     """Decode binary integers of ``width`` bytes (4 or 8) into a column of 64 bits.
 
-    Those from 2**63 on become negative.
+    Numbers from 2**63 on become negative.
     """
     code, kind = _CODES.get((width, signed), ("q", pa.int64()))
     begin = int.from_bytes(

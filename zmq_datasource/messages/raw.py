@@ -107,7 +107,7 @@ class RawMessages:
         return _lists(pa.concat_arrays(columns).take(order), self.counts())
 
     def only(self, rows: Collection[int] | pa.Array) -> pa.ListArray:
-        """``lists`` with null for all messages but these, which are given by place or as a mask."""
+        """``lists``, with null for all messages except ``rows``, which are given by place or as a mask."""
         return only_rows(self.lists(), rows)
 
     def message(self, row: int) -> list[bytes]:
@@ -116,7 +116,7 @@ class RawMessages:
         return [*([] if first is None else [first]), *middle, self.last[row].as_py()]
 
     def split_topics(self, delimiter: bytes) -> RawMessages:
-        """Make two frames of each message of one frame: what is before the first delimiter, and what is behind it.
+        """Split each message of one frame at the first delimiter into two frames: topic and value.
 
         A message without the delimiter keeps its one frame.
         """

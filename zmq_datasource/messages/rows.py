@@ -1,4 +1,4 @@
-"""Build rows: record batches with the log's schema, from columns.
+"""Build record batches from columns: messages (``MESSAGE_SCHEMA``), and rows of the log (``LOG_SCHEMA``).
 
 ``frames`` of a row is null where its other columns give the frames back exactly, so an ordinary message is stored once.
 A topic or publisher that is not UTF-8 is text in hex, and its row keeps its frames.

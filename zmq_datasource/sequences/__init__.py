@@ -10,9 +10,9 @@ counter the tracker has the next number that it expects, and the gaps that are o
   number of a counter or arrived on a new connection (connections are known where messages are counted by endpoint). A
   new *epoch* begins at the counter's first number, so the numbers below ``n`` in this epoch are a gap as well.
 * ``n < e`` in an open gap is *late*: it fills its place in the gap, and is no longer lost.
-* ``n < e`` by more than ``window`` is a restart, too.
+* ``n < e`` by more than ``window`` is a restart, too, if publishers keep their names.
 * Any other ``n < e`` is a *duplicate*, unless the tracker cannot know: ``n`` may be below the first number that it
-  received, or below a gap that it had to forget. Such a message counts as late.
+  received, or in or below a gap that it had to forget. Such a message counts as late.
 
 And these are the rules beside them:
 

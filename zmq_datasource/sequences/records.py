@@ -1,5 +1,4 @@
-"""The data of a tracker: what it keeps of each counter, its gaps, its sums, and its findings about a call's
-messages."""
+"""The data of a tracker: the state of each counter, the gaps, the sums, and the findings about one call's messages."""
 
 from __future__ import annotations
 
@@ -182,7 +181,7 @@ class GapTable:
 
 @dataclass
 class Totals:
-    """What was tracked since the log began."""
+    """The sums of all counters since the log began."""
 
     lost: int = state(
         "messagesLost",

@@ -38,7 +38,7 @@ class Keys:
 
     @classmethod
     def joined(cls, parts: Sequence[Keys]) -> Keys:
-        """Make keys for counters that have several names each, from the keys by one name each."""
+        """Combine keys by one name each into the keys of counters that have several names."""
         names: list[tuple[bytes, ...]] = [()]
         codes: pa.Array | None = None
         for part in parts:

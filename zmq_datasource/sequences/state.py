@@ -23,7 +23,7 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         numbering: How the messages are counted.
         division: How the feed was divided among receivers.
-        names, expected, counters: Of each counter, the one that was silent for longest first.
+        names, expected, counters: An entry for each counter; the counter that was silent for longest is first.
         gaps: Oldest first.
         next_gap: The serial of the next gap.
     """
@@ -41,8 +41,8 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
 def save(tracker: SequenceTracker) -> SavedTracker:
     """Save the tracker's state.
 
-    The result refers to the tracker's own objects, so encode it before the tracker's next call. That needs no Python
-    loop over counters.
+    The result refers to the tracker's own objects, so encode it before the tracker's next call. So no Python loop over
+    counters is needed.
     """
     names = list(tracker.expected)
     return SavedTracker(

@@ -96,7 +96,7 @@ class SequenceTracker:
         self._move_to_end({key})
 
     def _age(self, key: Key) -> tuple[int, int, int]:
-        """Compare states of one counter: the newer one is greater."""
+        """A value to compare states of one counter: that of the newer state is greater."""
         counter = self.counters[key]
         return counter.moves, counter.epoch, self._position_expected(key)
 
@@ -114,7 +114,7 @@ class SequenceTracker:
             key, first, count = run.key, run.first, run.count
             self.move_here(key)
             for offset in range(count):
-                if self.expected.get(key) == first + offset:  # and so are all that follow in this run
+                if self.expected.get(key) == first + offset:  # as expected, like all that follow in this run
                     self.expected[key] = first + count
                     break
                 place = run.place(offset)
@@ -235,7 +235,7 @@ class SequenceTracker:
         self._move_to_end({key})
 
     def is_same_publisher(self, key: Key) -> bool:
-        """Whether the endpoint's present connection is to the publisher that sent the latest message."""
+        """Whether the endpoint's present connection is that of the latest message, or the counter is not known."""
         return key not in self.counters or self._is_on_connection(key)
 
     def confirm_publisher(self, key: Key) -> None:

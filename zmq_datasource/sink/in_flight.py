@@ -94,7 +94,7 @@ class InFlight:
         return self._bytes >= self._check_at
 
     def checked(self, all_sent: bool) -> None:
-        """Take the result of a check.
+        """Forget rows, or put off the next check, after a check of the queues.
 
         Args:
             all_sent: Whether all queues of this machine were empty. If so, forget all rows but the newest ``keep``
@@ -117,7 +117,7 @@ class ResendLimit:
     """Bounds how often rows are sent again, one lost connection after the other.
 
     Args:
-        seconds: After this time and three attempts there is no other one.
+        seconds: After this time and three attempts, the next attempt is refused.
         endpoints: For the text of the error.
     """
 

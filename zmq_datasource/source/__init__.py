@@ -2,7 +2,7 @@
 
 The way of a message: a ``Channel`` receives from one socket and watches its connections. A ``Receiver`` goes round all
 channels, and makes rows with its ``Intake``, which finds the fields of messages and tracks their sequences. A
-``LogReceiver`` appends these rows to the log. A ``ReceivingThread`` runs it.
+``LogReceiver`` appends these rows to the log. A ``ReceivingThread`` runs the ``LogReceiver``.
 
 Modules beside that way: a channel asks its publisher for missing messages by the rules in ``replay_session``.
 ``incidents`` handles losses and messages that do not fit. ``facts`` has the figures of a receiver, and reads those that

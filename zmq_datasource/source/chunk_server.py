@@ -103,7 +103,7 @@ class LogAccess(NamedTuple):
         endpoints: The addresses of the server. Which of them work depends on the executor's machine.
         server_key: The server's public key, in Z85.
         secret: The first bytes of each request.
-        log_id: The log that the server has.
+        log_id: The id of the log that the server sends.
     """
 
     endpoints: tuple[str, ...]
@@ -161,8 +161,8 @@ _log = logging.getLogger(__name__)
 
 # Four chunks of the usual size, so that one or two executors that read nothing do not stop the others.
 _MOST_BYTES = 128 << 20
-# A client's libzmq takes bytes even while its program is busy. For so long, only a stopped process or a cut network
-# takes none.
+# A client's libzmq takes bytes even while its program is busy. So only a stopped process, or one behind a cut network,
+# takes no byte for so long.
 _PATIENCE_SECONDS = 10.0
 _QUEUED = 16  # requests of one client that libzmq holds
 # How late the server may notice that the network has taken an answer, while requests wait.
@@ -322,6 +322,6 @@ class ChunkServer:
             return []
         path = storage.path_of(request.name)
         if not os.path.exists(path):
-            storage.log_id_again()  # if the whole log is away, raises that error instead
+            storage.log_id_again()  # raises if the whole log is away, and not only this chunk
         with open(open_file(path), "rb", buffering=0) as file:
             return list(iter(lambda: file.read(FRAME_BYTES), b""))

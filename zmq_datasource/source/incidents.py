@@ -1,11 +1,11 @@
-"""Handles messages that do not fit and messages that are lost: keeps them, logs them at a limited rate, or fails.
+"""Handles messages that do not fit and messages that are lost: logs them at a limited rate, or ends receiving.
 
 Messages that do not fit are kept as *dead letters*, with the reason, in Parquet files. ``spark.read.parquet(location)``
-reads them, from any file system that pyarrow knows. A thread writes them, with up to some thousand letters each. So a
-slow file system does not delay receiving. Letters that cannot be written are counted and logged.
+reads them, from any file system that pyarrow knows. A thread writes the files, each with about 10,000 letters at most.
+So a slow file system does not delay receiving. Letters that cannot be written are counted and logged.
 
-If no location is set, the files are beside the log, and their size has a bound: any peer can send messages that do not
-fit."""
+If no location is set, the files are beside the chunks of the log partition, and their size has a bound: any peer can
+send messages that do not fit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LetterLimits:
     Attributes:
         waiting_bytes: While this many bytes wait for the file system, new letters are lost, and counted.
         file_messages: A file is written when this many letters wait for it.
-        file_seconds: A file is written, with fewer letters, this long after its first one.
+        file_seconds: A file is written, with fewer letters, this long after its first letter.
         close_seconds: How long ``__exit__`` waits for a file system that does not answer.
         retry_seconds: How long a write is repeated if its fault may pass.
         retry_pause: Seconds before each repetition.
@@ -264,7 +264,7 @@ def _size(messages: Sequence[MalformedMessage]) -> int:
     return sum(sum(map(len, message.frames)) + 64 * len(message.frames) + 200 for message in messages)
 
 
-# Warn if more than this share of at least this many messages are duplicates, once in this many seconds.
+# Warn, once in _DUPLICATES_SECONDS, if more than the share _MANY of _LEAST_MESSAGES or more messages are duplicates.
 _LEAST_MESSAGES, _MANY, _DUPLICATES_SECONDS = 1000, 0.03, 600.0
 _COUNTED_WRONG = (
     "If each topic has numbers of its own, set sequenceBy=%s, and not deduplicate, which would leave out messages that "
@@ -311,7 +311,7 @@ class Incidents:
             self._dead_letters.__exit__(*error)
 
     def act_on(self, findings: Findings, messages: int) -> None:
-        """Act on the findings in ``messages`` messages."""
+        """Act on the findings of a round that received so many ``messages``."""
         if findings.malformed:
             self._report_malformed(findings.malformed)
         for key in findings.restarts:
@@ -353,7 +353,7 @@ class Incidents:
             )
 
     def report_lost(self, gaps: Sequence[Gap]) -> None:
-        """Count, log or fail for gaps that no replay will fill, as ``onLoss`` says."""
+        """Log the gaps that no replay will fill, and set ``failure``, as ``onLoss`` says. The tracker counts them."""
         if self.tracker is None or self._options.on_loss == "count":
             return
         for gap in gaps:

@@ -1,4 +1,4 @@
-"""The thread that runs a filler, which receives a feed into a log; and the record of what the log's receivers have
+"""The thread that runs a filler, which receives a feed into a log; and the record of the messages that its stops have
 lost.
 
 The rules:
@@ -240,7 +240,7 @@ class ReceivingThread:
         self._filler.finish(_FINISH_SECONDS)
 
 
-# The file fits into one sector of a disk, so it can be replaced even on a full disk.
+# So short that the file of ``StopLosses`` fits into one sector, and can be overwritten even on a full disk.
 _REASON_CHARACTERS = 200
 
 
@@ -292,7 +292,8 @@ class StopRecord(NamedTuple):
          "last": {"at": "2026-01-01T00:00:00Z", "messages": null, "reason": "..."}}
 
     Attributes:
-        messages, stops: The sums since the log began.
+        messages: The messages that all stops have lost, as far as their number is known.
+        stops: The number of stops that have lost messages.
         told: Whether a run has logged the last stop.
         last: The last stop that lost something; None if there was none.
     """
@@ -328,7 +329,7 @@ class StopLosses:
     """Writes the record of one log partition; for the partition's writer.
 
     The next run logs the last loss, and the metrics count all of them. Opening the log writes the file, so a stop only
-    replaces it, and a full disk has room for that. The stop replaces it while the writer still has the partition's
+    overwrites it, which needs no room on a full disk. The stop writes it while the writer still has the partition's
     lock.
 
     Args:

@@ -34,7 +34,7 @@ class SinkColumns:
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
-        """Check the schema of a DataFrame.
+        """Choose the columns that make the messages, and check the schema of the DataFrame.
 
         Raises:
             OptionError: A column is no part of a message or has a wrong type, or a needed column is missing.

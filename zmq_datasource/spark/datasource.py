@@ -37,7 +37,8 @@ class ZmqDataSource(DataSource):
     """ZeroMQ as a source and a sink of Spark, for streams and batches.
 
     Attributes:
-        accumulator: Brings the accounts of sinks to the driver; None if Spark has found the class by itself.
+        accumulator: Brings the accounts of sinks to the driver; None with Spark Connect, or if Spark has found the
+            class by itself.
     """
 
     accumulator: ClassVar[Accumulator[Any] | None] = None

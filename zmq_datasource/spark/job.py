@@ -64,7 +64,7 @@ class Job:
 
     @classmethod
     def _named(cls, name: str | None, query: str | None, batch: str | None, execution: str = "") -> Job:
-        """A batch write outside of a query, which has a name."""
+        """The job of a batch write outside of a query; raises ZmqDataSourceError if it has no name."""
         if name is None:
             raise ZmqDataSourceError(
                 f"writing a batch of a query: Spark's task has sql.streaming.queryId={query} and "

@@ -25,10 +25,11 @@ _log = logging.getLogger(__name__)
 
 _PROBE = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('zmq_datasource') else 3)"
 _LACKING = 3
-# It takes some hundredths of a second; a machine that is so slow is not asked.
+# The probe takes some hundredths of a second. If it takes longer than this, there is no warning.
 _PROBE_TIMEOUT_SECONDS = 1.0
 
-# For each Spark context, what brings the accounts of its sinks to this process. Its ``value`` is a ``BatchHistory``.
+# For each Spark context, the accumulator that brings its sinks' accounts to this process. Its ``value`` is a
+# ``BatchHistory``.
 _accumulators: WeakKeyDictionary[SparkContext, Accumulator[Any]] = WeakKeyDictionary()
 
 
@@ -95,7 +96,8 @@ def _hide_replacement_warnings(context: SparkContext) -> None:
             _REPLACEMENT, None, False, results.DENY, results.NEUTRAL
         )
         configuration = log4j.LogManager.getContext(False).getConfiguration()
-        # Of this logger's nearest parent, mostly the root: a logger of its own would pass Spark's threshold for shells.
+        # The filter goes to the logger's nearest configured parent, mostly the root. A new configuration for this
+        # logger would bypass the threshold that Spark sets for shells.
         configuration.getLoggerConfig(_DATA_SOURCE_MANAGER).addFilter(deny)
     except (Py4JError, TypeError):  # a TypeError if the JVM has no such class
         _log.debug("Spark's warnings about replaced data sources are not hidden", exc_info=True)
@@ -120,7 +122,7 @@ def why_workers_lack_package(command: str) -> str | None:
     """Why the interpreter of Spark's workers cannot import this package; None if it can, or if that is not known.
 
     Args:
-        command: Its name or path: ``PYSPARK_PYTHON``, else ``python3``.
+        command: The interpreter's name or path: ``PYSPARK_PYTHON``, else ``python3``.
     """
     path = shutil.which(command)
     way_out = f"activate the environment in {sys.prefix} before Spark starts, or set PYSPARK_PYTHON={sys.executable}"
@@ -149,5 +151,5 @@ def why_workers_lack_package(command: str) -> str | None:
 
 
 def _environment(executable: str) -> tuple[str, str]:
-    """The interpreter, and the directory that says which environment it runs in: of a venv it is a link."""
+    """The real path of an interpreter, and the directory of its link: in a venv this tells the environment."""
     return os.path.realpath(executable), os.path.dirname(os.path.abspath(executable))

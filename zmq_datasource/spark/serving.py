@@ -1,4 +1,4 @@
-"""Serves the log to executors that do not see its directory. Decided when a query plans its first batch."""
+"""Serves the log to executors that do not see its directory, if a query decides so when it plans its first batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Serving", "in_local_mode"]
 _BINDING_SECONDS = 0.05
 
 _LOCAL = re.compile(r"(?:--master|spark\.master)[=\0](?:local|local\[[^\]\0]*\])(?:\0|$)")
-# From a Python process up: perhaps Spark's daemon of them, then the JVM.
+# So many parents of this process are searched for the JVM. Spark's daemon of Python processes may be in between.
 _GENERATIONS = 3
 
 
@@ -44,7 +44,7 @@ class Serving:
         """How executors reach the server of this log; None if there is none. Starts the server on the first call.
 
         Raises:
-            EndpointError: It cannot listen at the endpoint of ``serveLog``.
+            EndpointError: The server cannot listen at the endpoint of ``serveLog``.
         """
         if self._is_wanted is None:
             self._is_wanted = self._wanted != "never" and not (self._wanted == "auto" and in_local_mode())

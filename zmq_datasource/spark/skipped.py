@@ -1,6 +1,6 @@
 """Counts the ids that tasks skipped because they were deleted from the log (``failOnDataLoss=false``).
 
-A task records what it skips in the log (``log/reader``). The source runner looks for these records after a batch,
+A task records what it skips in the log (``ReaderRecords``). The source runner looks for these records after a batch,
 adds them up, and deletes them.
 """
 
@@ -35,8 +35,8 @@ class Skipped:
     def plan(self, feeds: Feeds, start: Mapping[int, int], begins: Mapping[int, int]) -> None:
         """Note where a planned batch begins.
 
-        The first call deletes the records of an earlier run of this batch: the planning has left out and counted the
-        ids that are deleted by now.
+        For each partition, the first call deletes the records of an earlier run of this batch, because planning has
+        already counted the ids that are deleted.
 
         Args:
             start: The first ids of the batch in Spark's offset.

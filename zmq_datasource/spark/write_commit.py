@@ -1,7 +1,7 @@
 """Commits or aborts a sink's batch, on the driver, after its tasks, and reports the account of the batch.
 
-Reporting never stops the data, and never holds a batch up for long. If a file cannot be written, the account is logged,
-and counts the failure.
+Reporting never stops the data, and never holds a batch up for long. If the account's file cannot be written, the
+account counts the failure and is logged.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def commit_batch(
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
     if options.socket_type == "DEALER" and job is not None and total.rows:
-        # Rows and digest are also those of tasks that have sent nothing because the transaction was committed already.
-        # If it has other rows, the receiver refuses it.
+        # The sums include tasks that have sent nothing because the transaction was committed already. If it was
+        # committed with other rows, the receiver refuses this commit.
         digest = sum(r.digest for r in reports)
         with Uplink(options, job.query, job.batch) as uplink:
             again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""

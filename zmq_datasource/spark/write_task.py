@@ -35,6 +35,7 @@ def run_task(
         The report for ``commit``.
 
     Raises:
+        OptionError: The sink binds, and this is not the first task.
         SocketError: There is no peer, or it is too slow, or rows were not flushed (without ``noblock``).
         DeadLetterError: A row could neither be sent nor kept as a dead letter.
         RowError: A row cannot be a message.

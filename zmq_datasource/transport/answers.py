@@ -1,7 +1,7 @@
 """Sends the answers of a ROUTER without waiting for a client, and counts the bytes that the network has not taken.
 
-libzmq limits the number of queued messages, but not their bytes. A server bounds its memory by checking ``bytes``, and
-``connections_of`` a client, before it answers.
+libzmq limits the number of queued messages, but not their bytes. A server bounds its memory by checking ``bytes`` and
+``connections_of`` before it answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answers:
         sock: The ROUTER.
 
     Attributes:
-        stuck: Whether a client's queue had no room; the user resets it.
+        stuck: Whether a client's queue had no room for ``begin``; the caller resets it.
     """
 
     def __init__(self, sock: zmq.Socket[bytes]) -> None:
@@ -71,7 +71,7 @@ class Answers:
 
         Args:
             owner: The answer counts for this owner until libzmq has sent its last frame; None does not count it.
-            size: The bytes that count; by default those of the frames. For an answer that began with ``send_rows``.
+            size: The bytes that count; by default those of the frames. Set it if ``send_rows`` sent the first rows.
         """
         *parts, last = frames
         for part in parts:
@@ -101,7 +101,7 @@ class Answers:
         return has_place
 
     def send_rows(self, outbox: Outbox, rows: int) -> bool:
-        """Send rows, each with its client as the first frame; return False if its queue had no room for all of them.
+        """Send rows, each with its client as the first frame; return False if a client's queue had no room for a row.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the client is gone.

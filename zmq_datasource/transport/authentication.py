@@ -1,7 +1,7 @@
 """Decides which clients may connect to a server of CURVE or PLAIN, by ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-At each handshake libzmq asks a handler in the socket's context. pyzmq has this handler; here is what it looks up: a
-directory of certificates, and a file of passwords. Both may change while the socket is open.
+At each handshake libzmq asks a handler in the socket's context. The handler is pyzmq's. It looks clients up in a
+directory of certificates or a file of passwords. Both may change while the socket is open.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Clients:
         self._warn_of_other_names()
         admitted = frozenset(certificate.key for certificate in found.values() if certificate.admits)
         if not admitted:
-            _log.warning("%s has no certificate (*.key): no client may connect", self._directory)
+            _log.warning("%s has no readable certificate (*.key): no client may connect", self._directory)
         return admitted
 
     def _warn_of_other_names(self) -> None:
@@ -202,7 +202,7 @@ class Clients:
         if key in self._admitted():
             return True
         self._refusals.warn(
-            "a client with the public key %s was refused, which is not in %s", key.decode(), self._directory
+            "a client with the public key %s was refused: it is not in %s", key.decode(), self._directory
         )
         return False
 
@@ -291,7 +291,7 @@ class _Passwords(Mapping[str, str]):
             return self._by_name()[name]
         except KeyError:
             self._refusals.warn(
-                "a client with the name %r was refused, which is not in %s", name[:64], self._path
+                "a client with the name %r was refused: it is not in %s", name[:64], self._path
             )
             raise
 

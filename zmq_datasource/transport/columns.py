@@ -35,7 +35,7 @@ class FrameColumn:
         return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, 0
 
     def frames(self, rows: int) -> list[list[bytes]]:
-        """The frames of each row. Raises what ``core.Outbox`` does."""
+        """The frames of each row. Raises the errors of ``core.Outbox``."""
         _is_wide(self.values.type)
         absent = [b""] if self.empty else []
         return [absent if value is None else [_bytes_of(value)] for value in _checked(self.values, rows)]

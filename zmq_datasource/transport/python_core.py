@@ -19,7 +19,7 @@ from zmq_datasource.transport.connections import origin_of
 
 __all__ = ["Inbox", "Outbox"]
 
-_MOST_BYTES = 2**31 - 1  # of offsets of 32 bits
+_MOST_BYTES = 2**31 - 1  # the largest offset of 32 bits
 _MOST_COLUMNS = 8
 
 

@@ -1,11 +1,11 @@
 """One side of a conversation over DEALER, as a state machine without a socket, a clock or a thread.
 
-A session is given messages and the time, and returns messages. So tests can try every order of loss, delay and silence
-in a moment. ``link`` carries a session over a socket. Times are monotonic seconds.
+A session takes messages and the time, and puts its messages into ``outbox``. So tests can try every order of loss,
+delay and silence in a moment. ``link`` carries a session over a socket. Times are monotonic seconds.
 
-``Envelope`` gives all messages of this project's own protocols one form. The first frame is ``ZDS``, the version of the
-protocol (one byte) and the kind (one letter). The second frame is a JSON object. The other frames are binary: topics,
-or the buffers of columns. There is no delimiter frame.
+``Envelope`` gives the messages of transactions and of durable subscribers one form. The first frame is ``ZDS``, the
+version of the protocol (one byte) and the kind (one letter). The second frame is a JSON object. The other frames are
+binary: topics, or the buffers of columns. There is no delimiter frame.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Envelope(Generic[Message]):
         """Read a message and its buffers.
 
         Raises:
-            ProtocolError: The frames are not a message of this protocol, or of another version.
+            ProtocolError: The frames are not a message of this protocol and version.
         """
         head = bytes(frames[0]) if frames else b""
         if frames and not head:

@@ -36,7 +36,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 # A message begins with its number and when it was sent.
 HEADER_BYTES = 16
 _START_SECONDS = 30.0
-# After the sender has ended, a message that does not come for so long is lost.
+# The sender has ended and no message has come for so long: the rest is lost.
 _QUIET_MS = 300
 # How often the consumer looks whether the sender has ended.
 _LOOK_MS = 20
@@ -54,14 +54,14 @@ class Experiment(NamedTuple):
         pattern: The socket types.
         mode: What the sender does at a full queue.
         sndhwm, rcvhwm: Messages.
-        messages: How many are offered to the sender's socket.
+        messages: How many are offered to the sender's socket; in mode ``fill``, at most.
         size: Bytes of each message, at least 16.
         rate: Messages a second; 0 is as fast as possible.
         consume: Seconds that the consumer needs for each message.
         stall: Seconds before the consumer takes its first message.
         linger: Milliseconds that the sender waits when it closes; -1 is for ever.
         buffers: SNDBUF and RCVBUF in bytes; 0 leaves them to the system.
-        timeout: Seconds after which a blocked sender gives up.
+        timeout: Seconds after which a blocked sender drops the message.
     """
 
     pattern: Pattern = "PUSH/PULL"
@@ -83,7 +83,7 @@ class ExperimentResult(NamedTuple):
 
     Attributes:
         sent: Messages that the sender's socket accepted.
-        dropped: Messages that it refused.
+        dropped: Messages that the socket refused; in mode ``fill`` also those that were never offered.
         blocked: Seconds that the sender waited for room.
         received: Messages that the consumer received.
         lost: Messages that were sent and never received.

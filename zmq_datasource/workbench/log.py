@@ -73,8 +73,8 @@ class ReaderSummary(NamedTuple):
         behind_seconds: The age of the oldest of them; None if there is none.
         running: Whether the query runs; None for a subscriber, because only its proxy knows.
         seen: When the record was last written, in seconds since the epoch; None if this is not known.
-        dropped_at: When the record of a query that does not run is dropped, in seconds since the epoch; None for a
-            query without a name, which is kept for the ``walRetention`` of the log's writer.
+        dropped_at: When the record is dropped, in seconds since the epoch; None while the query runs, and for a query
+            without a name, which is kept for the ``walRetention`` of the log's writer.
     """
 
     name: str

@@ -1,11 +1,12 @@
-"""Find the fields of messages in their frames, and restore frames from rows: pure functions on many messages a call.
+"""Find the fields of messages in their frames, and restore frames from rows: pure functions that take many messages.
 
 *Raw messages* are frames as they were received, in columns (``messages.raw``). These are the rules:
 
-* ``decode`` returns for any bytes. A message that does not fit its framing is listed with a reason, and does
+* ``decode`` raises nothing, for any bytes. A message that does not fit its framing is listed with a reason, and does
   not affect the messages beside it.
-* No Python code runs for a single message that fits. Messages that do not fit are looked at one by one.
-* A framing knows where fields are. What the numbers mean is known in ``sequences``.
+* A ``Layout`` decodes messages that fit without Python code for each, except to read a sequence in JSON. Messages of
+  Jupyter and Dafka, and messages that do not fit, are decoded one by one.
+* A framing knows where fields are. ``sequences`` knows what the numbers mean.
 
 Modules: ``fields`` is the result of decoding; ``layout`` decodes messages whose fields are at fixed places;
 ``presets`` makes the framing that the options name, and decodes messages of Dafka and Jupyter; ``batches`` makes record

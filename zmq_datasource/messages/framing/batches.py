@@ -1,8 +1,8 @@
-"""Record batches from fields, and frames back from stored rows.
+"""Makes record batches of fields, and restores frames from stored rows.
 
 ``frames`` of a row is null where the other columns give the frames back exactly, so an ordinary message is stored once.
-The batch itself says how they give them back, in its schema's metadata (``framing``), and so does each chunk of the
-log: a reader needs no options for that. Without that metadata, the framing is plain: one frame is the value; of
+The metadata (``framing``) of the schema says how to restore the frames, in a batch and in each chunk of the log: a
+reader needs no options for that. Without that metadata, the framing is plain: one frame is the value; of
 several the first is the topic, and the last the value.
 """
 
@@ -77,7 +77,7 @@ def make_batch(
     Args:
         raw: All decoded messages.
         timestamps: When they were received; see ``decode_plain``.
-        endpoints: Where they were received, in the same form: the publisher of messages that do not name one.
+        endpoints: Where they were received, in the same form: the publishers, if the framing has no such field.
     """
     topic, bad = None, set[int]()
     if fields.topics is not None:

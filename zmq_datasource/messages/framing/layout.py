@@ -1,4 +1,4 @@
-"""Decode messages with fields that are whole frames, or bytes at a fixed place of a frame."""
+"""Decode messages with fields that are whole frames, or bytes at a fixed place; a sequence may be in JSON, too."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class _Fitting:
         return self._frames[place]
 
     def others(self) -> Iterator[int]:
-        """The places of the messages that do not fit, in order."""
+        """The places of the messages that were not kept, in order: also of those without content."""
         if self.rows is not None:
             everywhere = pa.arange(0, len(self._all))
             yield from everywhere.filter(pc.invert(pc.is_in(everywhere, value_set=self.rows))).to_pylist()

@@ -23,7 +23,7 @@ __all__ = ["END", "TOPIC_WANTED", "Reply", "end_of_replay", "read_reply", "read_
 
 # The sequence of a reply that ends a replay.
 END = b"\xff" * 8
-# A proxy sends topics to clients whose routing id begins so (docs/proxy.md), because a request cannot ask for them.
+# A proxy sends topics to clients whose routing id begins with this (docs/proxy.md): a request cannot ask for topics.
 TOPIC_WANTED = b"topic:"
 
 

@@ -46,7 +46,7 @@ class ExaminationRequest(NamedTuple):
         wait: Seconds to wait for a peer to connect, or for a log to hold what was seen.
         stall: Seconds to take nothing; 0 is no stall.
         log: The source's options that say where a receiver of this feed has its log; empty to examine no log.
-        expected: What the user says that the feed should be.
+        expected: What the user expects of the feed.
     """
 
     given: dict[str, str]
@@ -315,7 +315,7 @@ def _keep_newest(numbers: _Newest, more: _Newest) -> None:
 
 
 def _by_our_endpoint(by: Sequence[str], wire: Mapping[tuple[str, ...], int], there: _Newest) -> _Newest:
-    """The log's numbers by our names. If each side has one endpoint, it is the same one, even under two names."""
+    """The log's numbers under our names. A single endpoint on each side is the same one, even under other names."""
     if "endpoint" not in by:
         return there
     at = by.index("endpoint")

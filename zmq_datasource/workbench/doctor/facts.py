@@ -24,8 +24,8 @@ __all__ = [
     "Traffic",
 ]
 
-# ``dropped``: numbers are missing; ``fewer``: none is missing, or there are none, but fewer messages came than the rate
-# says; ``all``: nothing is missing; ``idle``: too few came to say.
+# ``dropped``: numbers are missing; ``fewer``: no number is missing, or the messages have none, but fewer messages came
+# than the rate says; ``all``: nothing is missing; ``idle``: too few messages came to say.
 Outcome: TypeAlias = Literal["dropped", "fewer", "all", "idle"]
 # ``covered``: what was seen on the wire was in the log; ``behind``: not within the time; ``unnumbered``: it cannot be
 # compared; ``empty``: the log holds nothing, ``foreign``: nothing of this feed.
@@ -43,7 +43,7 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What the user says that the feed should be."""
+    """What the user expects of the feed."""
 
     hwm: int | None = None  # the high-water mark meant for the sender's socket
     full: Literal["drop", "wait"] | None = None  # what the sender should do when it is full
@@ -170,7 +170,7 @@ class Durable(_Facts, frozen=True, kw_only=True, rename="camel"):
 
     location: str
     state: State
-    missing: int = 0  # messages that the wire was ahead at the end
+    missing: int = 0  # how many messages the log was behind the wire at the end
     seconds: float = 0.0  # waited
     grew: bool = False  # whether the log grew meanwhile
 

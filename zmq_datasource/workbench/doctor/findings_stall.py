@@ -15,7 +15,7 @@ _NOTE = Severity.NOTE
 
 
 def stall_findings(one: Examined, expected: Expected) -> list[Finding]:
-    """The findings about the stall of an endpoint, if there was one, all with its figures as their evidence."""
+    """The findings about the stall of an endpoint, if there was one, each with the stall's figures as evidence."""
     stalled = one.stalled
     if stalled is None:
         return []

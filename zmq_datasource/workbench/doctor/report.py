@@ -70,7 +70,7 @@ def document(examination: Examination, findings: Sequence[Finding]) -> dict[str,
 
 
 def show(console: Console, examination: Examination, findings: Sequence[Finding]) -> None:
-    """A table of facts for each endpoint, then the findings."""
+    """Print a table of facts for each endpoint, then the findings."""
     for one in examination.endpoints:
         title = f"{one.socket_type} {one.endpoint}" + (" (upstream)" if one.role == "upstream" else "")
         console.print(Text(title, style="bold"))
@@ -202,7 +202,7 @@ def _stall_words(stalled: Stalled) -> str:
     if marks is not None:
         words += f"; a high-water mark of {marks.low:,} to {marks.high:,} at the sender explains it"
         words += "" if marks.measured else ", if its buffers are at most 4 MiB"
-        words += "; the expected one does" if marks.expected_fits else ""
+        words += ", and so does the expected one" if marks.expected_fits else ""
     return words
 
 
