@@ -229,8 +229,9 @@ def test_a_name_is_taken_over_and_its_client_before_is_refused(
                     first.receive(30)
 
 
+@pytest.mark.parametrize("in_batches", [False, True])
 def test_deleted_messages_are_reported_as_lost(
-    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture, in_batches: bool
 ) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
@@ -238,10 +239,11 @@ def test_deleted_messages_are_reported_as_lost(
             take(me, 1)
         feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            message = me.receive(30)
+            message = me.receive_batch(30) if in_batches else me.receive(30)
             assert message is not None
-            assert message.id > 1
-            assert me.lost == message.id - 1
+            first = message["id"][0].as_py() if isinstance(message, pa.RecordBatch) else message.id
+            assert first > 1
+            assert me.lost == first - 1
     assert "were deleted before" in caplog.text
 
 

@@ -302,8 +302,6 @@ class BatchRows(NamedTuple):
         The tuples are made one at a time: if all of them lived at once, Python's garbage collector would look at each
         of them again and again.
         """
-        if not len(self.ids):
-            return iter(())
         numbers, columns = self.ids.to_pylist(), self.columns
         if "frames" in columns:
             lists = columns["frames"].to_pylist()
@@ -325,7 +323,7 @@ class BatchRows(NamedTuple):
         return batch.slice(pc.less_equal(self.ids, number(last)).true_count)
 
 
-NO_ROWS = BatchRows(integers_of([]), {})
+NO_ROWS = BatchRows(integers_of([]), {"value": binary_of([])})
 
 
 def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:

@@ -261,7 +261,7 @@ def topics_of(batch: pa.RecordBatch) -> pa.Array:
     frames = batch.column("frames")
     if frames.null_count < len(
         frames
-    ):  # the column has a topic that is not UTF-8 in hex, the frames as it came
+    ):  # a topic that is not UTF-8 is in hex, and as it came only in the frames
         return pc.fill_null(raw_messages(batch).first, b"")
     return pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
 

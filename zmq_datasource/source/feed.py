@@ -73,9 +73,8 @@ class Feed:
         self.reader: str | None = None
         self._standby = self._new_standby()
         self._stopping = threading.Event()
-        self._stopped = (
-            False  # whether ``stop`` stops the source that it finds now, and waits for the standby no more
-        )
+        # Whether ``stop`` has given up waiting for the standby, and stops the source that it finds.
+        self._stopped = False
         self._changing = threading.Lock()  # for ``_source`` and ``_stopped``
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
