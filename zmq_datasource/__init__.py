@@ -91,8 +91,8 @@ __all__ = [
     "start_receivers",
 ]
 
-# The others are imported when they are asked for: a receiver, a proxy or a Producer needs no Spark, and each of the
-# processes that Spark starts for a query would wait for all of it.
+# These names are imported on first use: a receiver, a proxy or a Producer needs no Spark, and importing everything
+# would delay each Python process that Spark starts for a query.
 _HOMES = {
     "DurableMessage": "proxy.subscriber",
     "DurableSubscriber": "proxy.subscriber",

@@ -54,7 +54,7 @@ _SLOW_SINK = {"noblock": "true", "sndhwm": "500", "zmq.sndbuf": "4096", "linger"
 _SLOW_CONSUMER = {"rcvhwm": 10, "rcvbuf": 4096}
 
 
-# What became of the messages in one query, by the names in ``_FIGURES``. What is not known is not there.
+# The figures of one query's messages, by the names in ``_FIGURES``. Unknown figures are left out.
 Account: TypeAlias = dict[str, int]
 
 
@@ -100,7 +100,7 @@ def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = 
     console.print(sentences)
 
 
-# What holds between the figures, and why it may not.
+# Equations between the figures, each with the usual reason for a difference.
 _EQUATIONS = {
     "published = received": "the publisher dropped them at its queue, or this machine was too busy to receive them",
     "received = rows": "they wait in the log for the next run of the query",
@@ -112,7 +112,7 @@ _FIGURES = ("published", "received", "rows", "sent", "dropped", "arrived")
 
 
 def findings(accounts: Mapping[str, Account]) -> Iterator[tuple[bool | None, str]]:
-    """What the accounts say: whether it is as it should be (None: neither good nor bad), and a sentence."""
+    """Yield a verdict (True: good, False: a fault, None: neither) and a sentence for each finding."""
     for equation, why in _EQUATIONS.items():
         whole, *parts = re.findall(r"\w+", equation)
         known = {name: a for name, a in accounts.items() if {whole, *parts} <= a.keys()}
@@ -153,7 +153,7 @@ class _Run:
         self.counts: dict[str, int] = {}
 
     def stream(self, seconds: float, feed: Mapping[str, str] | None) -> dict[str, Account]:
-        """Run the queries until they have read all that was published, or a minute longer; returns their accounts."""
+        """Stream for ``seconds``, wait up to a minute for the queries to read the rest, and return their accounts."""
         with self._live, ExitStack() as ending:  # what is entered last ends first
             self._begin("Starting Spark ...")
             slowly = partial(_consume, pause=1 / _SLOW_PER_SECOND)
@@ -261,7 +261,7 @@ class _Run:
         return False
 
     def _show(self) -> None:
-        """Show on a terminal what ``live_view`` shows, of all queries; raise what has ended one of them."""
+        """Show the live view of all queries on a terminal. Raises the error that has ended a query."""
         for query in self.queries.values():
             if error := query.exception():
                 raise error
@@ -292,7 +292,7 @@ class _Peer:
             work(self)
 
     def stop(self) -> None:
-        """Have it finish, and wait for that; then ``count`` is the last one."""
+        """Make the thread finish, and wait for it. After this ``count`` is final."""
         self.stopping.set()
         self._thread.join()
 
@@ -344,7 +344,7 @@ def _spark_session(work: Path) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_DIRS"] = str(work)
     spark_log = work / "spark.log"
-    logging.basicConfig(filename=spark_log)  # what sinks tell this process is shown in the demo's own way
+    logging.basicConfig(filename=spark_log)  # the demo shows the accounts of sinks in its own way
     try:
         with spark_log.open("ab") as log:
             # A session of its own: the terminal's Ctrl-C reaches the demo only, which stops Spark.
@@ -368,7 +368,7 @@ def _spark_session(work: Path) -> Iterator[SparkSession]:
 
 
 def _wait_for_receivers(work: Path) -> None:
-    """Spark does not wait for its receivers, which drain and seal at the end; their locks tell."""
+    """Wait until the receivers have released their locks. Spark does not wait for them to drain and seal."""
     for location in work.glob("*/log"):
         log = LogStorage(str(location))
         for partition in log.partitions():

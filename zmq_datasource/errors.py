@@ -77,9 +77,12 @@ class OptionError(ZmqDataSourceError, ValueError):
 
 
 class RowError(ZmqDataSourceError):
-    """A row of the DataFrame cannot be a message: ``value`` is null, or ``frames`` is empty or contains a null.
+    """A row of the DataFrame cannot be a message: ``value`` is null, or ``frames`` is empty or contains a null. Or a
+    row is larger than a ``ROUTER`` source accepts. Or a function of ``zmq_datasource.functions`` cannot read a value,
+    and its ``mode`` is ``failfast``.
 
-    What to do: Filter such rows out, or replace the null: ``coalesce(value, '')``.
+    What to do: Filter such rows out, or replace the null: ``coalesce(value, '')``. For a function, correct its
+    arguments, or use ``mode='permissive'``.
     """
 
 

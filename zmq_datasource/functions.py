@@ -27,7 +27,7 @@ from zmq_datasource.errors import OptionError, RowError
 __all__ = ["compress", "decompress", "from_cbor", "from_msgpack", "to_msgpack"]
 
 _Fit = Callable[[Any], Any]
-# What a tag contains, cbor2 gives as a tuple.
+# cbor2 returns an array inside a tag as a tuple.
 _ARRAY = (list, tuple)
 _Mode = Literal["permissive", "failfast"]
 _Codec = Literal["zstd", "lz4", "gzip"]
@@ -49,7 +49,7 @@ class _Format(NamedTuple):
 
     Attributes:
         name: As in "no MessagePack".
-        function: That reads it.
+        function: The name of the public function that reads the format, for errors.
         decode: From bytes to Python objects.
         errors: Raised by ``decode`` for bytes that are none of the format.
     """

@@ -118,8 +118,9 @@ class _Receiver:
     def step(self) -> None:
         """Do what is due now. Called every ``_TICK_SECONDS``.
 
-        While this process is not the writer: become the writer, if there is none. As the writer: delete the messages
-        that all readers have read, warn if the log is full, and log a status line.
+        While this process is not the writer: become the writer, if there is none. As the writer: give way to a query
+        that has a ``replayEndpoint``, or else delete the messages that all readers have read, warn if the log is full,
+        and log a status line.
 
         Raises:
             ZmqDataSourceError: Receiving cannot begin, or has ended.
@@ -157,7 +158,7 @@ class _Receiver:
             return None
 
     def _give_way(self) -> bool:
-        """If another query should receive, stop receiving, and wait to receive again. Returns whether that is so."""
+        """Stop receiving if a query should receive instead, and wait to take over again. Returns whether it stopped."""
         if (better := self._better_receiver()) is None:
             return False
         _log.warning(

@@ -46,7 +46,7 @@ class _Commands(click.Group):
             if place := place_of(e.option_name, e.ctx.info_name or "" if e.ctx else ""):
                 raise click.UsageError(place, e.ctx) from e
             raise
-        except OptionError as e:  # as click does with what it refuses itself
+        except OptionError as e:  # exits with 2, as click does for wrong arguments
             raise _RefusedError(str(e)) from e
         except ZmqDataSourceError as e:
             raise click.ClickException(str(e)) from e

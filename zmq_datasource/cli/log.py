@@ -157,7 +157,9 @@ def verify(location: str) -> None:
 )
 @click.option("--topic", metavar="PREFIX", help="Only topics that begin with this.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
-@click.option("--follow", is_flag=True, help="Then print new messages until Ctrl-C.")
+@click.option(
+    "--follow", is_flag=True, help="Print new messages until Ctrl-C; those before only with --ids or --last."
+)
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )

@@ -168,7 +168,7 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
             f"NAME {name[:_MOST_NAME_BYTES]!r}: a name is 1 to {_MOST_NAME_BYTES} bytes of printable text without a "
             "slash; write the place with --directory"
         )
-    directory = directory.absolute()  # as an option names it
+    directory = directory.absolute()  # options need an absolute path
     public, secret = directory / f"{name}.key", directory / f"{name}.key_secret"
     try:
         for path in (public, secret):
@@ -179,7 +179,7 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
         secret.touch(mode=0o600)
         zmq.auth.create_certificates(directory, name)
         secret.chmod(0o600)
-        if only:  # in the public certificate, because a server looks there; pyzmq writes it into the other
+        if only:  # a server reads the public certificate; pyzmq would write metadata only into the secret one
             named = f'metadata\n    names = "{" ".join(only)}"\n'
             public.write_text(public.read_text().replace("metadata\n", named, 1))
     except OSError as e:

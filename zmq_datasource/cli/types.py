@@ -53,7 +53,7 @@ _METAVARS = {Endpoints: "URL,...", Topics: "TOPIC,...", Duration: "DURATION", By
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
-else:  # where it is generic only since click 8.4
+else:  # at run time click.ParamType is generic only since click 8.4
     _ParamType = click.ParamType
 
 
@@ -115,7 +115,7 @@ def _duration(most: float, allowed: str) -> Read:
 
 
 def _directory(text: str) -> str:
-    """Make a path absolute. Return a URL and an empty text as they are: the option then refuses them."""
+    """Make a path absolute. Return a URL and an empty text as they are: the option then checks them."""
     return text if not text or ":" in text.split("/", 1)[0] else os.path.abspath(text)
 
 

@@ -107,7 +107,7 @@ def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
     type=DURATION,
     default="5s",
     show_default=True,
-    help="How long to wait for the sender; and for a log to hold what was seen.",
+    help="How long to wait for the sender, and until a log has the messages that were seen.",
 )
 @click.option(
     "--stall",
@@ -117,7 +117,9 @@ def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
     help="Then take nothing for so long, to see which side drops, which one waits, and at which high-water mark. A "
     "sender that waits for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
 )
-@click.option("--consume", type=DURATION, help="What your receiver takes for each message; it is imitated.")
+@click.option(
+    "--consume", type=DURATION, help="The time your receiver needs for each message; the doctor imitates it."
+)
 @click.option(
     "--expect-hwm", type=click.IntRange(min=1), help="The SNDHWM that the sender should have; needs --stall."
 )
@@ -162,8 +164,8 @@ def doctor(
     """Examine a feed as its receiver sees it, and say what is wrong, why, and what to do.
 
     Connects to the endpoints as they are, and reports which endpoints answer, the handshake, what the messages look
-    like, what is missing, and with --stall which high-water mark is in effect. It is one more
-    subscriber; a stall and --take-messages are felt by others.
+    like, what is missing, and with --stall which high-water mark is in effect. The doctor is one more
+    subscriber. A stall and --take-messages affect other receivers.
 
     \b
     Exit codes:
@@ -300,8 +302,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     3,
     "Runs of each combination; the table shows their median, smallest and largest value.",
 )
-@click.option("--csv", "csv_file", type=_FILE, help="Write the figures of each run there.")
-@click.option("--plot", "plot_file", type=_FILE, help="Draw them there (.png).")
+@click.option("--csv", "csv_file", type=_FILE, help="Write the figures of each run into this file.")
+@click.option("--plot", "plot_file", type=_FILE, help="Draw the figures into this file (.png).")
 def hwm(
     pattern: tuple[Pattern, ...],
     full: tuple[Mode, ...],

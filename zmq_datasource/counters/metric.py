@@ -24,8 +24,8 @@ class Metric(NamedTuple):
         unit: Of the value; empty for text.
         meaning: As the documentation has it.
         since: From when on it is counted: ``log`` (since the log began, over restarts), ``process`` (since the process
-            that receives, or the proxy, started), ``reader`` (as that, in a query that only reads the log), ``batch``
-            (in the batch, or all batches, that an account is about), ``now`` (a state).
+            that receives, or the proxy, started), ``reader`` (as ``process``, and a query that only reads the log
+            counts it, too), ``batch`` (in the batch, or all batches, that an account is about), ``now`` (a state).
         type: Spark's. The keys of a map are in ``keys``. A timestamp is UTC in ISO 8601.
         series: Its name for Prometheus, without ``_total``; None if it is not shown there.
         label: What the keys of a map, or the states of a text, are called there.
@@ -111,9 +111,9 @@ def declared(prefix: str, *accounts: type) -> tuple[Metric, ...]:
     """The figures of these dataclasses, those of numbered messages last.
 
     Args:
-        prefix: How the names of their series begin. A series is called as the field of the dictionary is, in
-            Prometheus' spelling: ``messagesLost`` is ``<prefix>_messages_lost``, milliseconds are seconds, and the name
-            of a figure by reason does not say so, because its label does. A declaration may have another name.
+        prefix: How the names of their series begin. A series has the figure's name in Prometheus' spelling:
+            ``messagesLost`` is ``<prefix>_messages_lost``. A name in ``Ms`` ends in ``_seconds``. ``ByReason`` is left
+            out, because the label says it. A declaration may set another name (``series``).
     """
     metrics = [metric for account in accounts for metric in _metrics_of(account)]
     named = [
@@ -146,7 +146,7 @@ def figures(account: Any, wanted: Callable[[Metric], bool] = lambda metric: True
     """The figures of an account under their names. Safe to call while another thread goes on counting.
 
     Args:
-        wanted: Which of them.
+        wanted: Returns whether to include a figure.
     """
     return {
         metric.name: metric.of(getattr(account, metric.attribute))
@@ -156,7 +156,7 @@ def figures(account: Any, wanted: Callable[[Metric], bool] = lambda metric: True
 
 
 def unknown(metrics: Sequence[Metric]) -> dict[str, Any]:
-    """The same names where no value is known."""
+    """The figures of these metrics with None for each value, for when no value is known."""
     return {metric.name: dict.fromkeys(metric.keys) if metric.type == MAP else None for metric in metrics}
 
 

@@ -12,8 +12,8 @@ from zmq_datasource.counters.metric import counted, declared, state
 
 __all__ = ["SinkCounters"]
 
-# Why a message is not sent: the queue is full, there is no peer, waiting was in vain; or why it may not have arrived: a
-# connection was lost that may have held it.
+# ``hwm``: the queue was full. ``no_peer``: no peer was there. ``timeout``: the queue was still full after
+# ``sendTimeout``. ``connection_lost``: a connection was lost that may have held the message.
 _DROP_REASONS = ("hwm", "no_peer", "connection_lost")
 _DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout", "connection_lost")
 

@@ -16,7 +16,7 @@ def printable(text: str | bytes, most: int) -> str:
     writing direction. Bytes that are not UTF-8 are escaped too, as in ``\\xff``.
 
     Args:
-        text: Of any size; only its first ``most`` characters are read.
+        text: Of any size; only its beginning is read.
         most: Limit of the result's characters, at least 1. A text that is cut ends with ``…``.
     """
     if isinstance(text, bytes):
@@ -79,7 +79,7 @@ class LimitedLog:
         self.flush()
         if self._lines < self._most_lines:
             self._lines += 1
-            # As text: an error has a traceback, by which a handler that keeps records would keep the refused messages.
+            # Errors become text: a handler that keeps records would keep their tracebacks, and so the refused messages.
             args = tuple(
                 printable(str(arg), _MOST_SHOWN) if isinstance(arg, (str, BaseException)) else arg
                 for arg in args

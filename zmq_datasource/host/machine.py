@@ -1,4 +1,4 @@
-"""What the operating system says of this machine and its processes, and the limits and modes that we ask it for."""
+"""This machine's addresses and processes, the limit of open files, and files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class ThisProcess:
     @property
     def is_left(self) -> bool:
         """Whether this code runs in a forked child."""
-        return self._forks != _forks  # os.getpid would be a call of the system for each message
+        return self._forks != _forks  # os.getpid would be a system call for each message
 
     def check(self) -> None:
         """Refuse a forked child. Call it before taking a lock, which the fork may have copied in its taken state.

@@ -56,7 +56,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_fie
 
     Attributes:
         query: The query's id.
-        execution: What the batch ran in; Spark's name.
+        execution: Spark's id of the execution of the batch; a repeated batch has another one.
         batch: The batch's id.
         sink: Socket type and endpoints.
         figures: Those of ``SINK``.
@@ -98,11 +98,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_fie
 
 
 class SinkTotals(NamedTuple):
-    """A sink after a batch.
+    """The figures of a sink as of a batch.
 
     Attributes:
-        batch: What the batch wrote: the figures of ``SINK``.
-        total: That, and all before it: those of ``TOTAL``.
+        batch: The figures of this batch (``SINK``).
+        total: The figures of this batch and all before it (``TOTAL``).
     """
 
     batch: Mapping[str, Any]
@@ -115,7 +115,7 @@ class SinkTotals(NamedTuple):
         return SinkTotals(added(SINK, (self.batch, other.batch)), total)
 
     def then(self, later: Mapping[str, Any]) -> SinkTotals:
-        """The totals after one more batch. Its state is the newest, unless it had no row and so opened no socket."""
+        """The totals after one more batch. Its states replace the older ones, unless it had no row and so no socket."""
         newest = later if later["sndhwm"] else self.total
         total = {"batches": self.total["batches"] + 1, **added(SINK, (self.total, later))}
         return SinkTotals(later, total | _state(newest))
@@ -207,7 +207,7 @@ class BatchHistory:
         self._queries: dict[str, dict[str, tuple[SinkHistory, _Unsent]]] = {}
 
     def add(self, account: Account) -> None:
-        """Count an account. Logs when a sink begins, or ends, not to send rows."""
+        """Count an account. Logs when a sink begins to drop rows or keep dead letters, and when it sends all again."""
         with self._lock:
             sinks = self._queries.pop(account.query, {})
             self._queries[account.query] = sinks
@@ -220,7 +220,7 @@ class BatchHistory:
                 self._queries.pop(next(iter(self._queries)))
 
     def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
-        """The totals of each sink of a query after each batch; without a batch that is only in a total."""
+        """The totals of each sink of a query after each batch. Leaves out a sink that has a batch only in a total."""
         with self._lock:
             sinks = {name: history for name, (history, _) in self._queries.get(query, {}).items()}
             return {batch: dict(_known(sinks, batch)) for batch in batches}

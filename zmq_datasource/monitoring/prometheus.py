@@ -62,7 +62,7 @@ class PrometheusOutlet:
     """Shows the figures of a process.
 
     Args:
-        read: What there is to show. Called for each scrape and push, in any thread.
+        read: Returns the figures to show. Called for each scrape and push, in any thread.
         clock: In seconds.
 
     Raises:
@@ -126,7 +126,7 @@ class PrometheusOutlet:
         _log.info("serving metrics on http://%s:%d/metrics", address, self.port)
 
     def serve_if_possible(self, port: int, address: str) -> None:
-        """Call ``serve``, unless it is served already. A failure is counted; a call after 10 seconds tries again."""
+        """Call ``serve``, unless figures are served now. A failure is counted; a call after 10 seconds tries again."""
         if self._server is not None or self._clock() < self._next_try:
             return
         self._next_try = self._clock() + _RETRY_SECONDS
@@ -176,7 +176,7 @@ class PrometheusOutlet:
     # prometheus_client's side.
 
     def collect(self) -> Iterator[Family]:
-        """Called for each scrape and push, in any thread."""
+        """Yield all figures. Called for each scrape and push, in any thread."""
         for shown in self._read():
             yield from self._families(shown)
         with self._lock:

@@ -3,8 +3,8 @@
 Ranges are half-open: a batch from ``next=5`` to ``next=8`` has the ids 5, 6 and 7. Spark compares offsets as JSON text,
 so ``to_json`` has one text for one offset.
 
-If a query crashes in its first batch, Spark asks again where the query begins. From before the crash, its checkpoint
-has only the end of the batch. So this end offset also says where the query began (``began``).
+If a query crashes in its first batch, Spark asks again where the query begins. The checkpoint then has only the end
+offset of that batch. So this end offset also says where the query began (``began``).
 
 If an older copy of a log is restored and then received into, ids are given out a second time. So an offset names the
 writer of the last message that was read (``writers``, see ``log.facts``). A log whose message of that id has another
@@ -35,7 +35,7 @@ class Offset:
     """A position in one log.
 
     Attributes:
-        log: The log's id. None means any log; only a user's ``startingOffsets`` may have it.
+        log: The log's id. None means any log; only an offset that a user writes may have it.
         next: For each log partition, the id of the next message to read.
         began: For each log partition, the id where the query began. None after the end of the first batch.
         writers: The incarnation that wrote the message before ``next``, for each log partition where it is known.
@@ -52,7 +52,7 @@ class Offset:
         return self.began is not None and dict(self.began) == dict(self.next)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data with one canonical JSON text: sorted keys, whole numbers, no counters."""
+        """Plain data with one canonical JSON text: the partitions in order, and whole numbers."""
         data: dict[str, Any] = {"log": self.log, "next": _by_name(self.next)}
         if self.began is not None:
             data["began"] = _by_name(self.began)

@@ -64,8 +64,8 @@ class LogServing(str):
 class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     """The options of ``spark.readStream`` and ``spark.read`` together.
 
-    When a DataFrame is made, Spark does not tell which of the two it is for. So its options are checked against all.
-    ``StreamReadOptions`` and ``BatchReadOptions`` later refuse the options of the other.
+    When a DataFrame is made, Spark does not tell which of the two it is for. So this class accepts the options of both.
+    ``StreamReadOptions`` later refuses the options of a batch read, and ``BatchReadOptions`` those of a streaming read.
     """
 
     include_frames: Annotated[
@@ -154,8 +154,8 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         Duration,
         doc(
             "How long a batch read of a socket receives, and how long a query with `Trigger.AvailableNow` or "
-            "`Trigger.Once` receives before it reads. If another process fills the log, they read what the log has, "
-            "without waiting.",
+            "`Trigger.Once` receives before it reads. If another process fills the log, such a query reads what "
+            "the log has, without waiting.",
             Role.LIVE,
         ),
     ] = Duration(10)
@@ -235,7 +235,7 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "The name of the query among those that read the same log: 1 to 64 letters (A to Z, a to z), digits, `_` "
             "and `-`. Each query needs its own name. While a named query does not run, the log keeps the messages that "
-            "it still needs for `readerTimeout`. For a query without a name it keeps such messages for `walRetention`.",
+            "the query still needs, for `readerTimeout`. For a query without a name it keeps them for `walRetention`.",
             Role.STREAM,
             Role.QUERY,
             pattern=READER_PATTERN,
@@ -254,7 +254,7 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         LogServing,
         doc(
             "Whether the driver serves the log to executors that do not see `walLocation`. They fetch whole "
-            "chunks, and each task holds one in memory. The connection is encrypted, and only they may connect. "
+            "chunks, and each task holds one in memory. The connection is encrypted, and only executors may connect. "
             "`auto` serves it on a free port unless Spark runs in local mode, `never` does not, and an endpoint "
             "such as `tcp://*:5599` says where.",
             Role.STREAM,

@@ -192,8 +192,8 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         doc(
             "Received messages are sealed after this time even if Spark has not asked for them. If the machine or the "
             "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
-            "and the kernel. While the disk is slow or refuses to write, these can be more than the messages of this "
-            "time.",
+            "and the kernel. While the disk is slow or refuses to write, these can be more messages than arrive in "
+            "this time.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -338,7 +338,7 @@ def _with_endpoints(options: _Receiving, receiver: int) -> _Receiving:
             f"receivers={count}: SUB sockets share the endpoints, and there are {endpoints}; set fewer receivers, or "
             "receiversBy=topics"
         )
-    # Deal out the bound endpoints from where dealing out the others has ended, so that each receiver has an endpoint.
+    # Bound endpoints go to the receivers that follow the one with the last ``connect``, so that none is without one.
     bound = (receiver - len(connect)) % count
     return msgspec.structs.replace(
         options,

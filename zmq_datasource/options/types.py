@@ -294,7 +294,7 @@ class Duration(float):
             raise ValueError("a duration is a number and a unit: 500ms, 10s, 5 minutes") from None
 
 
-# libzmq has a C int for milliseconds. It is one second less, so that a sum of waits fits, too.
+# libzmq has a C int for milliseconds. This limit is one second less, so that a sum of waits fits, too.
 MOST_MILLISECONDS = 2**31 - 1 - 1000
 
 
