@@ -376,6 +376,14 @@ def test_publishers_beyond_the_limit_are_forgotten_the_longest_silent_first() ->
     assert tracked.totals.forgotten == 1
 
 
+def test_a_publisher_whose_gap_is_forgotten_has_still_been_silent_the_longest() -> None:
+    tracked = tracker(counters=2, gaps=1)
+    receive(tracked, 0, 2, key=b"a")
+    receive(tracked, 0, 2, key=b"b")  # its gap replaces that of a
+    receive(tracked, 0, key=b"c")
+    assert list(tracked.expected) == [b"b", b"c"]
+
+
 def test_forgotten_gaps_stay_counted_as_lost() -> None:
     tracked = tracker(Numbering(("publisher",), restarts=False), gaps=10)
     for number in range(0, 20_000, 2):

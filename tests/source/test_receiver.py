@@ -10,9 +10,9 @@ import zmq
 import zmq_datasource.source.receiver as receiver_module
 from tests.support import Socket, bind_when_free, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import NoPeerError
+from zmq_datasource.errors import EndpointError, NoPeerError
 from zmq_datasource.source.receiver import Receiver
-from zmq_datasource.transport import core
+from zmq_datasource.transport import connections, core
 
 Context = zmq.Context[Socket]
 
@@ -225,6 +225,16 @@ def test_an_endpoint_that_never_answers_ends_receiving_after_connect_timeout(con
             "endpoint, raise connectTimeout, or leave it out to wait without end"
         )
         assert receiver.pending == 1  # what came is handed over before receiving ends
+
+
+def test_a_replay_socket_that_cannot_be_opened_leaves_no_socket_open() -> None:
+    options = stream_options(
+        connect=free_endpoint(), replayEndpoint="tcp://no-host.invalid:5559", framing="vllm"
+    )
+    before = connections.threads()
+    with pytest.raises(EndpointError, match=r"no-host\.invalid"), Receiver(options, SourceCounters()):
+        pass
+    wait_for(lambda: connections.threads() <= before, "the end of libzmq's threads")
 
 
 @pytest.mark.parametrize("side", ["connect", "bind"])

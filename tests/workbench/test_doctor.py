@@ -133,6 +133,12 @@ def test_what_is_no_greeting_is_told_apart(received: bytes, state: str) -> None:
     assert greeting.parse_greeting(received).state == state
 
 
+@pytest.mark.parametrize(("revision", "version"), [(0, "1.0"), (1, "2.0")])
+def test_an_old_greeting_tells_its_version(revision: int, version: str) -> None:
+    found = greeting.parse_greeting(greeting.OPENING[:10] + bytes([revision, 1]))
+    assert (found.state, found.version, found.reason) == ("greeted", version, "it is older than ZeroMQ 4")
+
+
 @settings(max_examples=50)
 @given(st.binary(max_size=100))
 def test_no_bytes_behind_a_greeting_stop_the_doctor(rest: bytes) -> None:

@@ -381,7 +381,6 @@ class SequenceTracker:
             findings.abandoned.append(gap)
             counter = self.counters[gap.key]
             counter.floor = max(counter.floor, gap.last + 1)
-            self._move_to_end({gap.key})
         while len(self.expected) > self._max_counters:
             key = next(iter(self.expected))
             self.totals.forgotten += not self.counters[key].ended

@@ -77,13 +77,17 @@ class Channel:
         """Open the socket, and the replayer's.
 
         Raises:
-            OptionError, EndpointError: A socket cannot be opened as asked.
+            OptionError, EndpointError: A socket cannot be opened as asked; nothing stays open.
         """
         self.opened = OpenSocket(self._spec, self._prepare)
         self.socket = self.opened.socket
         self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
-            self.replayer.open()
+            try:
+                self.replayer.open()
+            except BaseException:
+                self.opened.close(linger=0)
+                raise
             self.replayer.session.silence.restart(time.monotonic())
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:

@@ -266,8 +266,8 @@ class Ingest:
             LogError: The positions of the queries cannot be read.
         """
         if not self._options.replay_endpoint and time.monotonic() >= self._next_replaying:
-            self._replaying = self.readers.replaying()
             self._next_replaying = time.monotonic() + self.replaying_seconds + self.storage.leisure
+            self._replaying = self.readers.replaying()
         return self._replaying
 
     def commit_readers(self) -> int | None:

@@ -160,7 +160,11 @@ class Clients:
         return sorted(path for path in self._directory.iterdir() if path.suffix == ".key")
 
     def _stamp(self) -> _Stamp:
-        return (_stamp_of(self._directory), *map(_stamp_of, self._files()))
+        stamps = [_stamp_of(self._directory)]
+        for path in self._files():
+            with suppress(FileNotFoundError):  # deleted at this moment, or a link to a file that is
+                stamps.append(_stamp_of(path))
+        return tuple(stamps)
 
     def _read(self) -> frozenset[bytes]:
         found = {}

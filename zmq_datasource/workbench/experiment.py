@@ -15,6 +15,7 @@ import multiprocessing
 import resource
 import signal
 import struct
+import sys
 import time
 from array import array
 from collections.abc import Iterator
@@ -303,4 +304,5 @@ def _offer(socket: zmq.Socket[bytes], message: bytes) -> bool:
 
 def _peak() -> int:
     """The largest memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -293,7 +293,7 @@ def size_findings(one: Examined, expected: Expected) -> Iterator[Finding]:
             evidence=f"rcvhwm {expected.rcvhwm:,} × {ByteSize(traffic.size_p99)!s} (99th percentile) = "
             f"{ByteSize(memory)!s} for each connection",
             cause="A high-water mark counts messages, not bytes.",
-            fix=f"Set rcvhwm={max(1, _MUCH_MEMORY // traffic.size_p99):,} or less, or send smaller messages.",
+            fix=f"Set rcvhwm={max(1, _MUCH_MEMORY // traffic.size_p99)} or less, or send smaller messages.",
         )
 
 

@@ -50,7 +50,8 @@ def parse_greeting(received: bytes) -> Greeting:
         return Greeting(state="not_zeromq", reason="what answers there does not speak ZeroMQ's protocol")
     if len(received) < GREETING_BYTES:
         if len(received) > 10 and received[10] < 3:
-            return Greeting(state="greeted", version=f"{received[10]}.0", reason="it is older than ZeroMQ 4")
+            version = "2.0" if received[10] else "1.0"  # the revision of ZMTP 2.0 is 1
+            return Greeting(state="greeted", version=version, reason="it is older than ZeroMQ 4")
         return Greeting(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
     mechanism = printable(received[12:32].rstrip(b"\0"), 80)
     return Greeting(
