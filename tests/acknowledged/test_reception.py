@@ -352,7 +352,7 @@ def test_timeouts_stand_still_while_nothing_is_received(staged: bool, side: Side
         side.end(1)
         side.wait(0)
     side.now += 2 * TIMEOUT  # a full log
-    side.reception.postpone(side.now)
+    side.reception.extend_timeouts(side.now)
     assert side.wait(TIMEOUT) == []
     assert codes(side.end(1)) == []
     side.wait(0)
@@ -370,7 +370,7 @@ def test_silent_senders_are_discarded_in_spite_of_many_pauses(staged: bool, side
         assert len(side.files) == 1
         side.wait(TIMEOUT / 3)
         side.now += 1
-        side.reception.postpone(side.now)
+        side.reception.extend_timeouts(side.now)
     side.wait(0)
     assert side.files == []
 

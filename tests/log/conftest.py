@@ -22,7 +22,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     made = MemoryBucket()
     monkeypatch.setattr(Bucket, "connect", made.connect)
     monkeypatch.setattr(BucketStore, "times", HoldTimes(settling_seconds=0.0))
-    monkeypatch.setattr(LogStorage, "leisure", 0.0)
+    monkeypatch.setattr(LogStorage, "request_interval", 0.0)
     return made
 
 

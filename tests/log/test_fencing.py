@@ -32,7 +32,7 @@ Rows = dict[int, bytes]
 
 @pytest.fixture(autouse=True)
 def without_clock_and_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogStorage, "leisure", 0.0)
+    monkeypatch.setattr(LogStorage, "request_interval", 0.0)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=0))
 
 

@@ -56,7 +56,7 @@ def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
         BucketStore, "times", HoldTimes(beat_seconds=0.1, check_seconds=0.05, settling_seconds=0.05)
     )
-    monkeypatch.setattr(LogStorage, "leisure", 0.0)
+    monkeypatch.setattr(LogStorage, "request_interval", 0.0)
     return server.location(uuid.uuid4().hex)
 
 

@@ -56,13 +56,13 @@ class Filler:
         done.set_result(7)
         return done
 
-    def postpone(self) -> None:
-        self.asked.append("postpone")
+    def extend_timeouts(self) -> None:
+        self.asked.append("extend_timeouts")
 
     def finish(self, seconds: float) -> None:
         self.asked.append("finish")
 
-    def awaits_replies(self) -> bool:
+    def hurry_replays(self) -> bool:
         return False
 
     def facts(self) -> FillerFacts:
@@ -122,9 +122,9 @@ def test_a_pause_receives_nothing_and_answers_requests_to_seal() -> None:
     thread.start()
     full.full = True
     wait_for(lambda: counters.paused_by == "logFull", "the pause")
-    wait_for(lambda: filler.asked[-1] == "postpone", "the last round")
+    wait_for(lambda: filler.asked[-1] == "extend_timeouts", "the last round")
     received = filler.asked.count("receive")
-    assert filler.asked[filler.asked.index("postpone") - 1] == "cut"  # what was there is handed over
+    assert filler.asked[filler.asked.index("extend_timeouts") - 1] == "cut"  # what was there is handed over
     assert thread.request_seal().result(10).result(10) == 7
     full.fault = "no space left"  # another cause, the same pause
     wait_for(lambda: counters.paused_by == "diskFault", "the other cause")

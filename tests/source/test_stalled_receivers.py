@@ -35,7 +35,7 @@ from zmq_datasource.log.storage import LogStorage
 point, file, quick = sys.argv[1:4]
 if quick:
     BucketStore.times = HoldTimes(0.1, 1.0, 0.05, 0.05)
-LogStorage.leisure = 0.0
+LogStorage.request_interval = 0.0
 
 def reach(name):
     if name == point and os.path.exists(file):

@@ -85,7 +85,7 @@ def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Readi
     options = stream_options(connect=endpoints, socketType=kind, zmq_maxmsgsize=maxmsgsize)
     with Receiver(options, counters) as receiver:
         yield Reading(
-            receiver.postpone,
+            receiver.extend_timeouts,
             lambda: receiver.receive(10),
             lambda: (counters.connections_made, counters.connections_lost, counters.protocol_errors),
         )

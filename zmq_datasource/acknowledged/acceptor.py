@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import zmq
@@ -189,12 +188,7 @@ class Acceptor:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(MOST_FRAME_BYTES))
         sock.setsockopt(zmq.RCVHWM, min(self._spec.rcvhwm or _RCVHWM, _RCVHWM))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._reception.close()
         self._forcing.shutdown()
         self._open.close(self._spec.linger)
@@ -289,12 +283,12 @@ class Acceptor:
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
 
-    def postpone(self) -> None:
+    def extend_timeouts(self) -> None:
         """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
         self._watch_connections()
         self._fill_backlog()
         try:
-            self._reception.postpone(self._monotonic())
+            self._reception.extend_timeouts(self._monotonic())
         finally:
             self._answer()
 
@@ -309,7 +303,7 @@ class Acceptor:
         """Cut the log's chunk, which has the committed transactions already."""
         return self._log.cut()
 
-    def awaits_replies(self) -> bool:
+    def hurry_replays(self) -> bool:
         """Return False: senders repeat by themselves what is not confirmed."""
         return False
 

@@ -93,7 +93,7 @@ class _DiskFault:
 
 class Attempts:
     """Receives and stages attempts; in the receiving thread. ``now`` is in seconds of a clock that stands still while
-    nothing is received (``Reception.postpone``).
+    nothing is received (``Reception.extend_timeouts``).
 
     A method that takes a message raises errors that ``CollectedAnswers.refusing`` turns into refusals.
 

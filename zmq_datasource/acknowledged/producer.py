@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -108,14 +107,9 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush, unless the block has failed, and close. In a forked child, do neither."""
-        if self._process.is_left:
+        if self._process.is_forked:
             return
         try:
             if kind is None:
@@ -231,7 +225,7 @@ class Producer:
 
     def close(self) -> None:
         """Drop what was not flushed, and disconnect. In a forked child, do nothing."""
-        if self._process.is_left:
+        if self._process.is_forked:
             return
         with self._lock:
             self._closed = True

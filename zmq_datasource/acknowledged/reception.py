@@ -46,7 +46,7 @@ __all__ = ["AcceptorTerms", "Reception"]
 class Reception:
     """Processes the messages of senders; for one thread. ``now`` is in monotonic seconds.
 
-    The timeouts of senders stand still while nothing is received (``postpone``).
+    The timeouts of senders stand still while nothing is received (``extend_timeouts``).
 
     A LogError that a method raises is about the log, and not about one message.
 
@@ -116,7 +116,7 @@ class Reception:
         self._answers.flush()
         self.attempts.check_timeouts(self._without_pauses(now))
 
-    def postpone(self, now: float) -> None:
+    def extend_timeouts(self, now: float) -> None:
         """Take the time since the last call out of all timeouts. Call it often while nothing is received."""
         self._paused_seconds += now - self._last_call
         self.answer_completed(now)

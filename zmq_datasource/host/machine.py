@@ -140,7 +140,7 @@ class ThisProcess:
         self._forks = _forks
 
     @property
-    def is_left(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this code runs in a forked child."""
         return self._forks != _forks  # os.getpid would be a system call for each message
 
@@ -150,7 +150,7 @@ class ThisProcess:
         Raises:
             OptionError: This is a forked child.
         """
-        if self.is_left:
+        if self.is_forked:
             raise OptionError(
                 f"using {self._what} of process {self._pid} in its forked child {os.getpid()}: a fork does not take "
                 "over the connection. Make a new one in the child, or start the child with spawn"

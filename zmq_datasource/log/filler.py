@@ -7,7 +7,6 @@ asks for the filler's state at each cut, so state, log and filler are created in
 from __future__ import annotations
 
 from concurrent.futures import Future
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from zmq_datasource.sequences import Totals
@@ -38,7 +37,7 @@ class FillerFacts(NamedTuple):
 
 
 class Filler(Protocol):
-    """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``awaits_replies`` at any time.
+    """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``hurry_replays`` at any time.
 
     Attributes:
         drain_seconds: Limit of the time for which messages on their way are received after a stop.
@@ -49,9 +48,7 @@ class Filler(Protocol):
     def __enter__(self) -> Self:
         """Open the sockets."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the sockets."""
 
     def receive(self) -> int:
@@ -68,13 +65,13 @@ class Filler(Protocol):
     def cut(self) -> Future[int]:
         """Append all received messages and cut the chunk: see ``LogWriter.cut``. Raises what ``receive`` does."""
 
-    def postpone(self) -> None:
+    def extend_timeouts(self) -> None:
         """Keep connections alive, and stop timeouts. Called every few hundred ms while receiving is paused."""
 
     def finish(self, seconds: float) -> None:
         """Append the last messages, and answer open requests for so many ``seconds``. Called at the end."""
 
-    def awaits_replies(self) -> bool:
+    def hurry_replays(self) -> bool:
         """Whether requested messages (a replay) may still arrive although the sockets are silent."""
 
     def facts(self) -> FillerFacts:

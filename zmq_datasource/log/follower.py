@@ -58,7 +58,7 @@ class LogFollower(Contents):
         self._clock = clock
         self._failing_since: float | None = None
         self._faults = LimitedLog(__name__, "listings that could not be read")
-        self._seconds = _BUCKET_REFRESH_SECONDS if storage.leisure else REFRESH_SECONDS
+        self._seconds = _BUCKET_REFRESH_SECONDS if storage.request_interval else REFRESH_SECONDS
         self._refreshing = threading.Lock()  # Spark's calls and the thread of the metrics both refresh
         self._next_refresh = self._next_listing = 0.0
         self.log_id = ""
@@ -115,7 +115,7 @@ class LogFollower(Contents):
                 "query a new checkpoint"
             )
         self._remove_deleted()
-        may_miss = not self._storage.leisure  # a bucket shows new objects at once
+        may_miss = not self._storage.request_interval  # a bucket shows new objects at once
         self._add_new(lists or (may_miss and began >= self._next_listing))
         self._next_refresh = began + self._seconds
 

@@ -134,7 +134,7 @@ class Reader:
             self._rewrite(self.rewrite_seconds)
         elif not lazily:
             self._retrier.retry(partial(self._write, record))
-        elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.leisure):
+        elif time.monotonic() - self._written_at >= max(_LAZY_SECONDS, self._storage.request_interval):
             self._written_at = time.monotonic()  # also after a refusal, so that it is not repeated at once
             try:
                 self._write(record)
@@ -192,7 +192,7 @@ class Readers:
     Attributes:
         own: The name of the reader in this process, whose position the writer knows without a record; None if there
             is no such reader.
-        retention: The longest ``walRetention`` in the records of the other readers, in seconds, as last read. The
+        longest_retention: The longest ``walRetention`` in the records of the other readers, in seconds, as last read. The
             argument of this name is the writer's own.
     """
 
@@ -206,7 +206,7 @@ class Readers:
         self._opened_at = clock()
         self._found: tuple[float, dict[str, ReaderRecord]] = -math.inf, {}
         self.own: str | None = None
-        self.retention = 0.0
+        self.longest_retention = 0.0
 
     def opened(self) -> None:
         """Count the time of ended queries without a name, and of subscribers, from now. Called when the log is opened.
@@ -226,14 +226,14 @@ class Readers:
             LogError: A record cannot be read.
         """
         now, found = time.monotonic(), self._found
-        if fresh or not self._storage.leisure or now - found[0] >= _FOUND_SECONDS:
+        if fresh or not self._storage.request_interval or now - found[0] >= _FOUND_SECONDS:
             # Below, use ``found`` and not ``self._found``, which another thread may replace by an older listing: this
             # listing decides which chunks are deleted.
             found = self._found = now, self._records.all()
         records = dict(found[1])
         records.pop(self.own or "", None)
         wanted = [record.terms.retention for record in records.values() if record.terms is not None]
-        self.retention = max(wanted, default=0.0)
+        self.longest_retention = max(wanted, default=0.0)
         return records
 
     def replaying(self) -> str | None:

@@ -149,7 +149,7 @@ class Retention:
                 self._storage.check_writer()  # first: ``exclusive`` writes into the store, even if the log is gone
                 # A reader that starts has either written its record before this block, or lists the log after it.
                 with self._records.exclusive(0.0):
-                    self._next_deletion = time.monotonic() + self._storage.leisure
+                    self._next_deletion = time.monotonic() + self._storage.request_interval
                     if not self._remove_below(min(self.committed, self._needed_by_readers())):
                         self._next_deletion = 0.0  # continues after waiting readers have had their turn
             except LogLockedError:
@@ -204,7 +204,7 @@ class Retention:
 
     def _sealed_before(self, index: ChunkIndex) -> float:
         """Chunks that were sealed by this time have expired; infinity without a retention."""
-        seconds = max(self._seconds, self._readers.retention)
+        seconds = max(self._seconds, self._readers.longest_retention)
         if not seconds:
             return math.inf
         now = self._clock()

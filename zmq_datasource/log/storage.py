@@ -117,7 +117,7 @@ class LogStorage:
         return isinstance(self.store, DirectoryStore) and self.store.sync
 
     @property
-    def leisure(self) -> float:
+    def request_interval(self) -> float:
         """Seconds between two acts that can wait: 0 in a directory, 10 in a bucket (providers charge for requests)."""
         return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
 

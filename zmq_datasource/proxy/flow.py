@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -119,12 +118,7 @@ class LiveFlow:
             if lost := self.journal.log.unsealed + self._front.messages:
                 _log.error("%d received messages could not be written and are lost", lost)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     # One round.

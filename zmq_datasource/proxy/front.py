@@ -177,7 +177,7 @@ class Front:
         if self._acceptor is not None and is_receiving:
             self._acceptor.receive(0, wait=False)
         elif self._acceptor is not None:
-            self._acceptor.postpone()
+            self._acceptor.extend_timeouts()
 
     def finish(self, seconds: float) -> None:
         """Wait up to so many seconds until the log has written the transactions, and answer their senders."""

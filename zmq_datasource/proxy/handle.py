@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from zmq_datasource.errors import SocketError
@@ -70,18 +69,13 @@ class Proxy:
             raise SocketError(f"starting the proxy: it was not ready within {_START_SECONDS:.0f} s")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Receive and publish the messages on their way, and end. In a forked child this does nothing.
 
         Raises:
             ZmqDataSourceError: The error that has ended the proxy before, or that it had at its end.
         """
-        if self._process.is_left:
+        if self._process.is_forked:
             return
         self._end()
         if kind is None:
@@ -117,7 +111,7 @@ class Proxy:
     def running(self) -> bool:
         """Whether its endpoints are bound and it has not ended."""
         child = self._child
-        return child is not None and not self._process.is_left and bool(child.status) and not child.ended
+        return child is not None and not self._process.is_forked and bool(child.status) and not child.ended
 
     @property
     def pid(self) -> int:

@@ -170,7 +170,7 @@ class DurableSubscriber:
             NoPeerError, SubscriptionError: The proxy is away or refuses, so the last acknowledgements may be lost.
         """
         session = self._session
-        if not self._link.is_open or self._process.is_left:
+        if not self._link.is_open or self._process.is_forked:
             return
         try:
             if session.refusal is not None:

@@ -190,13 +190,15 @@ class SubscriberSession(RequestSession):
         super().__init__(SILENCE_SECONDS, 2 * SILENCE_SECONDS)
         self._subscription = subscription
         start = subscription.start
-        self._opening = Open(
+        self._open_request = Open(
             name=subscription.name,
             session=session_number(subscription.client, 1),
             start=start.start,
             since=start.since,
         )
-        self._request: Open | Fetch | Forget = self._opening  # the last one; still open while ``waiting``
+        self._request: Open | Fetch | Forget = (
+            self._open_request
+        )  # the last one; still open while ``waiting``
         self._confirming = False
         self._was_open = self.new = False
         self.state = "closed"
@@ -236,13 +238,13 @@ class SubscriberSession(RequestSession):
     def forget(self, now: float) -> None:
         """End the subscription."""
         self._step("forget")
-        self._ask(Forget(name=self._opening.name, session=self._opening.session), now)
+        self._ask(Forget(name=self._open_request.name, session=self._open_request.session), now)
 
     def seek(self, start: Start, now: float) -> None:
         """Continue at another place. Messages that have come and were not taken are dropped."""
-        session = self._opening.session + 1
-        self._opening = replace(
-            self._opening, session=session, start=start.start, since=start.since, seek=True
+        session = self._open_request.session + 1
+        self._open_request = replace(
+            self._open_request, session=session, start=start.start, since=start.since, seek=True
         )
         self.inbox = SubscriberInbox()
         self._step("seek")
@@ -252,7 +254,7 @@ class SubscriberSession(RequestSession):
 
     def _open(self, now: float) -> None:
         self._step("open")
-        self._ask(self._opening, now)
+        self._ask(self._open_request, now)
 
     def _fetch(self, now: float) -> None:
         """Ask for the next messages, and send ``done``."""
@@ -260,8 +262,8 @@ class SubscriberSession(RequestSession):
         has_room = inbox.answers < _MOST_ANSWERS
         self._ask(
             Fetch(
-                name=self._opening.name,
-                session=self._opening.session,
+                name=self._open_request.name,
+                session=self._open_request.session,
                 first=inbox.next,
                 done=min(inbox.done, inbox.next),
                 max_bytes=self._subscription.max_bytes if has_room else 0,
@@ -327,7 +329,7 @@ class SubscriberSession(RequestSession):
         message, buffers = decode(frames)
         if isinstance(message, Refused):
             self._refused(message)
-        elif getattr(message, "session", None) != self._opening.session:
+        elif getattr(message, "session", None) != self._open_request.session:
             return  # an answer to an earlier session
         match message:
             case Opened():
@@ -363,7 +365,7 @@ class SubscriberSession(RequestSession):
             self.lost += message.next - message.first
             self._losses.warn(
                 "%r: the proxy deleted the ids %d to %d before they came here",
-                self._opening.name,
+                self._open_request.name,
                 message.first,
                 message.next - 1,
             )
@@ -372,7 +374,7 @@ class SubscriberSession(RequestSession):
         self.inbox.add(rows, message.next)
 
     def _refused(self, message: Refused) -> None:
-        if message.session not in (None, self._opening.session):
+        if message.session not in (None, self._open_request.session):
             return
         if message.code == "gone" and self.state == "forgetting":
             self._step("FORGOTTEN")  # by an earlier request; its answer was lost

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -99,12 +98,7 @@ class StagedDeadLetters:
         if self._bytes >= _STAGED_BYTES:
             self._write()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._discard()
             return

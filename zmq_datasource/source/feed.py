@@ -79,7 +79,7 @@ class Feed:
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
         self.storage = log_storage(options, partition)
-        if self.storage.leisure:  # each request to a bucket costs money
+        if self.storage.request_interval:  # each request to a bucket costs money
             self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
         if options.has_endpoints and not self._is_live:
             self._idle = IdlePartition(self.storage, options)

@@ -94,7 +94,7 @@ class FollowingSource:
         end = self.refresh()  # during a long batch Spark asks for no offset, so nothing else lists new chunks
         self._read_saved(end)
         if time.monotonic() >= self._next_stops:
-            self._next_stops = time.monotonic() + REFRESH_SECONDS + self._storage.leisure
+            self._next_stops = time.monotonic() + REFRESH_SECONDS + self._storage.request_interval
             try:
                 self._stops = read_record(self._storage)
             except LogError as e:
@@ -209,10 +209,10 @@ class IdlePartition:
         """
         if time.monotonic() < self._next_check:
             return
-        self._next_check = time.monotonic() + self.check_seconds + self._storage.leisure
+        self._next_check = time.monotonic() + self.check_seconds + self._storage.request_interval
         options, readers = self._options, self._readers
         needed, index = readers.needed(), read_index(self._storage)
-        retention = max(float(options.wal_retention), readers.retention)
+        retention = max(float(options.wal_retention), readers.longest_retention)
         if needed is None or not index.removable(needed, time.time() - retention):
             return
         log = LogWriter(

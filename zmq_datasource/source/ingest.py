@@ -214,12 +214,12 @@ class Ingest:
             self.readers.others()
         except LogError as e:
             self._reader_faults.warn("%s", e)
-        if self.readers.retention > self._options.wal_retention:
+        if self.readers.longest_retention > self._options.wal_retention:
             _log.warning(
                 "messages in %s stay for %gs, because a query that reads it has this walRetention; this process has "
                 "walRetention=%gs, which applies when that query's position is gone",
                 self.storage,
-                self.readers.retention,
+                self.readers.longest_retention,
                 self._options.wal_retention,
             )
 
@@ -266,7 +266,7 @@ class Ingest:
             LogError: The positions of the queries cannot be read.
         """
         if not self._options.replay_endpoint and time.monotonic() >= self._next_replaying:
-            self._next_replaying = time.monotonic() + self.replaying_seconds + self.storage.leisure
+            self._next_replaying = time.monotonic() + self.replaying_seconds + self.storage.request_interval
             self._replaying = self.readers.replaying()
         return self._replaying
 
@@ -380,7 +380,7 @@ class Ingest:
             self._receiving.raise_failure()
             idle_from = time.monotonic() if self.log.fault else max(idle_from, self._receiving.last_received)
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
-            if idle and not self.filler.awaits_replies():
+            if idle and not self.filler.hurry_replays():
                 break
             time.sleep(WAIT_MS / 1000)
         # If there are durable messages, do not wait for a full disk: the query reads them, and its commit makes room.

@@ -161,7 +161,7 @@ def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> No
     """
     others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
     # In a bucket, only watching for a while shows that a writer is dead. Begin to watch this partition's writer, too.
-    if storage.leisure:
+    if storage.request_interval:
         storage.is_written()
     for beside in [beside for beside in others if beside.is_written()]:
         if beside.feed() != feed_of(options):

@@ -237,7 +237,7 @@ class Receiver:
         if self._options.replay_endpoint:
             self._incidents.report_lost([gap for gap in findings.abandoned if not gap.final])
 
-    def awaits_replies(self) -> bool:
+    def hurry_replays(self) -> bool:
         """Make replays ask at once for messages after the last one. Returns whether they may bring more messages.
 
         Any thread may call it.
@@ -267,7 +267,7 @@ class Receiver:
                 "connectTimeout, or leave it out to wait without end"
             )
 
-    def postpone(self) -> None:
+    def extend_timeouts(self) -> None:
         """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
         self.keep_alive()
         for replayer in self._replayers:
@@ -344,13 +344,13 @@ class LogReceiver:
         if self.receiver.failure is not None:
             raise self.receiver.failure
 
-    def postpone(self) -> None:
-        """See ``Receiver.postpone``."""
-        self.receiver.postpone()
+    def extend_timeouts(self) -> None:
+        """See ``Receiver.extend_timeouts``."""
+        self.receiver.extend_timeouts()
 
-    def awaits_replies(self) -> bool:
-        """See ``Receiver.awaits_replies``."""
-        return self.receiver.awaits_replies()
+    def hurry_replays(self) -> bool:
+        """See ``Receiver.hurry_replays``."""
+        return self.receiver.hurry_replays()
 
     def facts(self) -> FillerFacts:
         """The figures of the receiver as of now."""

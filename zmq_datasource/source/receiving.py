@@ -207,7 +207,7 @@ class ReceivingThread:
                 break
             if self._log.failure is not None:
                 raise self._log.failure
-            self._filler.postpone()
+            self._filler.extend_timeouts()
             if self._seal_wanted:
                 self._answer_seal()
             now = time.monotonic()

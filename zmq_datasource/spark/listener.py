@@ -30,7 +30,7 @@ from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
-from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_run
+from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_batch
 from zmq_datasource.spark.registration import active_history
 
 __all__ = ["QueryEvents", "ZmqMetricsListener"]
@@ -142,7 +142,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         last = None if query is None else query.lastProgress
         if last is not None:
             progress = json.loads(last.json)
-            if not has_run(progress):  # a batch has its own event
+            if not has_batch(progress):  # a batch has its own event
                 self._pass_on(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:

@@ -34,7 +34,7 @@ __all__ = [
     "complete",
     "fill_in_sinks",
     "fill_in_sources",
-    "has_run",
+    "has_batch",
     "live_view",
     "metrics",
     "metrics_dataframe",
@@ -192,7 +192,7 @@ def fill_in_sinks(
     for event, batch in zip(events, wanted, strict=True):
         # Files come first, because they go back to the query's first batch. A sink without files may be in ``history``.
         sinks = {**counted.get(batch, {}), **stored.get(batch, {})}
-        if not has_run(event):
+        if not has_batch(event):
             sinks = {name: totals.idle() for name, totals in sinks.items()}
         # ``history`` counts all sinks, so a query that is not in it has sent nothing.
         if sinks or history is not None:
@@ -209,7 +209,7 @@ def _parsed(offset: object) -> dict[str, Any]:
     return offset if isinstance(offset, dict) else {}
 
 
-def has_run(event: Mapping[str, Any]) -> bool:
+def has_batch(event: Mapping[str, Any]) -> bool:
     """Whether the event is about a batch, not about a trigger that found nothing to do."""
     return "addBatch" in event["durationMs"]
 
@@ -217,7 +217,7 @@ def has_run(event: Mapping[str, Any]) -> bool:
 def _batch(event: Mapping[str, Any]) -> int:
     """The newest batch that had run at the event. The event of an idle trigger names the next batch."""
     batch = int(event["batchId"])
-    return batch if has_run(event) else batch - 1
+    return batch if has_batch(event) else batch - 1
 
 
 def _shown(sinks: Mapping[str, SinkTotals]) -> dict[str, Any]:

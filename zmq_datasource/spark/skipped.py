@@ -59,7 +59,7 @@ class Skipped:
                     continue
                 if feed.log.earliest <= planned and time.monotonic() < self._next_check[partition]:
                     continue
-            self._next_check[partition] = time.monotonic() + feed.storage.leisure
+            self._next_check[partition] = time.monotonic() + feed.storage.request_interval
             if planned is not None:
                 self._planned[partition] = begin
             records = [ids for ids in self._records(feeds, feed) if ids.start < begin]
