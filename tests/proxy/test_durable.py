@@ -120,6 +120,25 @@ def test_a_subscriber_that_was_away_gets_missed_messages_and_then_live_ones(
             assert me.receive(0.05) is None
 
 
+def test_the_next_block_of_a_subscriber_begins_with_the_message_at_which_the_last_one_failed(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
+        feed(context, proxy, [b"0"], [b"1"], [b"2"])
+        me = DurableSubscriber(proxy.sides["durable"], "me")
+        with pytest.raises(ZeroDivisionError), me:
+            assert take(me, 2) == [b"0", b"1"]
+            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), me:
+            assert take(me, 1) == [b"1"]
+            raise ZeroDivisionError
+        with me:
+            assert take(me, 2) == [b"1", b"2"]
+        with me:
+            assert me.receive(0.05) is None
+            assert not me.new
+
+
 def test_a_batch_has_the_messages_of_an_answer_in_columns_and_is_acknowledged_as_a_whole(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:

@@ -192,8 +192,7 @@ class Readers:
     Attributes:
         own: The name of the reader in this process, whose position the writer knows without a record; None if there
             is no such reader.
-        longest_retention: The longest ``walRetention`` in the records of the other readers, in seconds, as last read. The
-            argument of this name is the writer's own.
+        longest_retention: The longest ``walRetention`` in the records of the other readers, in seconds, as last read.
     """
 
     def __init__(

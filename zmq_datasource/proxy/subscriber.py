@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 import pyarrow as pa
@@ -107,15 +106,20 @@ class DurableSubscriber:
         self._name = name
         self._auto_ack = auto_ack
         self._timeout = timeout
-        spec = _spec(endpoint, texts_of(SocketOptions, options))
-        self._endpoint = spec.connect
+        self._spec = _spec(endpoint, texts_of(SocketOptions, options))
+        self._endpoint = self._spec.connect
         prefixes = tuple(t.encode() if isinstance(t, str) else t for t in topics)
-        client = secrets.randbelow(MOST_CLIENT) + 1
-        self._session = SubscriberSession(
-            Subscription(name, _start(start), prefixes, max_bytes, timeout, str(self._endpoint), client)
+        self._subscription = Subscription(
+            name, _start(start), prefixes, max_bytes, timeout, str(self._endpoint)
         )
-        self._link = Link(spec, self._session, find_dead_peers)
-        self._process = ThisProcess(f"the DurableSubscriber {name}")
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin where the proxy's position is, without what an earlier ``with`` block has in memory."""
+        client = secrets.randbelow(MOST_CLIENT) + 1
+        self._session = SubscriberSession(self._subscription._replace(client=client))
+        self._link = Link(self._spec, self._session, find_dead_peers)
+        self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._next_turn = 0.0
         self._given: int | None = None  # the id of the caller's last message, if it is not acknowledged
 
@@ -140,7 +144,7 @@ class DurableSubscriber:
             NoPeerError: No proxy has answered within ``timeout``.
             SubscriptionError: The proxy has refused.
         """
-        self._process = ThisProcess(f"the DurableSubscriber {self._name}")
+        self._begin()
         self._link.open()
         self._session.reconnected(time.monotonic())
         try:
@@ -158,8 +162,7 @@ class DurableSubscriber:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        *_: object,
     ) -> None:
         """Acknowledge the last message, wait until that is on the proxy's disk, and disconnect. The subscription stays.
 
