@@ -685,6 +685,27 @@ def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) 
     assert readers.needed() == 2
 
 
+@pytest.mark.parametrize("timeout", [None, 100.0])
+def test_a_reader_that_dies_in_a_long_batch_keeps_its_messages_as_if_it_had_been_stopped(
+    timeout: float | None, tmp_path: Path
+) -> None:
+    storage, clock = LogStorage(str(tmp_path)), Clock()
+    storage.open_log()
+    records = ReaderRecords(storage)
+    readers = Readers(storage, 100.0, clock)
+    records.write("in a batch", record(1, timeout))
+    records.write("other", record(2, 1e9))
+    lock = records.hold("in a batch", 0.0)
+    for _ in range(15):
+        clock.now += 20
+        assert readers.needed() == 1
+    lock.release()
+    clock.now += 99
+    assert readers.needed() == 1
+    clock.now += 12
+    assert readers.needed() == 2
+
+
 def test_without_a_retention_an_ended_query_keeps_no_messages_from_a_running_one(
     tmp_path: Path,
 ) -> None:
@@ -827,6 +848,25 @@ def test_a_query_counts_messages_that_a_full_log_has_discarded(context: Context,
                 shown = slow.reader.reportLatestOffset() or {}
                 assert shown["messagesExpired"] == slow.rows[0][0] - first
         assert [i for i, _ in fast.rows] == list(range(len(fast.rows)))
+
+
+def test_a_log_with_much_room_discards_nothing_though_chunks_could_be_as_large(
+    context: Context, tmp_path: Path
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    options = {"connect": endpoint, "walMaxBytes": "1m", "whenFull": "discard", "walRetention": "7d"}
+    with querying(tmp_path, reader="away", **options) as away:
+        away.step()
+        push.send(b"x" * 5000)
+        away.until(1)
+    with querying(tmp_path, **options) as fast:
+        fast.step()
+        for count in range(1, 11):  # a chunk each
+            push.send(b"x" * 5000)
+            fast.until(count)
+    assert log_rows(tmp_path).num_rows == 11
+    with querying(tmp_path, reader="away", checkpoint=away.checkpoint, **options) as away:
+        away.until(10)
 
 
 def test_an_offset_beyond_the_end_of_a_restored_copy_is_refused(context: Context, tmp_path: Path) -> None:

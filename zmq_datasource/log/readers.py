@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _LAZY_SECONDS = 1.0
 # How long to wait for the lock on all records: a writer may be deleting, or another reader writing its record.
 _EXCLUSIVE_SECONDS = 30.0
+# How often a writer checks whether a reader runs that has not moved.
+_SEEN_SECONDS = 10.0
 # How old records may be if a decision to delete does not depend on them alone.
 _FOUND_SECONDS = 1.0
 
@@ -204,6 +206,7 @@ class Readers:
         self._clock = clock
         self._opened_at = clock()
         self._found: tuple[float, dict[str, ReaderRecord]] = -math.inf, {}
+        self._seen: dict[str, float] = {}  # when a reader may have run last; see _last_ran
         self.own: str | None = None
         self.longest_retention = 0.0
 
@@ -305,7 +308,21 @@ class Readers:
             keep = max(self._retention, record.terms.retention if record.terms is not None else 0.0)
             moved = max(moved, self._opened_at)
             why = f"it has not run for {keep:g} s (walRetention) and has no name"
-        return why if self._clock() - moved > keep and not self._records.is_running(name) else ""
+        return why if self._clock() - self._last_ran(name, moved, keep) > keep else ""
+
+    def _last_ran(self, name: str, moved: float, keep: float) -> float:
+        """When a reader may have run last. In a long batch it does not move, and then it may end without a word.
+
+        Args:
+            moved: When it moved last.
+            keep: Its timeout; a tenth of it is exact enough for the checks.
+        """
+        now, interval = self._clock(), min(_SEEN_SECONDS, keep / 10)
+        seen = max(moved, self._seen.get(name, moved))
+        if now - seen > interval and self._records.is_running(name):
+            # It may end just before the next check, and its time then begins.
+            seen = self._seen[name] = now + interval
+        return seen
 
     def _drop(self, name: str, record: ReaderRecord, why: str) -> bool:
         """Drop a reader; return False if it runs."""

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import humanfriendly
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -150,8 +150,8 @@ def shortened(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     tail = (width - 1) // 3
-    end = chop_cells(text[::-1], tail)[0][::-1] if tail else ""
-    return f"{chop_cells(text, width - 1 - tail)[0] if width > 1 else ''}…{end}"
+    end = set_cell_size(text[::-1], tail)[::-1]
+    return f"{set_cell_size(text, width - 1 - tail)}…{end}"
 
 
 def printed(value: Any) -> str:

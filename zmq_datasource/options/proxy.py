@@ -15,6 +15,7 @@ from zmq_datasource.options.types import (
     LogLocation,
     Topics,
     WhenFull,
+    chunk_bytes_of,
 )
 
 __all__ = ["ProxyOptions"]
@@ -219,11 +220,8 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is sealed: at most a sixteenth of ``walMaxBytes``.
-
-        The log deletes whole chunks. With few large ones it could not stay close to its maximum size.
-        """
-        return min(self.wal_chunk_bytes, max(self.wal_max_bytes // 16, 1))
+        """The size at which a chunk is sealed."""
+        return chunk_bytes_of(self.wal_chunk_bytes, self.wal_max_bytes)
 
     @property
     def send_hwm(self) -> int:

@@ -29,6 +29,7 @@ from zmq_datasource.options.types import (
     StoreLocation,
     Topics,
     WhenFull,
+    chunk_bytes_of,
 )
 
 __all__ = ["ReceivingOptions", "share_of", "share_topics"]
@@ -182,7 +183,8 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     wal_chunk_bytes: Annotated[
         ByteSize,
         doc(
-            "A chunk of the log is sealed when it has this size. It is never larger than `walMaxBytes`.",
+            "A chunk of the log is sealed when it has this size. It is never larger than a sixteenth of "
+            "`walMaxBytes`.",
             Role.STREAM,
             Role.WRITER,
         ),
@@ -275,6 +277,11 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             raise OptionError(
                 f"walLocation={self.wal_location!r} and walStore={self.wal_store!r}: a log is in one place; keep one"
             )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is sealed."""
+        return chunk_bytes_of(self.wal_chunk_bytes, self.wal_max_bytes)
 
     @property
     def has_log(self) -> bool:

@@ -94,6 +94,15 @@ class WhenFull(Choice):
     allowed = ("discard", "wait")
 
 
+def chunk_bytes_of(wanted: int, log_bytes: int) -> int:
+    """The size at which a chunk is sealed: ``walChunkBytes``, but at most a sixteenth of ``walMaxBytes``.
+
+    The log deletes whole chunks, and begins when it has room for five more. With few large ones it would delete needed
+    messages while it is almost empty.
+    """
+    return min(wanted, max(log_bytes // 16, 1))
+
+
 class CountedBy(tuple[str, ...]):
     """What has a counter of its own. If it is empty, nothing is tracked."""
 

@@ -217,7 +217,7 @@ class IdlePartition:
             return
         log = LogWriter(
             self._storage,
-            chunk_bytes=options.wal_chunk_bytes,
+            chunk_bytes=options.chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=retention,
             readers=readers,

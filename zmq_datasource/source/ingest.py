@@ -81,7 +81,7 @@ class Ingest:
         self.counters = counters or SourceCounters()
         self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.wal_retention)
-        chunk_bytes = min(options.wal_chunk_bytes, options.wal_max_bytes)
+        chunk_bytes = options.chunk_bytes
         share = share_of(options, partition)
         self.filler: Filler
         self._state: CarriedState
