@@ -306,7 +306,7 @@ def _fit_not_null(kind: t.DataType, where: str, lenient: bool) -> _Fit:
         whole = _integer(least, most, where)
         return lambda value: Decimal(whole(value))
     if isinstance(kind, t.FloatType | t.DoubleType):
-        return lambda value: float(_instance(value, (int, float), where))
+        return _float(where)
     simple = {t.BooleanType: bool, t.StringType: str, t.BinaryType: bytes, t.TimestampType: datetime}
     python = simple.get(type(kind))
     if python is None:
@@ -327,6 +327,16 @@ def _integer(least: int, most: int, where: str) -> _Fit:
         if not least <= number <= most:
             raise _UnfitError(f"{where} is {number}, which is not from {least} to {most}")
         return number
+
+    return fit
+
+
+def _float(where: str) -> _Fit:
+    def fit(value: Any) -> float:
+        try:
+            return float(_instance(value, (int, float), where))
+        except OverflowError:  # a bignum of CBOR
+            raise _UnfitError(f"{where} is an integer that a floating-point number cannot hold") from None
 
     return fit
 

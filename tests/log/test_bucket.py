@@ -345,7 +345,7 @@ def test_chunks_that_a_query_on_another_machine_needs_are_kept(machines: Machine
     log.commit(3)
     assert machines.firsts() == [2]
     position.discard()
-    assert machines.names("readers") == ["placing.lock"]
+    assert machines.names("readers") == ["all.records.lock"]
 
 
 def test_a_query_that_runs_elsewhere_is_known_to_run(machines: Machines) -> None:

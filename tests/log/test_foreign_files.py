@@ -61,7 +61,7 @@ PLACES = (
     f"0/{chunk_name(ROWS // CHUNKS)}",
     f"0/{chunk_name(2 * ROWS // CHUNKS)}",
     "0/writer.lock",
-    "readers/placing.lock",
+    "readers/all.records.lock",
     "readers",
     "readers/billing.json",
     "readers/subscriber.billing.json",

@@ -80,6 +80,15 @@ def test_a_partition_drops_the_open_gaps_of_a_counter_that_moved_away() -> None:
     assert missing(opened(states, 0, "two")) == []
 
 
+def test_counters_of_another_numbering_do_not_move() -> None:
+    other = SequenceTracker(Numbering(("publisher",), start=1), 1000, 1000)
+    receive(other, *range(1, 1001))
+    mine = opened({}, 0, "two")
+    receive(mine, 5, 8)
+    mine.learn_newer_counters(other)
+    assert missing(mine) == [(6, 7)]
+
+
 def test_a_counter_that_no_other_partition_received_stays() -> None:
     first = opened({}, 0, "one")
     receive(first, 0, 5, key=b"a")

@@ -617,6 +617,14 @@ def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.Mo
             two.step()
 
 
+def test_a_query_may_have_any_name_that_the_option_allows(tmp_path: Path) -> None:
+    """``placing`` was also the name of the lock on all records."""
+    filled(tmp_path, 1).close()
+    for name in ("placing", "records", "lock"):
+        with querying(tmp_path, reader=name) as query:
+            query.until(1)
+
+
 def test_a_removed_lock_file_does_not_let_two_queries_have_one_name(tmp_path: Path) -> None:
     """Of two queries that start at that moment, one gets the name."""
     storage = LogStorage(str(tmp_path))

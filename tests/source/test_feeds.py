@@ -517,6 +517,31 @@ def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
             ingest.stop()
 
 
+def test_a_partition_that_was_away_is_read_on_and_not_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partition in range(2):
+        fill(tmp_path, partition, b"0", b"1")
+    with several(tmp_path, failOnDataLoss="false") as query:
+        query.until(4)
+        checkpoint = query.checkpoint
+    aside = (tmp_path / "1").rename(tmp_path / "aside")
+    with several(tmp_path, checkpoint, failOnDataLoss="false") as query:
+        query.step()
+        assert query.step() == 0
+        fill(tmp_path, 0, b"2")
+        query.until(1)
+        checkpoint = query.checkpoint
+        assert parts_of(query)[0].counters.data_losses == 1
+    assert caplog.text.count("the offset names the log partitions [0, 1], there are [0]") == 1
+    aside.rename(tmp_path / "1")
+    fill(tmp_path, 1, b"3")
+    with several(tmp_path, checkpoint) as query:
+        query.until(1)
+        query.step()
+        assert query.placed == [(1, 2, b"3")]
+
+
 def test_losses_in_a_new_partition_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, 0, b"0")
     with several(tmp_path) as query:

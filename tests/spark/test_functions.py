@@ -193,6 +193,9 @@ def test_what_is_no_cbor_is_null_or_fails(spark: SparkSession) -> None:
         one = spark.createDataFrame([(value,)], "value BINARY")
         with pytest.raises(PySparkException, match=r"RowError: from_cbor: .*mode='permissive'"):
             one.select(from_cbor("value", "INT", mode="failfast")).collect()
+    large = spark.createDataFrame([(cbor2.dumps(2**2000),)], "value BINARY")
+    for kind in ("DOUBLE", "FLOAT"):
+        assert large.select(from_cbor("value", kind).alias("read")).collect() == [Row(None)]
     with pytest.raises(OptionError, match="for which CBOR has no value"):
         from_cbor("value", "at DATE")
 

@@ -21,7 +21,7 @@ from tests.support import batch_of, bound, keep_handlers
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.log.bucket_store import bucket_at
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
@@ -186,6 +186,14 @@ def test_a_query_without_a_checkpoint_begins_where_its_reader_was_put(
     with querying(tmp_path, reader="desk", startingOffsets="earliest") as query:
         query.step()
         assert query.rows == numbered(5, first)
+
+
+def test_the_retention_of_a_query_stays_when_its_reader_is_put_elsewhere(tmp_path: Path) -> None:
+    filled(tmp_path, 5).close()
+    records, terms = ReaderRecords(LogStorage(str(tmp_path))), ReaderTerms(3600.0, True)
+    records.write("desk", ReaderRecord({0: 3}, 60.0, terms=terms))
+    assert run("readers", "seek", tmp_path, "desk", "--to", "latest").exit_code == 0
+    assert records.read("desk") == ReaderRecord({0: 5}, 60.0, begins_here=True, terms=terms)
 
 
 def test_a_durable_subscriber_is_shown_moved_and_dropped_like_a_query(tmp_path: Path) -> None:

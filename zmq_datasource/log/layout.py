@@ -36,7 +36,8 @@ LOCK_NAME = "writer.lock"
 # How long to wait for the lock of a process that is ending: it may drain its sockets, or finish a write.
 LOCK_WAIT_SECONDS = 15.0
 READERS_NAME = "readers"
-READERS_LOCK_NAME = f"{READERS_NAME}/placing.lock"
+# No reader has this name: it has a dot, and does not begin with ``subscriber.``.
+READERS_LOCK_NAME = f"{READERS_NAME}/all.records.lock"
 STAGING_NAME = "staging"
 # Dead letters, if deadLetterLocation is not set.
 DEAD_LETTERS_NAME = "dead-letters"

@@ -50,6 +50,10 @@ class Numbering(NamedTuple):
     window: int = 1000
     whole: bool = False
 
+    def is_like(self, other: Numbering) -> bool:
+        """Whether counters have the same meaning. The rules for restarts may differ."""
+        return (self.by, self.start, self.end) == (other.by, other.start, other.end)
+
 
 class _Preset(NamedTuple):
     """How the publishers of a framing count. The places of its fields are in ``messages.framing``.

@@ -63,8 +63,11 @@ class SequenceTracker:
         are exact, but one partition may have healed more than it has lost.
 
         Args:
-            other: The tracker of that partition, restored. It must stay as it is until all its counters have moved.
+            other: The tracker of that partition, restored. It must stay as it is until all its counters have moved. If
+                its counters have another meaning, nothing is noted.
         """
+        if not self.numbering.is_like(other.numbering):
+            return
         for key in other.expected:
             known = self._elsewhere.get(key, self)
             stays_there = other.counters[key].division == self.division

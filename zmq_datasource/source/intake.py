@@ -22,7 +22,7 @@ from zmq_datasource.messages.columns import binary_of, integers_of, number
 from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.messages.raw import RawMessages, raw_of
-from zmq_datasource.options import FramingOptions, Numbering
+from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import (
     Gap,
     Key,
@@ -275,8 +275,7 @@ class Intake(CarriedState):
         assert self.tracker is not None, "messages without numbers have no counters"
         self.tracker.division = division
         for other in filter(None, map(saved_tracker, others)):
-            if _alike(other.numbering, self.tracker.numbering):
-                self.tracker.learn_newer_counters(other)
+            self.tracker.learn_newer_counters(other)
 
     # log.CarriedState
 
@@ -288,15 +287,10 @@ class Intake(CarriedState):
         kept = saved_sequences(sections)
         if self.tracker is None or kept is None:
             return kept is None
-        if not _alike(kept.numbering, self.tracker.numbering):
+        if not self.tracker.numbering.is_like(kept.numbering):
             return state.restore_renamed(self.tracker, kept)
         state.restore(self.tracker, kept)
         return True
-
-
-def _alike(kept: Numbering, ours: Numbering) -> bool:
-    """Whether counters have the same meaning. The rules for restarts may differ."""
-    return (kept.by, kept.start, kept.end) == (ours.by, ours.start, ours.end)
 
 
 def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:

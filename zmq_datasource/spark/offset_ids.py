@@ -51,6 +51,7 @@ class OffsetIds:
         self._options = options
         self._initial: dict[int, int] | None = None
         self._parts: dict[int, _PartitionLog] = {}
+        self._away: list[int] = []  # the missing partitions that were reported last
         self.add_new_partitions()
 
     def add_new_partitions(self) -> None:
@@ -135,19 +136,20 @@ class OffsetIds:
         """The offset for ``ends``; ``start`` itself if there are no messages after it.
 
         Spark compares offsets as text: an offset with another text means new data. So a new partition is named only
-        when it has messages.
+        when it has messages. A partition that is away keeps its place, and is read on when it is back.
 
         Args:
             begins: The ids of ``start``, from ``ids_of``.
         """
         offset = Offset.from_json(start)
-        nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]}
-        began = {p: begins[p] for p in nexts}
         is_ours = offset.log == self._feeds.log_id
+        away = {p: next_id for p, next_id in offset.next.items() if is_ours and p not in ends}
+        nexts = {p: end for p, end in ends.items() if p in offset.next or end > begins[p]} | away
+        began = {p: begins[p] for p in nexts if p not in away} | away
         if is_ours and nexts == offset.next == began:
             return start
         # A partition without new messages keeps its writer, so that the text stays the same.
-        same = {p for p in nexts if is_ours and nexts[p] == offset.next.get(p) == begins[p]}
+        same = {p for p in nexts if is_ours and nexts[p] == offset.next.get(p) == began[p]}
         writers = self._writers({p: next_id for p, next_id in nexts.items() if p not in same})
         writers |= {p: writer for p, writer in offset.writers.items() if p in same}
         return Offset(
@@ -202,8 +204,10 @@ class OffsetIds:
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{what}. Restore what is missing. {_CONTINUE}")
-        self._feeds.parts[PARTITION].counters.data_losses += 1
-        _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
+        if missing != self._away:
+            self._away = missing
+            self._feeds.parts[PARTITION].counters.data_losses += 1
+            _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
 
 class _PartitionLog:

@@ -211,7 +211,8 @@ def seek_reader(storage: LogStorage, name: str, to: Place) -> dict[int, int]:
         notes = record.subscriber
         if notes is not None:  # the server then refuses a client that goes on without opening the name again
             notes = msgspec.structs.replace(notes, session=0, snapshot=0)
-        records.write(name, ReaderRecord(nexts, record.timeout, begins_here=True, subscriber=notes))
+        moved = msgspec.structs.replace(record, next=nexts, begins_here=True, subscriber=notes)
+        records.write(name, moved)
     return nexts
 
 
