@@ -343,6 +343,7 @@ class Readers:
             )
             self._records.remove(name)
             self._records.remove_hold(name)
+            self._seen.pop(name, None)
         finally:
             hold.release()
         return True
