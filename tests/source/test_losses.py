@@ -621,6 +621,32 @@ def test_a_loss_fails_the_query_once(tmp_path: Path) -> None:
             assert totals(ingest).lost == 4
 
 
+@pytest.mark.parametrize(
+    ("option", "error"), [("onLoss", MessageLossError), ("onMalformed", MalformedMessageError)]
+)
+def test_what_a_pull_has_taken_is_in_the_log_when_receiving_fails(
+    context: Context, option: str, error: type[ZmqDataSourceError], tmp_path: Path
+) -> None:
+    """Otherwise the next run would find a loss, too, and fail again."""
+    endpoint = free_endpoint()
+    push = context.socket(zmq.PUSH)
+    push.setsockopt(zmq.SNDHWM, 0)
+    push.connect(endpoint)
+    sent = [number for number in range(100_000) if number != 10 or option == "onMalformed"]
+    for number in sent:
+        push.send_multipart([number.to_bytes(8, "big"), b"v"])
+        if number == 10:
+            push.send(b"number")
+    options = {"bind": endpoint, "socketType": "PULL", "framing": "custom", "sequenceFrame": 0}
+    options |= {"sequenceBy": "endpoint", "rcvhwm": 1_000_000, option: "fail"}
+    with ingesting(tmp_path, error, **options) as ingest, pytest.raises(error):
+        wait_for(lambda: ingest.seal() < 0, "the failure")
+    assert sequences(tmp_path) == sent
+    with ingesting(tmp_path, **options) as ingest:
+        push.send_multipart([(100_000).to_bytes(8, "big"), b"v"])
+        wait_for_rows(ingest, len(sent) + 1)
+
+
 def test_malformed_messages_are_logged_at_a_bounded_rate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -295,6 +296,35 @@ def test_a_query_that_follows_fails_at_a_loss_with_onLoss_fail(context: Context,
             numbered(pub, 11)
             wait_for(lambda: job.step() and job.rows[-1][1] == b"11", "the next one")
         notebook.until(6)
+
+
+def test_a_loss_that_the_last_receiver_noticed_during_a_batch_fails_the_query_that_takes_over(
+    context: Context, tmp_path: Path
+) -> None:
+    pub, endpoint = bound(context, zmq.XPUB)
+    failing = sequenced(endpoint) | {"onLoss": "fail", "reader": "job"}
+    with query(tmp_path, **sequenced(endpoint)) as notebook:
+        notebook.step()
+        assert pub.recv() == b"\x01"
+        numbered(pub, 0)
+        notebook.until(1)
+        with query(tmp_path, **failing) as job:
+            job.step()
+            numbered(pub, 1)
+            job.until(1)
+            numbered(pub, 5)  # job is busy, and asks for no offset
+            notebook.until(3)
+            notebook.reader.stop()
+            wait_for(lambda: not is_there("zmq-standby"), "the end of standing by")
+            with pytest.raises(MessageLossError, match="sequences 2 to 4"):
+                job.step()
+        with query(tmp_path, job.checkpoint, **failing) as job:
+            job.until(1)
+            assert job.receives
+
+
+def is_there(thread: str) -> bool:
+    return thread in {each.name for each in threading.enumerate()}
 
 
 @pytest.mark.spark  # no Spark, but a process

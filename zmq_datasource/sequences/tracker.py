@@ -5,6 +5,7 @@ A *position* is a number that never wraps: each time that the counter wraps, the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -113,6 +114,7 @@ class SequenceTracker:
         """
         findings = SequenceFindings()
         received = set()
+        healed = self.totals.healed
         for run in runs:
             key, first, count = run.key, run.first, run.count
             self.move_here(key)
@@ -126,8 +128,23 @@ class SequenceTracker:
         self._move_to_end(received)
         for key in received:
             self._note_connection(key)
+        if findings.gaps and self.totals.healed != healed:
+            findings.gaps = self._still_open(findings.gaps)
         self._forget(findings)
         return findings
+
+    def _still_open(self, noticed: Iterable[Gap]) -> list[Gap]:
+        """The open gaps that are left of gaps which this call has noticed, and perhaps filled by late messages."""
+        ranges: dict[tuple[Key, int], list[Gap]] = {}
+        for gap in noticed:
+            ranges.setdefault((gap.key, gap.epoch), []).append(gap)
+        found = []
+        for gap in self.gaps:
+            if gap.healed is None and (wholes := ranges.get((gap.key, gap.epoch))):
+                at = bisect_right(wholes, gap.first, key=lambda whole: whole.first) - 1
+                if at >= 0 and gap.last <= wholes[at].last:
+                    found.append(gap)
+        return found
 
     def _track_one(self, key: Key, number: int, row: int, when: int, findings: SequenceFindings) -> None:
         if key not in self.expected:
@@ -364,7 +381,7 @@ class SequenceTracker:
     ) -> None:
         gap = self.gaps.add(key, counter.epoch, first, last, when)
         self.totals.lost += gap.size
-        findings.gaps.append(gap)
+        findings.gaps.append(replace(gap))  # a copy, because a late message changes the table's
 
     def _heal(self, gap: Gap, position: int, when: int) -> None:
         self.gaps.fill(gap, position, when)

@@ -301,7 +301,12 @@ class Feed:
             )
 
     def _take_over(self) -> bool:
-        """Receive in place of a process that has ended. Returns False if ``stop`` was called meanwhile."""
+        """Receive in place of a process that has ended.
+
+        Returns:
+            Whether to stand by no longer: this process receives, or the query must end. False if ``stop`` was called
+            meanwhile.
+        """
         ingest, before = self._new_ingest(), self._source
         ingest.readers.own = self.reader
         failpoints.reach("source.takeover.before_open")
@@ -309,12 +314,15 @@ class Feed:
         failpoints.reach("source.takeover.after_open")
         try:
             self._check_log(ingest.log.log_id)
-        except DataLossError:
+            if isinstance(before, FollowingSource):
+                # Losses that the last writer has noticed while this query was busy with a batch.
+                self._failure = before.act_on_losses(ingest.log.saved)
+        except BaseException:
             ingest.stop()
             raise
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self._failure is not None:
             ingest.stop()
-            return False
+            return self._failure is not None
         ingest.start()
         with self._changing:
             if not self._stopped:

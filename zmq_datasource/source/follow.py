@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from zmq_datasource.counters import SourceCounters
@@ -43,6 +44,7 @@ class FollowingSource:
         self._storage = storage
         self.log = LogFollower(storage, options.wal_retry_timeout)
         self._faults = LimitedLog(__name__, "states that could not be read")
+        self._reading = threading.Lock()
         # From the newest saved state that was read: the end of the log then, the writer's counters and its totals.
         self._saved: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
         self._stops, self._next_stops = StopRecord(), 0.0  # the record of stops, and when to read it again
@@ -106,16 +108,32 @@ class FollowingSource:
 
     def _read_saved(self, end: int) -> None:
         """Read the writer's saved state if ``end`` has changed since the last reading, and act on its losses."""
-        if self._saved[0] == end:
-            return
-        newest = self.log.newest
-        try:
-            saved = read_saved_state(self._storage, None if newest is None else newest.first)
-            if self._losses is not None:
-                self._losses.act_on(saved)
-            self._saved = end, *read_counters(saved)
-        except LogError as e:
-            self._faults.warn("%s", e)
+        with self._reading:  # the threads of the query and of its monitor read
+            if self._saved[0] == end:
+                return
+            newest = self.log.newest
+            try:
+                saved = read_saved_state(self._storage, None if newest is None else newest.first)
+                if self._losses is not None:
+                    self._losses.act_on(saved)
+                self._saved = end, *read_counters(saved)
+            except LogError as e:
+                self._faults.warn("%s", e)
+
+    def act_on_losses(self, saved: bytes) -> SocketError | None:
+        """Act on the losses in the last state of a writer that has ended, before this process receives.
+
+        Returns:
+            Why the query must end; None if it need not.
+
+        Raises:
+            LogError: The writer's note on whether it uses a replay cannot be read.
+        """
+        if self._losses is None:
+            return None
+        with self._reading:
+            self._losses.act_on(saved)
+        return self._losses.failure
 
     def stop(self) -> None:
         """Log how many warnings the rate limit has left out."""

@@ -300,6 +300,7 @@ class LogReceiver:
         self._appending = False
         self._refused = 0
         self._left = False
+        self._has_failed = False
 
     def __enter__(self) -> Self:
         """Open the sockets: see ``Receiver``."""
@@ -341,7 +342,8 @@ class LogReceiver:
             self._refused += received
             raise
         self._appending = False
-        if self.receiver.failure is not None:
+        if self.receiver.failure is not None and not self._has_failed:
+            self._has_failed = True  # raised once, so that what the sockets still have can be appended
             raise self.receiver.failure
 
     def extend_timeouts(self) -> None:

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import RESTORE, LogError, LogFormatError
+from zmq_datasource.errors import RESTORE, LogError, LogFormatError, SocketError
 from zmq_datasource.log import STOPS_NAME, Filler, LogStorage, LogWriter
 
 __all__ = ["ReceivingThread", "StopLoss", "StopLosses", "StopRecord", "loss_at_stop", "read_record"]
@@ -139,7 +139,11 @@ class ReceivingThread:
         try:
             with self._filler:
                 self._opened.set_result(None)
-                self._receive_until_stopped()
+                try:
+                    self._receive_until_stopped()
+                except SocketError:  # the log still takes what the sockets have
+                    self._drain()
+                    raise
                 self._drain()
         except Exception as e:
             self._fail(e)
@@ -278,7 +282,7 @@ def loss_at_stop(
     lost, left = log.unsealed + facts.pending + facts.refused, still_sent or facts.left
     if not (lost or left):
         return None
-    why = log.failure or log.fault or receiving.failure
+    why = log.failure or log.fault or (None if still_sent else receiving.failure)
     if why is None:
         after = f"{filler.drain_seconds:.0f} s after the stop" if still_sent else "at the end of the stop"
         why = f"messages still came {after}; stop a PUSH before its reader"
