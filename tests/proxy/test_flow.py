@@ -504,7 +504,7 @@ class FakeConnections(Connections):
 
     def __init__(self, **received: int) -> None:
         super().__init__()
-        self._current = [Connection(at, peer, 0, 0, size) for at, (peer, size) in enumerate(received.items())]
+        self._current = [Connection(hash(peer), peer, 0, 0, size) for peer, size in received.items()]
         self.ended: list[str] = []
 
     def current(self) -> list[Connection]:
@@ -548,6 +548,34 @@ def test_a_flood_of_subscriptions_delays_no_subscriber_and_is_disconnected(
         wait_for(lambda: proxy.flow_status()["disconnected"] >= 1, "the flood is ended")
         # Its subscriptions end with it.
         wait_for(lambda: len(proxy.flow_status()["subscriptions"]) < 10, "the end of its subscriptions")
+
+
+def test_a_flood_of_topics_is_ended_while_the_proxy_is_inside_libzmq(
+    context: zmq.Context[Socket],
+) -> None:
+    """Long topics keep it there. Here the thread that publishes does nothing at all."""
+    sides = endpoints("pull", "publish")
+    options = parse(ProxyOptions, {**sides, "walLocation": "/unused"})
+    bounds = backend.RequestBounds(bytes=10_000)
+    with closing(backend.Backend(options, bounds)) as published:
+        flood = context.socket(zmq.XSUB)
+        flood.setsockopt(zmq.SNDHWM, 0)
+        flood.connect(sides["publish"])
+        for at in range(100):
+            flood.send(b"\x01%0999d" % at)
+        wait_for(lambda: published.status()["disconnected"] >= 1, "the flood is ended")
+
+
+def test_topics_of_ended_subscribers_count_until_libzmq_has_freed_them() -> None:
+    bounds = backend.RequestBounds(bytes=1000, total_bytes=2000, allowed_bytes=0, allowed_bytes_per_second=0)
+    for freed, expected in ((False, ["b", "c"]), (True, [])):
+        subscribers = backend.Subscribers(bounds, None, PublishedFigures())
+        first = FakeConnections(a=1500, honest=0)
+        subscribers.check(first, 0.0)
+        assert first.ended == ["a"]
+        then = FakeConnections(honest=0, b=800, c=700)
+        subscribers.check(then, 1.0, freed)
+        assert then.ended == expected
 
 
 def test_topics_beyond_the_bound_are_not_passed_on_to_publishers(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -36,14 +37,16 @@ _log = logging.getLogger(__name__)
 # libzmq notices only now and then that a queue has room, or when the socket's events are read. ``Outbox.give`` reads
 # them after this many messages. Otherwise libzmq drops messages for subscribers that have kept up.
 _REFRESH_EVERY = 64
-_MOST_TOPIC_BYTES = 64 << 10
+# A longer topic ends the connection. libzmq keeps a topic in a tree with a node of about 50 bytes for each byte.
+_MOST_TOPIC_BYTES = 4 << 10
 # Requests of subscribers that are read in one round, so that the flow goes on in between.
 _MOST_REQUESTS = 256
-# When the proxy publishes, libzmq moves requests from a connection's queue into its own memory until the queue is
-# empty. A short queue is soon empty, because libzmq does not read the connection while the queue is full.
-_REQUEST_HWM = 32
-# How often connections are checked, and how often while more requests come than one round reads.
-_CHECK_SECONDS, _BUSY_CHECK_SECONDS = 0.25, 0.05
+# In any call of the socket, libzmq moves requests from a connection's queue into its own memory until the queue is
+# empty. With long topics that lasts as long as the subscriber sends. Of a connection that is cut, it still reads this
+# queue and the kernel's buffer.
+_REQUEST_HWM, _REQUEST_RCVBUF = 4, 64 << 10
+# How often connections are checked, at least so many times as long as a check takes.
+_CHECK_SECONDS, _CHECK_PAUSES = 0.05, 20
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
 _PENDING_CHECK_SECONDS = 0.001
 # Publishing waits up to ``_ROOM_SECONDS`` for room before it drops messages, once for each ``sndhwm`` messages.
@@ -135,6 +138,9 @@ class _Stalled(NamedTuple):
 class Subscribers:
     """Disconnects plain subscribers that read nothing, or that ask for too many topics.
 
+    A thread of its own checks them: the thread that publishes may be inside libzmq for as long as a subscriber sends
+    topics.
+
     Args:
         bounds: How much subscribers may ask for.
         stall_timeout: Seconds after which a subscriber that reads nothing is disconnected; None for never.
@@ -148,17 +154,23 @@ class Subscribers:
         self._counters = counters
         self._stall_timeout = stall_timeout
         self._stalled: dict[int, _Stalled] = {}
+        self._held: dict[
+            int, int
+        ] = {}  # of disconnected subscribers: bytes that libzmq has not freed, by inode
         self._since: dict[int, float] = {}  # when each connection was seen first
         self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
 
-    def check(self, connections: Connections, now: float) -> None:
+    def check(self, connections: Connections, now: float, freed: bool = True) -> None:
         """Disconnect subscribers that have stalled or ask for too much. Called several times a second.
 
         Args:
             now: Seconds, monotonic.
+            freed: Whether libzmq has freed the topics of those that were disconnected before.
         """
         self._lines.flush()
         current = {connection.inode: connection for connection in connections.current()}
+        if freed:
+            self._held.clear()
         for connection in [*self._stalled_too_long(current, now), *self._asking_too_much(current, now)]:
             connections.hang_up(connection)
             self._counters.disconnected += 1
@@ -190,12 +202,14 @@ class Subscribers:
             - bounds.allowed_bytes
             - round(bounds.allowed_bytes_per_second * (now - self._since[inode]))
             for inode, connection in current.items()
+            if inode not in self._held
         }
-        total = sum(size for size in excess.values() if size > 0)
+        total = sum(self._held.values()) + sum(size for size in excess.values() if size > 0)
         for inode, size in sorted(excess.items(), key=lambda item: item[1], reverse=True):
-            if size <= bounds.bytes and total <= bounds.total_bytes:
+            if size <= 0 or (size <= bounds.bytes and total <= bounds.total_bytes):
                 return
             total -= size
+            self._held[inode] = size
             self._lines.warn(
                 "subscriber %s has sent %d bytes of subscriptions and heartbeats; it is disconnected (at most %d bytes "
                 "for each subscriber, %d bytes for all): subscribe to fewer topics, or to their common prefix, change "
@@ -237,6 +251,9 @@ class Backend:
         bounds: How much subscribers may ask for.
         room_seconds: How long publishing waits for room before it drops messages.
 
+    Attributes:
+        rounds: The rounds of the thread that publishes. It is outside of libzmq when it counts one.
+
     Raises:
         OptionError, EndpointError: The socket cannot be opened as asked.
     """
@@ -255,7 +272,12 @@ class Backend:
         self._counters = PublishedFigures()
         self._subscribers = Subscribers(bounds, options.slow_timeout if disconnects else None, self._counters)
         self._topics = _Topics(bounds, self._counters)
-        self._next_check = 0.0
+        self.rounds = 0
+        self._checking = threading.Lock()  # for ``_subscribers``, and for the watch of the socket
+        self._check_failure: Exception | None = None
+        self._closing = threading.Event()
+        self._checker = threading.Thread(target=self._check_subscribers, name="zmq-subscribers", daemon=True)
+        self._checker.start()
         self._pending: deque[_Pending] = deque()
         self._position = 0  # the next row of the first pending batch
         self._blocked_since: float | None = None
@@ -265,6 +287,7 @@ class Backend:
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
         sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
+        sock.setsockopt(zmq.RCVBUF, _REQUEST_RCVBUF)
         sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see _Topics.change
         sock.setsockopt(zmq.XPUB_NODROP, 1)
 
@@ -280,7 +303,6 @@ class Backend:
                 request = self.socket.recv(zmq.NOBLOCK)
                 if self._topics.change(request):
                     changes.append(request)
-            self._next_check = min(self._next_check, time.monotonic() + _BUSY_CHECK_SECONDS)
         return changes
 
     # Publishing.
@@ -347,13 +369,32 @@ class Backend:
 
     # Connections and status.
 
-    def check_connections(self) -> None:
-        """Disconnect subscribers that read nothing or ask for too much. Called in each round; checks now and then."""
-        now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + _CHECK_SECONDS
-            self._topics.refusals.flush()
-            self._subscribers.check(self._opened.watch.open_connections(), now)
+    def _check_subscribers(self) -> None:
+        """Disconnect subscribers that read nothing or ask for too much, several times a second; until ``close``."""
+        pause, rounds = _CHECK_SECONDS, 0
+        try:
+            while not self._closing.wait(pause):
+                began = time.monotonic()
+                # In the first of two rounds libzmq notices that connections have ended.
+                freed = self.rounds >= rounds + 2
+                if freed:
+                    rounds = self.rounds
+                with self._checking:
+                    # Only this thread reads the socket's monitor.
+                    self._subscribers.check(self._opened.watch.open_connections(), began, freed)
+                pause = max(_CHECK_SECONDS, _CHECK_PAUSES * (time.monotonic() - began))
+        except Exception as e:
+            self._check_failure = e
+
+    def keep_house(self) -> None:
+        """Log refused topics. Called several times a second.
+
+        Raises:
+            Exception: The error with which the check of subscribers has ended.
+        """
+        self._topics.refusals.flush()
+        if self._check_failure is not None:
+            raise self._check_failure
 
     @property
     def _waited_seconds(self) -> float:
@@ -365,18 +406,22 @@ class Backend:
     def status(self) -> dict[str, Any]:
         """The plain subscribers' part of the proxy's status."""
         topics = heapq.nsmallest(_MOST_TOPICS_SHOWN, self._topics.passed_on)
+        with self._checking:
+            stalled, peers = self._subscribers.stalled(), self._opened.watch.peers
         numbers = replace(
             self._counters,
-            subscribers=self._opened.watch.peers,
+            subscribers=peers,
             waited_seconds=round(self._waited_seconds, 1),
         )
         return {
             **figures(numbers),
             "subscriptions": [printable(topic, _MOST_CHARACTERS) for topic in topics],
-            "stalled": self._subscribers.stalled(),
+            "stalled": stalled,
         }
 
     def close(self) -> None:
         """Close the socket; wait for queued messages up to ``linger``."""
+        self._closing.set()
+        self._checker.join()
         if not self._opened.close(self._options.linger):
             _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")

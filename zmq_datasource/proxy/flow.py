@@ -145,6 +145,8 @@ class LiveFlow:
         if not self.journal.log.writing or front.has_whole_group:
             self._append()
         self._publish()
+        if backend is not None:
+            backend.rounds += 1
         self._keep_house(has_room)
 
     @property
@@ -200,7 +202,7 @@ class LiveFlow:
         self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         self._front.keep_alive(is_receiving)
         if self._backend is not None:
-            self._backend.check_connections()
+            self._backend.keep_house()
         log = self.journal.log
         if now - self._sealed_at >= self._options.wal_flush_interval and not log.fault:
             self._sealed_at = now

@@ -10,6 +10,7 @@ known which one is meant. Then ``Handshakes`` assumes the newest, because a sile
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import itertools
 import os
@@ -283,9 +284,11 @@ class Connections:
         return sum(bytes_passed(handle.sock, handle.ipc, 0)[1] for handle in self._each())
 
     def hang_up(self, connection: Connection) -> None:
-        """End one connection, for which libzmq has no call. The peer may connect again."""
+        """End one connection, for which libzmq has no call, and discard what it sends. The peer may connect again."""
         for handle in self._each():
             if os.fstat(handle.sock.fileno()).st_ino == connection.inode:
+                if not handle.ipc and sys.platform == "linux":
+                    _reset(handle.sock)
                 with suppress(OSError):  # it has ended already
                     handle.sock.shutdown(stdlib_socket.SHUT_RDWR)
 
@@ -296,6 +299,14 @@ class Connections:
             if handle is not None:
                 with handle.sock:
                     yield handle
+
+
+def _reset(sock: stdlib_socket.socket) -> None:
+    """Reset a tcp connection. After a mere shutdown, Linux goes on receiving what the peer sends.
+
+    A connect to the family AF_UNSPEC does that (connect(2)), which Python's ``connect`` cannot name.
+    """
+    ctypes.CDLL(None).connect(sock.fileno(), bytes(16), 16)
 
 
 def origin_of(frame: zmq.Frame) -> int:

@@ -246,6 +246,7 @@ class PeerWatch:
         security: str,
     ) -> None:
         self._sock = sock
+        self._kind = socket_type(sock)
         self._connect = [str(endpoint) for endpoint in connect]
         self._names = _EndpointNames(connect, bound)
         self._security = security
@@ -347,8 +348,8 @@ class PeerWatch:
 
     def _log(self, what: str, endpoint: str) -> None:
         # Only DEBUG for other sockets, because the connections of a sink come and go with its tasks.
-        level = logging.INFO if int(self._sock.type) in (zmq.SUB, zmq.PULL) else logging.DEBUG
-        _log.log(level, "%s: %s %s", what, socket_type(self._sock), endpoint)
+        level = logging.INFO if self._kind in ("SUB", "PULL") else logging.DEBUG
+        _log.log(level, "%s: %s %s", what, self._kind, endpoint)
 
     def report_absent(self, leaving: bool = False) -> None:
         """Warn once of each endpoint that does not answer; libzmq tries it for ever in silence.
