@@ -593,6 +593,23 @@ def test_an_acknowledgement_that_gets_no_answer_loses_nothing(
         me.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("seconds", [0.2, 5.0])
+def test_a_proxy_that_stays_silent_is_an_error_however_short_each_call_waits(
+    context: zmq.Context[Socket], seconds: float, tmp_path: Path
+) -> None:
+    sides = endpoints(*SIDES)
+    me = DurableSubscriber(sides["durable"], "me", timeout=1.0)
+    with ProxyThreads(tmp_path, sides) as proxy:
+        feed(context, proxy, [b"0"])
+        me.__enter__()
+        assert take(me, 1) == [b"0"]
+    time.sleep(1.5)  # busy for longer than the timeout, of which the proxy is not to blame
+    assert me.receive(0.2) is None
+    with pytest.raises(NoPeerError, match="the proxy has been silent for"):
+        wait_for(lambda: me.receive(seconds), "a message", 20)
+    me.__exit__(NoPeerError, None, None)
+
+
 def test_a_displaced_client_does_not_disturb_its_successor(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:

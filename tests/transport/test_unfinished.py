@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,8 @@ from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import unfinished
-from zmq_datasource.transport.core import Inbox
+from zmq_datasource.transport.core import Inbox, Taken
+from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
@@ -229,3 +231,19 @@ def test_a_peer_that_has_sent_much_is_not_suspected(
             receiver.keep_alive()
             suspected.append(channel.unfinished.has_suspects)
         assert not any(suspected)
+
+
+def test_a_full_inbox_takes_nothing_of_a_socket_with_a_suspect() -> None:
+    """A proxy has one inbox for all its sockets, and another one may have filled it."""
+
+    class Full(Inbox):
+        def take(self, *_: Any, **__: Any) -> Taken:
+            return Taken(0, 0, False)
+
+    opened = OpenSocket(SocketSpec.of_source(stream_options(socketType="PULL", bind=free_endpoint())))
+    try:
+        watched = unfinished.Unfinished(opened)
+        watched.has_suspects = True
+        assert watched.take(Full(), 100, LIMIT, False) == Taken(0, 0, False)
+    finally:
+        opened.close(0)

@@ -84,7 +84,11 @@ class Backlog(Generic[_T]):
         return bool(self._of)
 
     def make_room(self, peer: bytes, size: int) -> bool:
-        """Make room for a message, perhaps by dropping others. Return False if there is none; else call ``add``."""
+        """Make room for a message, perhaps by dropping others of senders that have more here.
+
+        Returns:
+            Whether there is room, so that ``add`` must be called. If not, others were perhaps dropped, too.
+        """
         held = self._bytes_of.get(peer, 0)
         if (held and held + size > self._most_each) or size > self._most_bytes:
             self.dropped += 1
@@ -252,14 +256,17 @@ class Acceptor:
                 break
             sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
             peer, size = sender.bytes, sum(len(part) + _FRAME_OVERHEAD for part in parts)
+            before = self._backlog.dropped
             if size <= _MOST_MESSAGE_BYTES and self._backlog.make_room(peer, size):
                 frames = [part.bytes for part in parts]
                 self._backlog.add(peer, size, (frames, self._rights.of((parts or [sender])[-1])))
-            else:
+            elif size > _MOST_MESSAGE_BYTES:
+                self._backlog.dropped += 1
+            if dropped := self._backlog.dropped - before:
                 self._drops.warn(
-                    "dropped a message of %d bytes: its sender has more on the way than the protocol allows, or very "
-                    "many senders share the memory; the sender has to send it again",
-                    size,
+                    "dropped %d messages: their senders have more on the way than the protocol allows, or very many "
+                    "senders share the memory; the senders have to send them again",
+                    dropped,
                 )
 
     def _watch_connections(self) -> None:

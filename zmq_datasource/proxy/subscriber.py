@@ -121,6 +121,7 @@ class DurableSubscriber:
         self._link = Link(self._spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the DurableSubscriber {self._name}")
         self._next_turn = 0.0
+        self._listened_at = time.monotonic()  # when the last wait for messages ended
         self._given: int | None = None  # the id of the caller's last message, if it is not acknowledged
 
     def __repr__(self) -> str:
@@ -251,20 +252,21 @@ class DurableSubscriber:
         self._process.check()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
+        # The proxy is not to blame for the time that the caller was busy.
+        session.excuse_silence(now - self._listened_at)
+        self._listened_at = now
         # Also while messages are in memory: the session sends the position, and asks for more.
         if now >= self._next_turn:
             self._next_turn = now + _TURN_SECONDS
-            # The proxy is not to blame for the time that the caller was busy.
-            session.restart_silence(now)
             self._run(0.0)
         taken = take()
         if taken is None:
-            session.restart_silence(now)
             deadline = math.inf if timeout is None else now + timeout
             while taken is None:
                 self._run(min(TICK_SECONDS, max(0.0, deadline - time.monotonic())))
                 taken = take()
-                if taken is None and time.monotonic() >= deadline:
+                self._listened_at = time.monotonic()
+                if taken is None and self._listened_at >= deadline:
                     return None
         return taken
 

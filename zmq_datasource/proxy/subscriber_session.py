@@ -221,8 +221,12 @@ class SubscriberSession(RequestSession):
     # The caller.
 
     def restart_silence(self, now: float) -> None:
-        """Count the proxy's silence from now on. Called when the caller begins to wait."""
+        """Count the proxy's silence from now on. Called when the caller begins to wait for an answer."""
         self._last_word = now
+
+    def excuse_silence(self, seconds: float) -> None:
+        """Take so many seconds out of the proxy's silence, because the caller was busy and did not listen."""
+        self._last_word += seconds
 
     @property
     def has_unconfirmed(self) -> bool:

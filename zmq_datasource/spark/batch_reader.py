@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -14,7 +14,7 @@ from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, read_saved_state, split_range
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.options.offsets import Place
+from zmq_datasource.options.offsets import Offset, Place
 from zmq_datasource.options.types import Timestamp
 from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
 from zmq_datasource.source.location import log_storage
@@ -123,11 +123,12 @@ class ZmqLogReader(DataSourceReader):
                 continue
             if missing := sorted(set(offset.next) - set(partitions or (PARTITION,))):
                 raise not_there(option, missing, partitions)
+        indexes = {partition: read_index(storage.of(partition)) for partition in partitions}
+        starts = self._resolve(options.start or Place("earliest", None), log_id, indexes)
+        ends = self._resolve(options.end or Place("latest", None), log_id, indexes, is_end=True)
         shares: list[InputPartition] = []
-        for partition in partitions:
-            index = read_index(storage.of(partition))
-            start = self._resolve(options.start or Place("earliest", None), log_id, partition, index)
-            end = self._resolve(options.end or Place("latest", None), log_id, partition, index, is_end=True)
+        for partition, index in indexes.items():
+            start, end = starts[partition], ends[partition]
             for pieces in split_range(
                 index.covering(start, end),
                 start,
@@ -150,51 +151,61 @@ class ZmqLogReader(DataSourceReader):
         ]
 
     def _resolve(
-        self, position: Place, log_id: str, partition: int, index: ChunkIndex, is_end: bool = False
-    ) -> int:
+        self, position: Place, log_id: str, indexes: Mapping[int, ChunkIndex], is_end: bool = False
+    ) -> dict[int, int]:
+        """The id of a place in each partition."""
         if position.time is not None:
-            storage = self._storage.of(partition)
-            first = first_since(storage, index.covering(index.earliest, index.end), position.time)
-            if first is not None:
-                return first
-            if is_end or self._some_have_since(position.time):
-                return index.end
-            strategy = self._options.starting_offsets_by_timestamp_strategy
-            return nothing_since(storage, position.time, strategy, index.end)
+            return self._first_since(position.time, indexes, is_end)
         if position.offset is None:
-            return index.earliest if position.word == "earliest" else index.end
+            earliest = position.word == "earliest"
+            return {p: index.earliest if earliest else index.end for p, index in indexes.items()}
         offset = position.offset
+        return {p: self._id_of(offset, log_id, p, index, is_end) for p, index in indexes.items()}
+
+    def _first_since(
+        self, time: Timestamp, indexes: Mapping[int, ChunkIndex], is_end: bool
+    ) -> dict[int, int]:
+        found = {
+            partition: first_since(
+                self._storage.of(partition), index.covering(index.earliest, index.end), time
+            )
+            for partition, index in indexes.items()
+        }
+        if found and not is_end and all(first is None for first in found.values()):
+            strategy = self._options.starting_offsets_by_timestamp_strategy
+            return {
+                partition: nothing_since(self._storage.of(partition), time, strategy, index.end)
+                for partition, index in indexes.items()
+            }
+        return {p: indexes[p].end if first is None else first for p, first in found.items()}
+
+    def _id_of(self, offset: Offset, log_id: str, partition: int, index: ChunkIndex, is_end: bool) -> int:
         wanted = offset.next.get(partition, index.earliest)
         root = self._storage.root
-        problem = None
+        writer, ours = offset.writers.get(partition), index.incarnations.of(wanted - 1)
         if offset.log is not None and offset.log != log_id:
             problem = f"the offset is of log {offset.log}, and {root} holds log {log_id}"
+            instead = index.end if is_end else index.earliest
         elif not index.earliest <= wanted <= index.end:
             held = "is empty" if index.earliest == index.end else f"ends before id {index.end}"
             begins = f"begins at id {index.earliest} and {held}"
             option = "endingOffsets" if is_end else "startingOffsets"
             problem = f"{option} is {wanted}, and log {root}, partition {partition}, {begins}"
-        writer, ours = offset.writers.get(partition), index.incarnations.of(wanted - 1)
-        if problem is None and None not in (writer, ours) and writer != ours:
+            instead = min(max(wanted, index.earliest), index.end)
+        elif None not in (writer, ours) and writer != ours:
             problem = (
                 f"id {wanted - 1} of log {root}, partition {partition}, was written by {ours}, and the offset names "
                 f"{writer}: an older copy of the log was restored and received into"
             )
-        if problem is None:
+            begun = max(index.incarnations.first_of(wanted - 1), index.earliest)
+            instead = wanted if is_end else begun
+        else:
             return wanted
         if self._options.fail_on_data_loss:
             raise DataLossError(f"reading: {problem}; to read what the log has, set failOnDataLoss=false")
         set_up_worker()
         _log.warning("data loss: %s; reading what the log has because failOnDataLoss=false", problem)
-        return min(max(wanted, index.earliest), index.end)
-
-    def _some_have_since(self, time: Timestamp) -> bool:
-        for partition in self._storage.partitions():
-            storage = self._storage.of(partition)
-            index = read_index(storage)
-            if first_since(storage, index.covering(index.earliest, index.end), time) is not None:
-                return True
-        return False
+        return instead
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogInputPartition), partition

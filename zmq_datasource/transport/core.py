@@ -269,13 +269,16 @@ class Outbox:
         Raises:
             zmq.ZMQError: Sending fails. The socket may have a part of a message, so it must be closed.
         """
-        error = errno.EINTR
+        error, before = errno.EINTR, self._rows.waited
         if wait and not sock.closed:
             sock.setsockopt(zmq.SNDTIMEO, math.ceil(wait * 1000))
         while error == errno.EINTR:
             if sock.closed:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
-            start, error = self._rows.give(sock, start, end, round(wait * 1e6), refresh_every)
+            left = max(
+                0, round(wait * 1e6) - (self._rows.waited - before)
+            )  # a signal does not begin the wait again
+            start, error = self._rows.give(sock, start, end, left, refresh_every)
         if error not in (0, errno.EAGAIN):
             raise _error(error)
         return int(start)

@@ -88,14 +88,17 @@ class Outbox:
             if refresh_every > 0 and (row - start) % refresh_every == 0:
                 sock.getsockopt(zmq.EVENTS)
             try:
-                if not self._send(sock, self._messages[row], may_wait=self.waited < last):
+                if not self._send(sock, self._messages[row], max(0, last - self.waited)):
                     return row, errno.EINTR
             except zmq.ZMQError as e:
                 return row, int(e.errno or errno.EIO)
         return end, 0
 
-    def _send(self, sock: zmq.Socket[bytes], message: list[bytes], may_wait: bool) -> bool:
+    def _send(self, sock: zmq.Socket[bytes], message: list[bytes], wait: int) -> bool:
         """Send a message; False if its connection was lost meanwhile, so that it must be sent again.
+
+        Args:
+            wait: How many microseconds to wait for room.
 
         Raises:
             zmq.Again: There is no room. Nothing was sent.
@@ -105,11 +108,13 @@ class Outbox:
         try:
             sock.send(first, flags | zmq.NOBLOCK)
         except zmq.Again:
-            if may_wait:
-                self._wait_and_send(sock, first, flags)
-            else:
-                sock.getsockopt(zmq.EVENTS)  # libzmq may not have looked whether there is room
-                sock.send(first, flags | zmq.NOBLOCK)
+            began = time.monotonic()
+            try:
+                # Also without a wait: libzmq may not have looked whether there is room. A signal does not prolong it.
+                sock.poll(-(-wait // 1000), zmq.POLLOUT)
+            finally:
+                self.waited += round((time.monotonic() - began) * 1e6) if wait else 0
+            sock.send(first, flags | zmq.NOBLOCK)
         is_sent = True
         for left, frame in zip(reversed(range(len(rest))), rest, strict=True):
             try:
@@ -120,13 +125,6 @@ class Outbox:
                 # of it.
                 is_sent = False
         return is_sent
-
-    def _wait_and_send(self, sock: zmq.Socket[bytes], frame: bytes, flags: int) -> None:
-        began = time.monotonic()
-        try:
-            sock.send(frame, flags)
-        finally:
-            self.waited += round((time.monotonic() - began) * 1e6)
 
     def digest(self, _: int | None = None) -> int:
         return sum(map(_digest, self._messages)) % 2**64

@@ -107,8 +107,8 @@ class Unfinished:
         while messages < most and inbox.size - begin < room:
             one = inbox.take(self._socket, 1, room, wait and not messages)
             messages += one.messages
-            if one.empty:
-                return Taken(messages, 0, True)
+            if not one.messages and not one.excess:  # the socket is empty, or the inbox is full
+                return Taken(messages, 0, one.empty)
             self.note_message(inbox.origin)
             if one.excess:
                 return Taken(messages, one.excess, False)
