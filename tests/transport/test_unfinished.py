@@ -237,7 +237,11 @@ def test_a_full_inbox_takes_nothing_of_a_socket_with_a_suspect() -> None:
     """A proxy has one inbox for all its sockets, and another one may have filled it."""
 
     class Full(Inbox):
+        asked = 0
+
         def take(self, *_: Any, **__: Any) -> Taken:
+            self.asked += 1
+            assert self.asked < 10, "it is asked for ever"
             return Taken(0, 0, False)
 
     opened = OpenSocket(SocketSpec.of_source(stream_options(socketType="PULL", bind=free_endpoint())))

@@ -275,9 +275,8 @@ class Outbox:
         while error == errno.EINTR:
             if sock.closed:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
-            left = max(
-                0, round(wait * 1e6) - (self._rows.waited - before)
-            )  # a signal does not begin the wait again
+            # A signal does not begin the wait again.
+            left = max(0, round(wait * 1e6) - (self._rows.waited - before))
             start, error = self._rows.give(sock, start, end, left, refresh_every)
         if error not in (0, errno.EAGAIN):
             raise _error(error)
