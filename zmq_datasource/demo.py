@@ -153,7 +153,10 @@ class _Run:
         self.counts: dict[str, int] = {}
 
     def stream(self, seconds: float, feed: Mapping[str, str] | None) -> dict[str, Account]:
-        """Stream for ``seconds``, wait up to a minute for the queries to read the rest, and return their accounts."""
+        """Stream for ``seconds``, and return the accounts of the queries.
+
+        With the demo's own publisher, first wait up to a minute for the queries to read the rest.
+        """
         with self._live, ExitStack() as ending:  # what is entered last ends first
             self._begin("Starting Spark ...")
             slowly = partial(_consume, pause=1 / _SLOW_PER_SECOND)
@@ -331,7 +334,7 @@ def _consume(peer: _Peer, pause: float = 0.0) -> None:
 def _spark_session(work: Path) -> Iterator[SparkSession]:
     """Start Spark with the files in ``conf``; at the end stop it and wait until its JVM is gone.
 
-    What the JVM and Spark's Python processes write to stderr goes to ``work/spark.log``.
+    What the JVM and Spark's Python processes write to stdout and stderr goes to ``work/spark.log``.
     """
     here = Path(__file__).resolve()  # an installed package has a copy of them beside this module
     conf = next(place for place in (here.parent / "conf", here.parents[1] / "conf") if place.is_dir())

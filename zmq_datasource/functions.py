@@ -48,7 +48,7 @@ class _Format(NamedTuple):
     """A binary format that has maps, arrays and scalars.
 
     Attributes:
-        name: As in "no MessagePack".
+        name: For errors, as in "for which MessagePack has no value".
         function: The name of the public function that reads the format, for errors.
         decode: From bytes to Python objects.
         errors: Raised by ``decode`` for bytes that are none of the format.

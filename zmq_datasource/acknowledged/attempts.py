@@ -215,7 +215,8 @@ class Attempts:
             raise conflict_with_later(message.producer, message.number, newest.number)
         if self._transactions.is_committed(message.producer, message.number):
             raise UnknownAttemptError(
-                f"transaction {message.number} of {message.producer} was committed before this attempt began: repeat it"
+                f"transaction {message.number} of {message.producer} was committed before this attempt began: send the "
+                "commit again, without data"
             )
         if self._attempts >= self._terms.most_attempts:
             self._staging.remove(self._unused(self._staging.superseded()))

@@ -146,7 +146,7 @@ class CommittedTransactions(CarriedState):
 
 
 class TransactionLog(Protocol):
-    """The methods of a log that a committer uses (``log.writer.LogWriter``)."""
+    """The methods of a log that a committer uses (``log.writer.LogWriter``, and the proxy's ``Journal``)."""
 
     @property
     def takes_files(self) -> bool:
@@ -164,7 +164,7 @@ class TransactionLog(Protocol):
         """
 
     def cut(self) -> Future[int]:
-        """Cut the chunk. The future is done when all appended rows are on disk."""
+        """Have all appended rows written. The future is done when they are on disk."""
 
 
 class UnknownAttemptError(ProtocolError):

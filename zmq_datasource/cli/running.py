@@ -1,4 +1,4 @@
-"""Commands that run until they are stopped: ``receive``, ``proxy``, ``demo`` and ``top``."""
+"""Commands that stream or watch: ``receive``, ``proxy``, ``demo`` and ``top``."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Python runs a signal handler between any two bytecodes of the main thread. If the handler raises an exception there, a
 lock that was just acquired is never released. If it sets a ``threading.Event``, it waits for a lock that the
-same thread may hold. So the handlers here only set a flag, and loops that wait check this flag.
+same thread may hold. So while code that may hold a lock runs, the handlers here only set a flag, and loops that wait
+check this flag. Outside of such code, ``exit_on_signals`` has the handler raise ``SystemExit``.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ChunkFile:
 
     Args:
         files: The directory.
-        name: The hidden name.
+        name: Its name until then: hidden, or that of a finished attempt (``staging``).
         encoder: For an existing file, its encoder after all of its bytes; None for a new file.
 
     Attributes:

@@ -456,7 +456,7 @@ def _has_content(path: Path, parts: Sequence[Part]) -> bool:
 
 
 def _overwrite_in_place(path: Path, content: bytes) -> bool:
-    """Overwrite a file in place, which needs no room; return False if it is too large for a disk to write as a whole.
+    """Overwrite a file in place, which needs no room; return False if it is missing, or too large for one sector.
 
     On a full disk this lets a reader record that it needs less, so that chunks can be deleted.
     """

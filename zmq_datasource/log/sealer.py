@@ -122,7 +122,7 @@ class Sealer:
 
     @property
     def running(self) -> bool:
-        """Whether the thread was started and has not ended."""
+        """Whether the thread was started, and ``end`` was not called yet."""
         return self._hold is not None
 
     def hand_over(self, job: WriteJob) -> None:

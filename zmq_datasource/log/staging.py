@@ -258,7 +258,7 @@ class Staging:
         return list(self._batches(attempt))
 
     def extend(self, filled: FilledFile, attempt: str) -> FilledFile:
-        """Append the rows of an attempt to another one's file. Only as a chunk is that file forced to the disk again.
+        """Append the rows of an attempt to another one's file; that file is forced to the disk again as a chunk.
 
         One batch at a time is in memory. After an error the file is of no use as a chunk (``file_of`` returns None); it
         still has the other attempt.

@@ -252,7 +252,7 @@ class LogStorage:
         """Open a sealed chunk for reading; FileNotFoundError if it is gone.
 
         Args:
-            whole: Whether its rows will be read, and not only its metadata.
+            whole: Whether most of it will be read, and not only its end.
 
         Raises:
             DiskFaultError: The store refuses for now, or the whole log is gone.

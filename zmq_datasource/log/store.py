@@ -18,8 +18,9 @@ from zmq_datasource.errors import LogError
 __all__ = ["Content", "Entry", "Hold", "Holding", "KeyTakenError", "Part", "Store"]
 
 Part: TypeAlias = bytes | pa.Buffer
-# The content of an object: its parts, or a durable file in the same file system, to which nothing is written any more.
-# The file keeps its own name, by which a repeated call recognises it; the caller deletes the name.
+# The content of an object: its parts, or a file to which nothing is written any more. A directory links the file, which
+# must be durable and in the same file system; a repeated call recognises it by its own name. A bucket gets a copy. The
+# caller deletes the file's own name.
 Content: TypeAlias = Sequence[Part] | Path
 
 

@@ -283,5 +283,5 @@ class LogWriter(Contents):
 
     @property
     def unsealed(self) -> int:
-        """How many messages have an id but are not durable yet."""
+        """How many messages have an id but are not in a sealed chunk yet."""
         return self._next - self.durable_end

@@ -1,7 +1,7 @@
 """Convert columns of unknown origin to the types of a schema.
 
 Arrow's casts rely on valid data. So a column is validated before a cast, and a nested type is taken apart and put
-together again. A type converts to another one only if no value can lose anything:
+together again. A column converts to another type only if none of its values loses anything:
 
 * numbers to another width, integers to floating-point numbers or decimals, and times to another unit;
 * text, bytes and lists from another of Arrow's layouts, and dictionaries of flat values to these values;

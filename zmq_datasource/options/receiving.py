@@ -134,8 +134,8 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         doc(
             "The directory of the message log, as an absolute path. If it is not set, a streaming read uses a "
             "private directory in the local temporary directory, whose name depends on the feed. Executors of "
-            "a streaming read that do not see the directory read the log from the driver (`serveLog`). A "
-            "batch read needs a directory that all executors share: it reads the log and opens no socket."
+            "a streaming read that do not see the directory read the log from the driver (`serveLog`). With this "
+            "option a batch read reads the log and opens no socket. All executors must share the directory then."
         ),
     ] = None
     wal_store: Annotated[

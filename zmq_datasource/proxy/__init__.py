@@ -12,7 +12,7 @@ It has two processes, so that subscribers that read old messages do not slow new
 The live process (``process``, ``flow``) receives as a source does, writes, and then publishes the rows that it has
 written. Before it publishes, it sends the server process the progress of the log: one small value, of which only the
 newest counts. The server process (``server``) reads the files of the log, also that of the open chunk. It ends with the
-live process, which starts it again if it is killed (``child``).
+live process (``child``). If the server process is killed, the live process starts another one.
 
 A durable subscriber asks for the rows from an id on (``fetch_protocol``), and between two requests the server keeps
 only positions. ``subscriber`` is the client, and ``subscriber_session`` its state machine. ``handle`` starts a proxy

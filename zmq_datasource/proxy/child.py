@@ -2,8 +2,8 @@
 
 The *child* reads its standard input: one line with its options and its log level, then lines of which only the newest
 counts. The child ends when this pipe closes. On its standard output it writes its status again and again, as soon as
-its endpoints are bound; and one line with the error, if an error ends it. A process waits until the other one
-reads only to send the options or the error.
+its endpoints are bound; and one line with the error, if an error ends it. If a pipe is full, only the options and the
+error wait for room; other lines are dropped.
 """
 
 from __future__ import annotations

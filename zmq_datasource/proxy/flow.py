@@ -42,7 +42,8 @@ _log = logging.getLogger(__name__)
 _MOST_PRODUCERS = 10_000
 
 _WAIT_MS = 100
-# While a subscriber's queue has no room, of which no event tells, and while a group is being written.
+# While a subscriber's queue has no room (no event reports it), while a group is being written, while the ROUTER has
+# messages that are not processed yet, and at the end.
 _SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 # At the end, messages are received for so long, or until none has come for so long.

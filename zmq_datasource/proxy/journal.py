@@ -25,7 +25,7 @@ from zmq_datasource.proxy.view import Progress
 __all__ = ["Journal", "Written"]
 
 # Counts as a running reader without a record, so that expired records are dropped even if no other reader remains. No
-# query can have this name, because it has a dot, and no durable subscriber, whose names begin with "subscriber.".
+# query can have this name, because it has a dot. The record of a durable subscriber begins with "subscriber.".
 _OWN = "proxy.itself"
 
 
@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
 
 class Journal:
-    """A log that is written group by group; it is a ``committer.TransactionLog``. In one thread.
+    """A log that is written group by group; it is an ``acknowledged.transactions.TransactionLog``. In one thread.
 
     Args:
         options: The place of the log, and its bounds.

@@ -103,7 +103,7 @@ class Names:
         return None
 
     def fetch(self, peer: bytes, request: Fetch) -> Position | Refused | None:
-        """Move the position of the name to ``done``, and return it; or the reason why the session has no such name."""
+        """Move the position of the name to ``done``, and return the position; or why the session has no such name."""
         assert request.name is not None
         position = self.position_of(request)
         if not isinstance(position, Position):

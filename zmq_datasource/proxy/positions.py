@@ -170,7 +170,7 @@ class Positions:
     # For the server's thread.
 
     def submit(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have the keeper do something: ``open``, ``lock_again`` or ``forget``."""
+        """Have the keeper do something, such as ``open``, ``lock_again`` or ``forget``; then call ``notify``."""
         future = self._keeper.submit(act, *args, **kwargs)
         future.add_done_callback(lambda _: self._notify())
         return future

@@ -285,7 +285,7 @@ class DurableSubscriber:
 
         Raises:
             OptionError: There was no such message yet.
-            NoPeerError: With ``wait``: the proxy was away for ``timeout``.
+            NoPeerError, SubscriptionError: With ``wait``: the proxy was away for ``timeout``, or has refused.
         """
         self._process.check()
         session = self._session
@@ -312,6 +312,7 @@ class DurableSubscriber:
         Raises:
             OptionError: ``to`` is not a place.
             NoPeerError: The proxy does not answer.
+            SubscriptionError: The proxy has refused.
         """
         self._process.check()
         self._given = None
@@ -325,6 +326,7 @@ class DurableSubscriber:
 
         Raises:
             NoPeerError: The proxy does not answer.
+            SubscriptionError: The proxy has refused.
         """
         self._process.check()
         self._given = None

@@ -218,7 +218,7 @@ class Cursor:
         Args:
             rows: The most rows.
             most_bytes: About how many bytes they have. One row is returned at least, and a batch of the log that is a
-                quarter larger is returned whole, because what is divided must be copied later.
+                quarter larger is returned whole, because the parts of a divided batch must be copied later.
 
         Raises:
             LogError: A file is damaged.
@@ -226,7 +226,7 @@ class Cursor:
         if self._rest is None:
             try:
                 self._rest = next(self._batches, None)
-                # Ids below the log's first one have no rows, and the log's first rows must not be taken for theirs.
+                # Below the log's first id there are no rows: ``batches`` would begin with the log's first row instead.
                 if self._rest is None and self._view.earliest <= self.position < self._view.end:
                     self._batches = self._view.batches(self.position)
                     self._rest = next(self._batches, None)

@@ -41,8 +41,8 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
 def save(tracker: SequenceTracker) -> SavedTracker:
     """Save the tracker's state.
 
-    The result refers to the tracker's own objects, so encode it before the tracker's next call. So no Python loop over
-    counters is needed.
+    Needs no Python loop over counters: the result refers to the tracker's own objects. Encode it before the tracker's
+    next call.
     """
     names = list(tracker.expected)
     return SavedTracker(

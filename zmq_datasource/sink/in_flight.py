@@ -19,8 +19,8 @@ from zmq_datasource.errors import ConnectionLostError
 __all__ = ["KEEP", "InFlight", "ResendLimit", "RowBatch"]
 
 # A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other, unless the system is configured
-# otherwise, and a middlebox makes two connections of one. A task has up to twice ``KEEP`` in memory, as the Arrow
-# columns that Spark has made.
+# otherwise, and a middlebox makes two connections of one. A task has about twice ``KEEP`` in memory, as the Arrow
+# columns that Spark has made; more while the queues do not become empty.
 KEEP = 32 << 20
 
 # The overhead of a row: headers on the wire, offsets in Arrow.

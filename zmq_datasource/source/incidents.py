@@ -349,7 +349,7 @@ class Incidents:
             self.failure = self.failure or MalformedMessageError(
                 f"reading a message from {first.endpoint}: it does not fit framing={framing}: "
                 f"{printable(first.reason, 300)}. Correct "
-                "the framing, or set onMalformed=skip to go on; such messages are kept as dead letters"
+                "the framing, or set onMalformed=skip to go on without such messages"
             )
 
     def report_lost(self, gaps: Sequence[Gap]) -> None:

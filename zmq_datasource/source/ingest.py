@@ -321,7 +321,7 @@ class Ingest:
         return self.log.durable_end + self.log.unsealed + self.filler.facts().pending
 
     def wait_for_more(self, end: int, seconds: float) -> None:
-        """Wait until there are messages from id ``end`` on, receiving ends or pauses, or ``seconds`` have passed."""
+        """Wait up to ``seconds`` for messages from id ``end`` on, but not while the log is full or has a fault."""
         deadline = time.monotonic() + seconds
         log, progress = self.log, self._receiving.progress
         while self.received_end <= end and (left := deadline - time.monotonic()) > 0:

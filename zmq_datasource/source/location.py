@@ -150,7 +150,8 @@ def feed_of(options: StreamReadOptions) -> str:
 def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> None:
     """Raise an error if a writer of another partition divides the feed in another way.
 
-    Its share of the feed would overlap with the share of this partition. Call it with this partition's lock.
+    Its share of the feed would overlap with the share of this partition. Call it before this partition's lock is taken,
+    and again with the lock.
 
     Args:
         storage: The partition.

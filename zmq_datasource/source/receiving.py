@@ -4,8 +4,8 @@ lost.
 The rules:
 
 * Receiving never waits for the disk: this thread cuts chunks, and the log's own thread writes them.
-* If the log is full, or its disk refuses or is two chunks behind, this thread gives all received messages to the log
-  and pauses. RCVHWM fills, and the peer's high-water mark decides. The thread still uses the socket, so that
+* If the log is full, or its disk refuses or is more than two chunks behind, this thread gives all received messages to
+  the log and pauses. RCVHWM fills, and the peer's high-water mark decides. The thread still uses the socket, so that
   subscriptions and connections stay alive.
 * An error ends receiving. The next call of another thread raises it.
 * A stop adds the messages that it loses to a small file of the log (``StopLosses``)."""

@@ -297,7 +297,7 @@ class ReplaySession(Session):
 
         Args:
             live_waits: Whether the live flow has messages that were not received.
-            start: The number after the last message; None if it is not known, or no history is wanted.
+            start: See ``Intake.first_sequence``.
 
         Returns:
             The gaps that are given up.

@@ -1,4 +1,4 @@
-"""The size of the next micro-batch. Pure."""
+"""The size of the next micro-batch. Does no I/O."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Job:
         return self.streaming or self.counted[0] != self.query
 
     def publisher(self, partition: int) -> str:
-        """The publisher name of a task's rows: the same for each attempt at the task, and when the batch is
+        """The publisher name of a task's rows: the same for each attempt at the task, and when the batch of a stream is
         repeated."""
         return f"{self.query}/{self.batch}/{partition}" if self.streaming else f"{self.query}/{partition}"
 

@@ -82,7 +82,7 @@ def _refuse_idle_timeout(spark: SparkSession) -> None:
     seconds = setting("idleTimeoutSeconds")
     if setting("killOnIdleTimeout") == "true" and seconds.rstrip("s") not in ("", "0"):
         raise OptionError(
-            "spark.python.worker.killOnIdleTimeout=true: a receiver gives Spark nothing until it ends, so Spark would "
+            "killOnIdleTimeout=true: a receiver gives Spark nothing until it ends, so Spark would "
             f"kill it after {seconds.rstrip('s')} s, and what is in its socket would be lost; set "
             "spark.sql.execution.pyspark.udf.killOnIdleTimeout=false for this session, or receive with zmq-datasource "
             "receive, outside of Spark"

@@ -91,7 +91,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         could get ids that the checkpoint has for other messages.
 
         Args:
-            position: The newest offset in Spark's call; None if the query has no checkpoint.
+            position: The newest offset in Spark's call; None for ``initialOffset``, which gets none.
         """
         if self.feeds is None:
             # Imported here, because only the source runner receives.

@@ -1,14 +1,13 @@
 /* Messages between libzmq and Arrow's buffers, many in one call and without the GIL.
  *
  * `Inbox.take` receives messages into buffers that Arrow can use as they are: a column of first frames, one of last
- * frames, and lists of those between. `Outbox.give` sends rows of columns. Everything
- * else is Python: what a socket is, which messages fit, what becomes of a row that finds no room. core.py says what the
- * two mean, and python_core.py has the same two in Python.
+ * frames, and lists of those between. `Outbox.give` sends rows of columns, and `Outbox.digest` hashes them. core.py
+ * documents both classes, and python_core.py has the same two in Python.
  *
  * The rules:
  *
- * - libzmq is the one that pyzmq has loaded. `load` is given the addresses of its functions, and a call a pyzmq socket,
- *   which knows its pointer, so nothing is linked and no header of libzmq is needed.
+ * - libzmq is the one that pyzmq has loaded. `load` gets the addresses of its functions, and each call gets a pyzmq
+ *   socket, which knows libzmq's pointer. So nothing is linked, and no header of libzmq is needed.
  * - While the GIL is released nothing of Python is touched but memory that this call holds: the inbox, which refuses a
  *   second call, and buffers that are exported to it.
  * - A message is taken or sent whole. One that cannot be taken (no memory, too large) leaves no trace in the buffers.
@@ -105,8 +104,8 @@ typedef struct {
     size_t size, capacity;
 } Block;
 
-/* Memory for the next batch: what the system gives anew costs as much again as filling it, page by page. Touched only
- * while the GIL is held; a block that is alive is not in it. */
+/* Spare memory for the next batch: filling fresh pages of the system costs twice as much. Touched only while the GIL is
+ * held; the memory of a living block is not in it. */
 enum { MOST_SPARE = 8, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20, MOST_BYTES_OF_ALL = 64 << 20 };
 static struct {
     char *memory;
@@ -189,11 +188,11 @@ static inline int append_offset(Growing *buffer, size_t offset)
     return offset > INT32_MAX ? -1 : append(buffer, &value, sizeof value);
 }
 
-/* Move what was filled into a block; the buffer starts anew. Nothing here can go wrong. */
+/* Move the content of a buffer into a block, and empty the buffer. Cannot fail. */
 static void hand_over(Growing *buffer, Block *block)
 {
     char *copy = NULL;
-    if (buffer->size < buffer->capacity / 4) /* a few bytes do not hold what many need next time */
+    if (buffer->size < buffer->capacity / 4) /* copy a small batch, and keep the large buffer */
         copy = malloc(buffer->size + 1);
     block->size = buffer->size;
     if (copy == NULL) {
@@ -256,7 +255,7 @@ static int begin(Inbox *inbox)
     return append_offset(&inbox->lists, 0);
 }
 
-/* A message arrives whole: only its first frame is waited for, and only that one is left for a signal. */
+/* libzmq delivers a message whole. So only its first frame is waited for, and a signal ends only that wait. */
 static int next_frame(message_t *frame, void *sock, int first, int flags)
 {
     int error;
@@ -273,7 +272,7 @@ static int keep(Frames *column, message_t *frame)
     return append_offset(&column->ends, column->data.size);
 }
 
-/* What is to be said of a message beside its frames. */
+/* Note which of its frames a message has, and count it. */
 static int end_message(Inbox *inbox, int frames)
 {
     char none = 0;
@@ -289,7 +288,7 @@ static int end_message(Inbox *inbox, int frames)
     return 0;
 }
 
-/* The number of 32 bits that begins at `index` numbers into a buffer. */
+/* Number `index` of a buffer of 32-bit numbers. */
 static size_t offset_in(const Growing *buffer, size_t index)
 {
     int32_t value;
@@ -303,8 +302,8 @@ static void cut_column(Frames *column, size_t frames)
     column->data.size = offset_in(&column->ends, frames);
 }
 
-/* Remove what a message has left that did not end. The number of messages says where each buffer ends, so no sizes are
- * noted before each message, which would cost more than all else here. */
+/* Remove the frames of an unfinished message. The number of messages says where each buffer must end, so that no sizes
+ * are noted before each message, which would cost more than all else here. */
 static void remove_unfinished(Inbox *inbox)
 {
     size_t messages = (size_t)inbox->messages;
@@ -320,8 +319,8 @@ typedef struct {
     size_t excess; /* the size of a message that was discarded because it is too large */
 } Outcome;
 
-/* One message. If anything goes wrong with it, it is received to its end, and the buffers are what they were.
- * `frame` is an initialized one; it holds the message's last frame then. */
+/* Take one message. If it is too large or there is no memory, receive it to its end, and leave the buffers unchanged.
+ * `frame` must be initialized; afterwards it holds the message's last frame. */
 static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, size_t largest)
 {
     size_t size = 0;
@@ -467,7 +466,7 @@ typedef struct {
     size_t size;
 } Frame;
 
-/* Number i of a buffer of offsets; -1 if there is none. Nobody promises that they are aligned. */
+/* Number i of a buffer of offsets; -1 if there is none. They may be unaligned. */
 static int64_t offset_at(const Py_buffer *offsets, int wide, int64_t i)
 {
     int64_t value = 0;
@@ -483,7 +482,7 @@ static int64_t offset_at(const Py_buffer *offsets, int wide, int64_t i)
     return value;
 }
 
-/* From where to where element i reaches; false if the offsets do not tell, or lead out of what has `size`. */
+/* Where element i begins and ends; false if there are no such offsets, or they do not lie in order within `size`. */
 static int range_at(const Py_buffer *offsets, int wide, int64_t i, int64_t size, int64_t *begin, int64_t *end)
 {
     *begin = offset_at(offsets, wide, i);
@@ -514,7 +513,7 @@ static void refresh(void *sock)
 /* XXH3_64bits_withSeed of the package xxhash. */
 typedef uint64_t (*hash_t)(const void *, size_t, uint64_t);
 
-/* Passes the frames of a message on, one behind: only what follows tells whether more follow. */
+/* Sends the frames of a message, each when the next one is known: libzmq must be told whether another follows. */
 typedef struct {
     void *sock;    /* NULL: only count */
     int64_t *left; /* how many microseconds the first frame may still wait for room */
@@ -541,8 +540,8 @@ static int wait_and_send(Message *message, int flags)
     return error;
 }
 
-/* The first frame decides: once it is in, libzmq refuses another only because the connection is lost that the message was
- * on its way to. It has forgotten the message then, and swallows the rest of it, which must be given. */
+/* Send the frame `last`. Once libzmq has taken the first frame, it refuses another only if the message's connection is
+ * lost. It has then dropped the message, and discards its other frames, which must be sent all the same. */
 static void pass(Message *message, int more)
 {
     void *sock = message->sock;
@@ -578,12 +577,12 @@ static void add_number(Message *message, uint64_t number)
     char bytes[8];
     for (int i = 7; i >= 0; i--, number >>= 8)
         bytes[i] = (char)(number & 0xff);
-    add_frame(message, (Frame){bytes, 8}); /* which passes on what `number` may be needed for */
+    add_frame(message, (Frame){bytes, 8}); /* sends the frame before, which may be in `number` */
     memcpy(message->number, bytes, 8);
     message->last.content = message->number;
 }
 
-/* Element i of the bytes; false if it is outside of them. */
+/* Add element i as a frame; false if it is outside of the column. */
 static int add_element(Message *message, const Column *column, int64_t i)
 {
     int64_t begin, end;
@@ -626,7 +625,7 @@ static int add_row(Message *message, const Column *column, int64_t row)
     return 0;
 }
 
-/* The first row that is not whole within its columns, or has no frame; `rows` if all are fine. */
+/* The first row that reaches beyond its columns, or has no frame; `rows` if there is none. */
 static Py_ssize_t check(const Column *columns, int count, Py_ssize_t rows)
 {
     for (Py_ssize_t row = 0; row < rows; row++) {
@@ -703,7 +702,7 @@ static PyObject *outbox_new(PyTypeObject *type, PyObject *args, PyObject *names)
         return NULL;
     outbox->rows = rows;
     while (outbox->count < count) {
-        int i = outbox->count++; /* counted first, so that what it has of its buffers is released */
+        int i = outbox->count++; /* counted first, so that an error releases its buffers */
         if (as_column(PyTuple_GetItem(described, i), &outbox->columns[i], rows) < 0) {
             Py_DECREF((PyObject *)outbox);
             return NULL;

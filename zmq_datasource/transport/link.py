@@ -18,8 +18,8 @@ __all__ = ["TICK_SECONDS", "Link"]
 
 # The longest time between two calls of a session's ``wake`` while no message comes.
 TICK_SECONDS = 0.1
-# More bytes than the heartbeats of both sides have in that time. libzmq's own thread sends heartbeats, also for a
-# program that hangs or has dropped a message, so they are no sign that the peer's program lives.
+# More bytes than the heartbeats of both sides have in ``TICK_SECONDS``. libzmq's own thread sends heartbeats, also for
+# a program that hangs or has dropped a message, so they are no sign that the peer's program lives.
 _MOST_HEARTBEAT_BYTES = 256
 
 

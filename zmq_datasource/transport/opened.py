@@ -52,7 +52,8 @@ class OpenSocket:
         check_hosts: Whether to refuse a host that does not resolve; the resolver may take a moment.
 
     Attributes:
-        lost: Whether a connection ended during ``close``, and perhaps with unread messages.
+        lost: After ``close``: whether a connection has ended, perhaps with unread messages. Connections in ``before``
+            count, too.
 
     Raises:
         OptionError, EndpointError: The socket cannot be opened like this; nothing stays open.

@@ -90,7 +90,8 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
         rcvhwm, sndhwm: Its high-water marks, in messages for each connection; None for libzmq's defaults.
         max_message_bytes: A frame with more bytes disconnects its sender; -1 for no limit.
         linger: Milliseconds; -1 for no limit.
-        zmq: The user's options of libzmq. They are set last, and override the attributes above.
+        zmq: The user's options of libzmq, set after the attributes above; ``maxmsgsize`` overrides
+            ``max_message_bytes``.
         access: Which clients may connect.
     """
 

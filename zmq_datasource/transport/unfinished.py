@@ -3,8 +3,8 @@
 libzmq counts a message against RCVHWM when its last frame has arrived, and MAXMSGSIZE limits one frame. So a peer that
 sends frame after frame, each of which announces another, fills the memory of its receiver. The rules:
 
-* The operating system counts the bytes that a connection receives (Linux, tcp). A connection that has received more
-  than one message may hold since its last message is *suspected*.
+* The operating system counts the bytes that a connection receives (Linux, tcp). The *limit* is the size of the
+  largest message plus ``in_kernel``. A connection that has received more since its last message is *suspected*.
 * While there is a suspect, the origin of each message is checked, which makes bulk reading slower. A connection that
   delivers a message is not suspected any more: frames arrive in order, so none of its earlier messages is unfinished.
 * A suspect that has received the same amount once more and delivered nothing, although the socket's queues were read,
@@ -98,9 +98,7 @@ class Unfinished:
         """Call ``inbox.take``, message by message while there is a suspect."""
         if not self.has_suspects:
             taken = inbox.take(self._socket, most, room, wait)
-            if (
-                taken.messages
-            ):  # the last one's origin is known anyway, and keeps most connections from suspicion
+            if taken.messages:  # the compiled core knows the last one's origin anyway; it keeps most connections from suspicion
                 self.note_message(inbox.origin)
             return taken
         messages, begin = 0, inbox.size

@@ -292,6 +292,7 @@ def follow(
     """Yield the messages from these ids on (by partition), for ever. Yield None each time that there are no more yet.
 
     Raises:
+        OptionError: There is no such partition.
         LogError: The log cannot be read any more.
     """
     nexts = dict(ends)

@@ -57,7 +57,7 @@ class Greeting(_Facts, frozen=True, kw_only=True, rename="camel"):
 
     # ``greeted`` if it speaks ZMTP; otherwise why nothing is known of it.
     state: Literal["greeted", "unresolved", "refused", "no_answer", "silent", "not_zeromq", "not_asked"]
-    reason: str = ""  # in words, if it did not greet
+    reason: str = ""  # in words, if it did not greet or is older than ZMTP 3
     version: str | None = None  # of ZMTP, as 3.1
     mechanism: str | None = None  # NULL, PLAIN, CURVE, ...
     socket_type: str | None = None  # unknown with a mechanism that says it only to those it trusts
