@@ -12,7 +12,6 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from zmq_datasource.options import SETS
 from zmq_datasource.options.parser import OptionDoc, OptionSet, Role, describe
-from zmq_datasource.options.types import Choice
 
 __all__ = ["completion", "keygen", "options"]
 
@@ -112,8 +111,8 @@ def _of_set(options: type[OptionSet]) -> dict[str, Any]:
 
 def _of_option(option: OptionDoc) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": option.doc, "type": _TEXT}
-    if issubclass(option.kind, Choice):
-        schema["enum"] = list(option.kind.allowed)
+    if option.allowed:
+        schema["enum"] = list(option.allowed)
     elif option.kind in _TYPES:
         schema["type"] = _TYPES[option.kind]
         limits = option.hint.__metadata__[0]

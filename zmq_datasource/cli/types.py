@@ -18,7 +18,6 @@ from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS, Endpoints
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
     ByteSize,
-    Choice,
     Duration,
     Linger,
     LogLocation,
@@ -166,8 +165,8 @@ def option_of(
                 kind["type"] = int
             elif option.kind is LogLocation:
                 kind, shown = {"type": DIRECTORY, "metavar": "DIR"}, ""
-            elif issubclass(option.kind, Choice):
-                kind = {"type": click.Choice(choices or option.kind.allowed, case_sensitive=False)}
+            elif option.allowed:
+                kind = {"type": click.Choice(choices or option.allowed, case_sensitive=False)}
             if default is not None:  # click takes a None for a value
                 kind["default"] = default
             text = help or option.doc.replace("`", "")
@@ -191,10 +190,8 @@ def other_options(example: str, options: type[OptionSet]) -> Callable[[_F], _F]:
         for option in describe(options):
             if not separator and option.name.lower().startswith(name.lower()):
                 found.append(CompletionItem(f"{option.name}=", help=option.words))
-            elif separator and option.name.lower() == name.lower() and issubclass(option.kind, Choice):
-                found += [
-                    CompletionItem(f"{name}={one}") for one in option.kind.allowed if one.startswith(value)
-                ]
+            elif separator and option.name.lower() == name.lower() and option.allowed:
+                found += [CompletionItem(f"{name}={one}") for one in option.allowed if one.startswith(value)]
         return found
 
     return click.option(

@@ -6,7 +6,7 @@ A preset of ``framing`` says where topic, publisher, sequence and value are, and
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 
@@ -14,17 +14,12 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
-    Choice,
     CountedBy,
     Delimiter,
     Duration,
-    Endian,
     JsonPath,
     Location,
-    OnLoss,
-    OnMalformed,
     ReplayFrom,
-    Restart,
 )
 
 __all__ = ["FramingOptions", "Numbering"]
@@ -80,11 +75,8 @@ _PRESETS = {
 _PLAIN = _Preset(None, unnumbered="plain framing has no sequences")
 
 
-class Framing(Choice):
-    """How a message's frames carry its fields, at the source."""
-
-    allowed = ("plain", *_PRESETS, "custom")
-
+# How a message's frames carry its fields, at the source.
+Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter", "custom"]
 
 # The framings of other programs.
 _FOREIGN = ", ".join(f"`{name}`" for name in _PRESETS if name != "sequenced")
@@ -115,7 +107,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "Where the topic, publisher, sequence and value are in a message: `plain`, `sequenced` (this package's "
             f"sink), {_FOREIGN}, or `custom` with the options below. See docs/sequences.md."
         ),
-    ] = Framing("plain")
+    ] = "plain"
     topic_delimiter: Annotated[
         Delimiter | None,
         _plain(
@@ -125,12 +117,12 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     on_malformed: Annotated[
-        OnMalformed,
+        Literal["skip", "fail"],
         _plain(
             "What happens to a message that does not fit the framing. `skip` counts and logs it, and keeps it at "
             "`deadLetterLocation`. `fail` keeps it, too, and stops the query."
         ),
-    ] = OnMalformed("skip")
+    ] = "skip"
     dead_letter_location: Annotated[
         Location | None,
         _plain(
@@ -168,8 +160,8 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         int, _binary("`custom`: the number of bytes of the sequence, 4 or 8.", ge=4, le=8)
     ] = 8
     sequence_endian: Annotated[
-        Endian, _binary("`custom`: the byte order of the sequence, `big` or `little`.")
-    ] = Endian("big")
+        Literal["big", "little"], _binary("`custom`: the byte order of the sequence, `big` or `little`.")
+    ] = "big"
     sequence_signed: Annotated[bool, _binary("`custom`: whether the sequence is a signed number.")] = False
     sequence_path: Annotated[
         JsonPath | None,
@@ -201,7 +193,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     sequence_restart: Annotated[
-        Restart | None,
+        Literal["start", "never"] | None,
         _numbered(
             "What a lower sequence can mean. `start`: the publisher has started again, if the sequence is "
             "`sequenceStart`, if it is more than `sequenceWindow` behind, or if it came by a new connection and "
@@ -225,13 +217,13 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = False
     on_loss: Annotated[
-        OnLoss,
+        Literal["count", "warn", "fail"],
         _numbered(
             "What happens when sequences are missing: they are counted (`count`), counted and logged "
             "(`warn`), or the query fails (`fail`). When you start it again, it continues after the loss. With "
             "`replayEndpoint`, only messages that could not be fetched count as missing."
         ),
-    ] = OnLoss("warn")
+    ] = "warn"
     max_publishers: Annotated[
         int,
         doc(

@@ -11,8 +11,20 @@ import enum
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -102,7 +114,8 @@ class OptionDoc(NamedTuple):
         roles: Where the option applies; empty for everywhere.
         doc: The meaning.
         kind: The type of a value that is set, so never None.
-        hint: The same, with the limits of the value, for msgspec.
+        allowed: The words that are allowed, read in any case; empty if it is not one of a few.
+        hint: As ``kind``, with the limits of the value, for msgspec.
     """
 
     name: str
@@ -113,6 +126,7 @@ class OptionDoc(NamedTuple):
     roles: frozenset[Role]
     doc: str
     kind: type
+    allowed: tuple[str, ...]
     hint: Any
 
 
@@ -133,19 +147,32 @@ def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
         hint = hints[field.name]
         meta = next(a for a in hint.__metadata__ if isinstance(a, Meta))
         default = field.default
-        kinds = [t for t in (get_args(hint.__origin__) or (hint.__origin__,)) if t is not type(None)]
+        kind, allowed = _kind_of(hint.__origin__)
         shown = "" if default in (None, ()) else str(default)
         yield OptionDoc(
             name=field.encode_name,
             field=field.name,
-            words=_PLAIN_WORDS.get(kinds[0]) or kinds[0].words,
+            words=_either(allowed) if allowed else _PLAIN_WORDS.get(kind) or kind.words,
             default=shown.lower() if isinstance(default, bool) else shown,
             default_value=default,
             roles=(meta.extra or {}).get("roles", frozenset()),
             doc=meta.description or "",
-            kind=kinds[0],
-            hint=Annotated[kinds[0], meta],
+            kind=kind,
+            allowed=allowed,
+            hint=Annotated[kind, meta],
         )
+
+
+def _kind_of(declared: Any) -> tuple[Any, tuple[str, ...]]:
+    """The type of a value that is set; and the words that are allowed, if it is one of a few."""
+    optional = get_origin(declared) in (Union, UnionType)
+    (kind,) = [t for t in (get_args(declared) if optional else (declared,)) if t is not type(None)]
+    return (str, get_args(kind)) if get_origin(kind) is Literal else (kind, ())
+
+
+def _either(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
 
 
 # The kinds of value in words. The types of ``options`` have ``words`` themselves.
@@ -201,6 +228,8 @@ def _text(value: object) -> str:
 
 def _read(option: OptionDoc, text: str) -> Any:
     try:
+        if option.allowed:
+            return _word_of(option.allowed, text.strip())
         if hasattr(option.kind, "read"):
             return option.kind.read(text if getattr(option.kind, "keeps_spaces", False) else text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
@@ -210,6 +239,13 @@ def _read(option: OptionDoc, text: str) -> Any:
         if isinstance(e, msgspec.ValidationError):
             reason += f" ({option.doc})"
         raise OptionError(f"option {option.name}={text!r}: {reason}") from None
+
+
+def _word_of(allowed: Sequence[str], text: str) -> str:
+    for word in allowed:
+        if word.lower() == text.lower():
+            return word
+    raise ValueError(f"it must be {_either(allowed)}")
 
 
 def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import doc
 from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
     ByteSize,
-    Choice,
     Duration,
     Linger,
     LogLocation,
     Topics,
-    WhenFull,
     chunk_bytes_of,
 )
 
@@ -22,12 +20,6 @@ __all__ = ["ProxyOptions"]
 
 
 _LEAST_LOG = 1 << 20
-
-
-class SlowSubscriber(Choice):
-    """What a proxy does when the queue of a plain subscriber is full."""
-
-    allowed = ("drop", "wait", "disconnect")
 
 
 class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -105,14 +97,14 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     slow_subscriber: Annotated[
-        SlowSubscriber,
+        Literal["drop", "wait", "disconnect"],
         doc(
             "What happens when the queue of a plain subscriber is full. `drop` waits for room for up to 5 ms, "
             "and then drops messages for this subscriber only. `wait` waits for it, and so holds all others "
             "back. `disconnect` drops messages for it, and disconnects it when it has taken nothing for "
             "`slowTimeout`."
         ),
-    ] = SlowSubscriber("drop")
+    ] = "drop"
     slow_timeout: Annotated[
         Duration,
         doc(
@@ -137,13 +129,13 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Duration(86_400)
     when_full: Annotated[
-        WhenFull,
+        Literal["discard", "wait"],
         doc(
             "What happens when the log is full. `discard` deletes the oldest messages, even if a durable "
             "subscriber or a Spark query still needs them, and tells this reader what it has lost. `wait` "
             "receives nothing more until the readers have read on."
         ),
-    ] = WhenFull("discard")
+    ] = "discard"
     wal_chunk_bytes: Annotated[
         ByteSize,
         doc(

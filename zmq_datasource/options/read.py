@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.receiving import ReceivingOptions, share_of
 from zmq_datasource.options.socket import Endpoint, SocketOptions
-from zmq_datasource.options.types import ByteSize, Choice, Duration, Timestamp, ValueFormat
+from zmq_datasource.options.types import ByteSize, Duration, Timestamp
 
 __all__ = [
     "OF_A_QUERY",
@@ -20,24 +20,6 @@ __all__ = [
     "ReceiveOptions",
     "StreamReadOptions",
 ]
-
-
-class ValueMode(Choice):
-    """What happens to a value that does not fit the schema, in Spark's words."""
-
-    allowed = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-
-
-class ReadView(Choice):
-    """What a batch read of a log shows."""
-
-    allowed = ("messages", "gaps")
-
-
-class TimestampStrategy(Choice):
-    """What happens if no message is as late as ``startingTimestamp``, in Kafka's words."""
-
-    allowed = ("error", "latest")
 
 
 class LogServing(str):
@@ -75,16 +57,16 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = False
     value_format: Annotated[
-        ValueFormat,
+        Literal["bytes", "arrow"],
         doc(
             "What the values are. `bytes` gives a row for each message. `arrow` gives the rows of the record batches "
             "in each value, which is an Arrow IPC stream, as columns of the `.schema(...)` of the read. See "
             "docs/arrow.md.",
             Role.ROWS,
         ),
-    ] = ValueFormat("bytes")
+    ] = "bytes"
     mode: Annotated[
-        ValueMode,
+        Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"],
         doc(
             "What happens to a value that does not fit the schema (`valueFormat=arrow`), as in Spark's JSON reader. "
             "`PERMISSIVE` gives one row of nulls, with the value in the column `_corrupt_record` if the schema has "
@@ -92,7 +74,7 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
             "in each case. Spark's log names the first ten of each task.",
             Role.ROWS,
         ),
-    ] = ValueMode("PERMISSIVE")
+    ] = "PERMISSIVE"
     min_partitions: Annotated[
         int | None,
         doc(
@@ -132,14 +114,14 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     starting_offsets_by_timestamp_strategy: Annotated[
-        TimestampStrategy,
+        Literal["error", "latest"],
         doc(
             "What happens if no message was received at `startingTimestamp` or later. `error` stops the "
             "query. `latest` starts with what arrives from now on.",
             Role.LOG,
             Role.ROWS,
         ),
-    ] = TimestampStrategy("error")
+    ] = "error"
     fail_on_data_loss: Annotated[
         bool,
         doc(
@@ -192,13 +174,13 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     view: Annotated[
-        ReadView,
+        Literal["messages", "gaps"],
         doc(
             "What a batch read of a log returns: the `messages`, or the `gaps` in their sequences.",
             Role.BATCH,
             Role.LOG,
         ),
-    ] = ReadView("messages")
+    ] = "messages"
     max_messages_per_trigger: Annotated[
         int | None, doc("The maximum number of messages in one micro-batch.", Role.STREAM, Role.QUERY, ge=1)
     ] = None

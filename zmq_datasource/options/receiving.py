@@ -11,7 +11,7 @@ No message may come to two receivers:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -21,14 +21,12 @@ from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     ByteSize,
-    Choice,
     Duration,
     Linger,
     Location,
     LogLocation,
     StoreLocation,
     Topics,
-    WhenFull,
     chunk_bytes_of,
 )
 
@@ -37,29 +35,17 @@ __all__ = ["ReceivingOptions", "share_of", "share_topics"]
 _LEAST_METRICS_INTERVAL = 0.1  # seconds
 
 
-class SourceSocket(Choice):
-    """The type of a source's socket."""
-
-    allowed = ("SUB", "PULL", "ROUTER")
-
-
-class ReceiversBy(Choice):
-    """What the receivers of a SUB share."""
-
-    allowed = ("endpoints", "topics")
-
-
 class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
     """The options of a process that receives a feed, or fills its log."""
 
     socket_type: Annotated[
-        SourceSocket,
+        Literal["SUB", "PULL", "ROUTER"],
         doc(
             "The socket type. `SUB` subscribes to a PUB or XPUB. `PULL` takes a share of a PUSH's messages. "
             "`ROUTER` takes the transactions of `DEALER` sinks and of `Producer` (docs/protocol.md).",
             Role.SOCKET,
         ),
-    ] = SourceSocket("SUB")
+    ] = "SUB"
     topics: Annotated[
         Topics,
         doc(
@@ -102,14 +88,14 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         ),
     ] = 1
     receivers_by: Annotated[
-        ReceiversBy,
+        Literal["endpoints", "topics"],
         doc(
             "What the receivers of a SUB share: the `endpoints` or the `topics`.",
             Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,
         ),
-    ] = ReceiversBy("endpoints")
+    ] = "endpoints"
     connect_timeout: Annotated[
         Duration,
         doc(
@@ -170,7 +156,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         ),
     ] = Duration(600)
     when_full: Annotated[
-        WhenFull,
+        Literal["discard", "wait"],
         doc(
             "What happens when the log has reached `walMaxBytes` and is full of messages that are still needed. With "
             "`wait` receiving waits until the readers have read on, and the high-water marks hold the senders back. "
@@ -179,7 +165,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.STREAM,
             Role.WRITER,
         ),
-    ] = WhenFull("wait")
+    ] = "wait"
     wal_chunk_bytes: Annotated[
         ByteSize,
         doc(

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Self
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import humanfriendly
@@ -18,80 +18,19 @@ import humanfriendly
 __all__ = [
     "MOST_MILLISECONDS",
     "ByteSize",
-    "Choice",
     "CountedBy",
     "Delimiter",
     "Duration",
-    "Endian",
     "JsonPath",
     "Linger",
     "LocalPath",
     "Location",
     "LogLocation",
-    "OnLoss",
-    "OnMalformed",
     "ReplayFrom",
-    "Restart",
     "StoreLocation",
     "Timestamp",
     "Topics",
-    "ValueFormat",
-    "WhenFull",
 ]
-
-
-class Choice(str):
-    """One of a few words, read in any case."""
-
-    allowed: ClassVar[tuple[str, ...]]
-    words: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        *others, last = cls.allowed
-        cls.words = f"{', '.join(others)} or {last}"
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        for word in cls.allowed:
-            if word.lower() == text.lower():
-                return cls(word)
-        raise ValueError(f"it must be {cls.words}")
-
-
-class Endian(Choice):
-    """A byte order."""
-
-    allowed = ("big", "little")
-
-
-class Restart(Choice):
-    """What a lower sequence can mean."""
-
-    allowed = ("start", "never")
-
-
-class OnLoss(Choice):
-    """What happens when sequences are missing."""
-
-    allowed = ("count", "warn", "fail")
-
-
-class OnMalformed(Choice):
-    """What happens to a message that does not fit its framing."""
-
-    allowed = ("skip", "fail")
-
-
-class ValueFormat(Choice):
-    """What a message's value is."""
-
-    allowed = ("bytes", "arrow")
-
-
-class WhenFull(Choice):
-    """What happens when a log is full of messages that are still needed."""
-
-    allowed = ("discard", "wait")
 
 
 def chunk_bytes_of(wanted: int, log_bytes: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
@@ -11,11 +11,9 @@ from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
     ByteSize,
-    Choice,
     Duration,
     Linger,
     Location,
-    ValueFormat,
 )
 
 __all__ = ["WriteOptions"]
@@ -24,30 +22,18 @@ __all__ = ["WriteOptions"]
 _MOST_BYTES_PER_MESSAGE = 512 << 20
 
 
-class SinkSocket(Choice):
-    """The type of a sink's socket."""
-
-    allowed = ("PUSH", "PUB", "DEALER")
-
-
-class SinkFraming(Choice):
-    """How a message's frames carry its fields, at the sink."""
-
-    allowed = ("plain", "sequenced")
-
-
 class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     """``writeStream.format("zmq")`` and ``df.write.format("zmq")``."""
 
     socket_type: Annotated[
-        SinkSocket,
+        Literal["PUSH", "PUB", "DEALER"],
         doc(
             "The socket type. `PUSH` shares the rows among the connected PULL sockets. `PUB` sends each row "
             "to all subscribers. `DEALER` makes each micro-batch a transaction of a `ROUTER` source "
             "(docs/protocol.md). It refuses `noblock`, `linger`, `maxRetries`, `retryInterval`, `deadLetterLocation`, "
             "`framing`, `bind` and `valueFormat=arrow`."
         ),
-    ] = SinkSocket("PUSH")
+    ] = "PUSH"
     topic: Annotated[
         str | None,
         doc("The topic of all rows. It replaces the column `topic`."),
@@ -127,20 +113,20 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = 1
     framing: Annotated[
-        SinkFraming,
+        Literal["plain", "sequenced"],
         doc(
             "The frames of a message. `plain` is topic and value. `sequenced` is topic, publisher, sequence "
             "and value: a receiver can find missing and repeated messages. See docs/sequences.md."
         ),
-    ] = SinkFraming("plain")
+    ] = "plain"
 
     value_format: Annotated[
-        ValueFormat,
+        Literal["bytes", "arrow"],
         doc(
             "What a message contains. With `bytes` it is the column `value` of one row. With `arrow` it is a record "
             "batch of many rows with all their columns, as an Arrow IPC stream. See docs/arrow.md."
         ),
-    ] = ValueFormat("bytes")
+    ] = "bytes"
     max_rows_per_message: Annotated[
         int,
         doc("The maximum number of rows in a message (`valueFormat=arrow`).", ge=1, le=2**24),

@@ -98,7 +98,7 @@ class Unfinished:
         """Call ``inbox.take``, message by message while there is a suspect."""
         if not self.has_suspects:
             taken = inbox.take(self._socket, most, room, wait)
-            if taken.messages:  # the compiled core knows the last one's origin anyway; it keeps most connections from suspicion
+            if taken.messages:  # the compiled core knows the last one's origin anyway
                 self.note_message(inbox.origin)
             return taken
         messages, begin = 0, inbox.size
