@@ -696,7 +696,7 @@ def test_a_new_connection_may_be_to_another_publisher() -> None:
     assert tracked.is_same_publisher(KEY)
     tracked.connections[KEY] = 1
     assert not tracked.is_same_publisher(KEY)
-    tracked.confirm_publisher(KEY)
+    tracked.note_connection(KEY)
     assert tracked.is_same_publisher(KEY)
     tracked.connections[KEY] = 2
     tracked.restart(KEY, 0, SequenceFindings())

@@ -143,6 +143,10 @@ class Acceptor:
         transactions: Which transactions are committed; restored before the block.
         log: Where transactions are committed; open before the block.
         clock: Seconds, monotonic.
+
+    Attributes:
+        reception: Processes the messages.
+        socket: The ROUTER, for a poller to wait on; in the block.
     """
 
     drain_seconds = 1.0
@@ -162,15 +166,10 @@ class Acceptor:
         self._log = log
         self._monotonic = clock
         self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self._reception = Reception(terms, counters, files, transactions, log, self._forcing)
+        self.reception = Reception(terms, counters, files, transactions, log, self._forcing)
         self._backlog: Backlog[tuple[list[bytes], Callable[[str], bool]]] = Backlog()
         self._drops = LimitedLog(__name__, "dropped messages")
         self._next_housekeeping = 0.0
-
-    @property
-    def reception(self) -> Reception:
-        """The object that processes the messages."""
-        return self._reception
 
     def __enter__(self) -> Self:
         """Open the socket, and find the staged attempts.
@@ -179,12 +178,12 @@ class Acceptor:
             OptionError, EndpointError: The socket cannot be opened with these options.
             LogError: A staged attempt cannot be read or deleted.
         """
-        self._reception.recover(self._monotonic())
+        self.reception.recover(self._monotonic())
         self._open = OpenSocket(self._spec, self._prepare)
-        self._socket = self._open.socket
+        self.socket = self._open.socket
         self._rights = NameRights(self._spec.access.clients)
         self._unfinished = Unfinished(self._open)
-        self._counters.rcvhwm = int(self._socket.getsockopt(zmq.RCVHWM))
+        self._counters.rcvhwm = int(self.socket.getsockopt(zmq.RCVHWM))
         return self
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
@@ -193,14 +192,9 @@ class Acceptor:
         sock.setsockopt(zmq.RCVHWM, min(self._spec.rcvhwm or _RCVHWM, _RCVHWM))
 
     def __exit__(self, *_: object) -> None:
-        self._reception.close()
+        self.reception.close()
         self._forcing.shutdown()
         self._open.close(self._spec.linger)
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """The ROUTER, for a poller to wait on."""
-        return self._socket
 
     @property
     def connections(self) -> int:
@@ -210,7 +204,7 @@ class Acceptor:
     @property
     def busy(self) -> bool:
         """Whether there is work to do even if no message comes."""
-        return self._reception.busy or bool(self._backlog)
+        return self.reception.busy or bool(self._backlog)
 
     def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
         """Wait up to ``WAIT_MS`` for a message, obey the messages that have come, and answer.
@@ -225,20 +219,20 @@ class Acceptor:
         now = time.monotonic()
         if now >= self._next_housekeeping:
             self._watch_connections()
-            self._reception.check_timeouts(self._monotonic())
+            self.reception.check_timeouts(self._monotonic())
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         self._answer_completed()
         self._fill_backlog()
         if not self._backlog:
             # If ``busy``, wait only 1 ms, because another thread will be done soon.
-            if not self._socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
+            if not self.socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
                 return 0
             self._fill_backlog()
         taken = filled = 0
         while taken < most and (entry := self._backlog.pop()) is not None:
             peer, size, (frames, may_use) = entry
             try:
-                self._reception.receive(peer, frames, self._monotonic(), may_use)
+                self.reception.receive(peer, frames, self._monotonic(), may_use)
             finally:
                 self._answer()
             taken += 1
@@ -246,13 +240,13 @@ class Acceptor:
             if filled > _FILL_BYTES:
                 filled = 0
                 self._fill_backlog()
-        self._reception.cut()
+        self.reception.cut()
         return taken
 
     def _fill_backlog(self) -> None:
         """Receive the messages that have come. A message beyond the bounds is dropped."""
         for _ in range(_FILL_MESSAGES):
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
             sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
             peer, size = sender.bytes, sum(len(part) + _FRAME_OVERHEAD for part in parts)
@@ -277,14 +271,14 @@ class Acceptor:
 
     def _answer_completed(self) -> None:
         try:
-            self._reception.answer_completed(self._monotonic())
+            self.reception.answer_completed(self._monotonic())
         finally:
             self._answer()
 
     def _answer(self) -> None:
-        for peer, frames in self._reception.answers():
+        for peer, frames in self.reception.answers():
             try:
-                self._socket.send_multipart([peer, *frames], zmq.NOBLOCK)
+                self.socket.send_multipart([peer, *frames], zmq.NOBLOCK)
             except zmq.ZMQError as e:
                 # The sender has gone or does not read. It will ask again.
                 if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -295,14 +289,14 @@ class Acceptor:
         self._watch_connections()
         self._fill_backlog()
         try:
-            self._reception.extend_timeouts(self._monotonic())
+            self.reception.extend_timeouts(self._monotonic())
         finally:
             self._answer()
 
     def finish(self, seconds: float) -> None:
         """Wait up to ``seconds`` for rows that are being written, and answer their senders. Called once, at the end."""
         deadline = time.monotonic() + seconds
-        while self._reception.busy and time.monotonic() < deadline:
+        while self.reception.busy and time.monotonic() < deadline:
             self._answer_completed()
             time.sleep(WAIT_MS / 1000)
 

@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
-from zmq_datasource.messages.columns import join_frames, number, only_rows, text
+from zmq_datasource.messages.columns import number, text
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.packed import MOST_BUFFERS, MOST_ROWS, unpack_columns
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.transport.core import FrameColumn, FramesColumn, digest
 from zmq_datasource.transport.session import Envelope, Header
 
@@ -267,17 +266,8 @@ def _make_rows(message: Data, columns: dict[str, pa.Array], timestamp: int) -> p
     numbers = pa.repeat(number(message.number), message.rows)
     if "frames" in columns:
         return decode_plain(RawMessages.of_lists(columns["frames"]), timestamps, producer, numbers)
-    value, topic, bad = columns["value"], None, set[int]()
-    if "topic" in columns:
-        topic, bad = text_of(columns["topic"])
-    return message_rows(
-        value,
-        times_of(timestamps),
-        topic=topic,
-        publisher=producer,
-        sequence=numbers,
-        frames=only_rows(join_frames([columns["topic"], value]), bad) if bad else None,
-    )
+    topics = columns.get("topic", pa.nulls(message.rows, pa.binary()))
+    return decode_plain(RawMessages(topics, columns["value"]), timestamps, producer, numbers)
 
 
 # Digests.

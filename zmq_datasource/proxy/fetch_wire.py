@@ -216,7 +216,7 @@ class ReplayWire(Router):
         outbox = Outbox([SameColumn(peer), SameColumn(b""), *columns], rows.num_rows)
         self.sent += rows.num_rows
         # The last reply stands for all: when it has left, the others have too.
-        return answers.send_rows(outbox, last) and answers.send(
+        return outbox.give(self.socket, 0, last) == last and answers.send(
             peer, reply(first + last, messages.message(last), with_topic), owner, rows.nbytes
         )
 

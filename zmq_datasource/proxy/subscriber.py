@@ -14,8 +14,8 @@ import pyarrow as pa
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import ThisProcess
-from zmq_datasource.options.parser import ZmqOptions, texts_of
-from zmq_datasource.options.socket import Access, Endpoints, SocketOptions, check_security
+from zmq_datasource.options.parser import parse, texts_of
+from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
 from zmq_datasource.proxy.subscriber_session import Received, Start, SubscriberSession, Subscription
 from zmq_datasource.transport.connections import find_dead_peers
@@ -387,24 +387,19 @@ def _start(start: str | int | datetime) -> Start:
 
 
 def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
-    try:
-        connect = Endpoints.read(endpoint)
-    except ValueError as e:
-        raise OptionError(f"endpoint={endpoint!r}: {e}") from None
-    if len(connect) != 1:
-        raise OptionError(f"endpoint={endpoint!r}: a subscription has one endpoint")
-    insecure = given.get(_INSECURE, "false").lower()
     wrong = [name for name in given if not name.startswith("zmq.") and name != _INSECURE]
-    if wrong or insecure not in ("true", "false"):
+    if wrong:
         raise OptionError(
-            f"options {wrong or {_INSECURE: insecure}}: only libzmq's options are allowed, such as "
-            f"zmq_curve_serverkey, and {_INSECURE}, which is true or false"
+            f"options {wrong}: only libzmq's options are allowed, such as zmq_curve_serverkey, and {_INSECURE}"
         )
-    security = ZmqOptions(
-        {name.removeprefix("zmq."): value for name, value in given.items() if name != _INSECURE}
-    )
-    access = Access(insecure_plain=insecure == "true")
-    check_security(security, access)
+    options = parse(SocketOptions, {**given, "connect": endpoint})
+    if len(options.connect) != 1:
+        raise OptionError(f"endpoint={endpoint!r}: a subscription has one endpoint")
     return SocketSpec(
-        kind="DEALER", connect=connect, rcvhwm=100_000, sndhwm=1000, zmq=security, access=access
+        kind="DEALER",
+        connect=options.connect,
+        rcvhwm=100_000,
+        sndhwm=1000,
+        zmq=options.zmq,
+        access=options.access,
     )

@@ -53,24 +53,22 @@ class GapTable:
 
     Args:
         limit: The largest number of rows.
+
+    Attributes:
+        next_serial: The serial that the next row will have.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rows: dict[int, Gap] = {}
         self._present: dict[Key, list[Gap]] = {}
-        self._next_serial = 0
+        self.next_serial = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Gap]:
         return iter(self._rows.values())
-
-    @property
-    def next_serial(self) -> int:
-        """The serial that the next row will have."""
-        return self._next_serial
 
     def missing(self, key: Key) -> list[Gap]:
         """List the open gaps in a counter's present epoch, in order."""
@@ -87,7 +85,7 @@ class GapTable:
 
     def add(self, key: Key, epoch: int, first: int, last: int, noticed: int) -> Gap:
         """Add a gap. It must be behind all other gaps of its counter."""
-        gap = self._insert(Gap(self._next_serial, key, epoch, first, last, noticed))
+        gap = self._insert(Gap(self.next_serial, key, epoch, first, last, noticed))
         self._present.setdefault(key, []).append(gap)
         return gap
 
@@ -116,10 +114,10 @@ class GapTable:
         elif after is not None:
             after.first, after.healed = position, when
         else:
-            healed = Gap(self._next_serial, gap.key, gap.epoch, position, position, gap.noticed, when)
+            healed = Gap(self.next_serial, gap.key, gap.epoch, position, position, gap.noticed, when)
             pieces.append(self._insert(healed))
         if behind[0] <= behind[1]:
-            rest = Gap(self._next_serial, gap.key, gap.epoch, *behind, gap.noticed, None, gap.final)
+            rest = Gap(self.next_serial, gap.key, gap.epoch, *behind, gap.noticed, None, gap.final)
             pieces.append(self._insert(rest))
         if not gap.size:
             self._remove(gap)
@@ -165,14 +163,14 @@ class GapTable:
             since: For each counter, the serial from which on its rows belong to the present epoch.
         """
         self._rows = {gap.serial: gap for gap in sorted(gaps, key=lambda gap: gap.serial)}
-        self._next_serial = next_serial
+        self.next_serial = next_serial
         for gap in sorted(self._rows.values(), key=_first):
             if gap.serial >= since.get(gap.key, next_serial):
                 self._present.setdefault(gap.key, []).append(gap)
 
     def _insert(self, gap: Gap) -> Gap:
         self._rows[gap.serial] = gap
-        self._next_serial += 1
+        self.next_serial += 1
         return gap
 
     def _remove(self, gap: Gap) -> None:
@@ -229,9 +227,6 @@ class Totals:
         "log",
         numbered=True,
     )
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())

@@ -6,7 +6,7 @@ the live flow: after a restart the live flow has a new connection, which does no
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import msgspec
 
@@ -48,7 +48,7 @@ def save(tracker: SequenceTracker) -> SavedTracker:
     return SavedTracker(
         numbering=tracker.numbering,
         division=tracker.division,
-        totals=tracker.totals.to_json(),
+        totals=asdict(tracker.totals),
         names=names,
         expected=tracker.next_numbers(),
         counters=list(map(tracker.counters.__getitem__, names)),

@@ -127,7 +127,7 @@ class SequenceTracker:
             received.add(key)
         self._move_to_end(received)
         for key in received:
-            self._note_connection(key)
+            self.note_connection(key)
         if findings.gaps and self.totals.healed != healed:
             findings.gaps = self._still_open(findings.gaps)
         self._forget(findings)
@@ -183,7 +183,7 @@ class SequenceTracker:
         whole = self.numbering.whole and not self.totals.forgotten and number > self.numbering.start
         first = self.numbering.start if whole else number
         self.counters[key] = Counter(first, self.gaps.next_serial)
-        self._note_connection(key)
+        self.note_connection(key)
         if whole:
             self._add_gap(key, self.counters[key], first, number - 1, when, findings)
         self.expected[key] = number + 1
@@ -208,7 +208,7 @@ class SequenceTracker:
         counter.since = self.gaps.next_serial
         counter.sample = None
         counter.floor = min(number, self.numbering.start)
-        self._note_connection(key)
+        self.note_connection(key)
         if number > self.numbering.start:
             self._add_gap(key, counter, self.numbering.start, number - 1, when, findings)
         self._expect(key, counter, number + 1)
@@ -234,7 +234,7 @@ class SequenceTracker:
                 self._expect(key, counter, position + 1)
         self.counters[key].ended = end
         self._move_to_end({key})
-        self._note_connection(key)
+        self.note_connection(key)
         self._forget(findings)
         return findings
 
@@ -257,10 +257,6 @@ class SequenceTracker:
     def is_same_publisher(self, key: Key) -> bool:
         """Whether the endpoint's present connection is that of the latest message, or the counter is not known."""
         return key not in self.counters or self._is_on_connection(key)
-
-    def confirm_publisher(self, key: Key) -> None:
-        """Make ``is_same_publisher`` true, because a replay has shown that it is."""
-        self._note_connection(key)
 
     def track_replayed(
         self, key: Key, number: int, when: int, onwards: bool, findings: SequenceFindings
@@ -293,7 +289,7 @@ class SequenceTracker:
             self._expect(key, counter, position + 1)
             self._ahead[key] = Ahead(number + 1, begin, connection, received)
             self.expected[key] = None
-            self._note_connection(key)
+            self.note_connection(key)
         else:
             return False
         self._move_to_end({key})
@@ -342,7 +338,8 @@ class SequenceTracker:
             return 0
         return self.connections.get(key if isinstance(key, bytes) else key[self._endpoint], 0)
 
-    def _note_connection(self, key: Key) -> None:
+    def note_connection(self, key: Key) -> None:
+        """Make ``is_same_publisher`` true: a message has come by the present connection, or a replay has shown it."""
         if self._endpoint is not None:
             self._latest_connections[key] = self._connection(key)
 

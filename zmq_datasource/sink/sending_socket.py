@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 
 import zmq
@@ -203,14 +202,13 @@ class SendingSocket:
         if self.watch.possibly_lost == self._handled_losses:
             self.release_connections()
         for handle in held:
-            inode = os.fstat(handle.sock.fileno()).st_ino
-            if self._handles.setdefault(inode, handle) is not handle:
+            if self._handles.setdefault(handle.inode, handle) is not handle:
                 handle.sock.close()
 
     def release_connections(self) -> None:
         """Close all handles."""
-        for handle, _ in self._handles.values():
-            handle.close()
+        for handle in self._handles.values():
+            handle.sock.close()
         self._handles = {}
 
     def losses(self) -> int:

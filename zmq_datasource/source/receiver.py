@@ -22,7 +22,6 @@ from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.types import Location
-from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
 from zmq_datasource.source.incidents import MAX_BESIDE_LOG_BYTES, DeadLetters, Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
@@ -207,7 +206,8 @@ class Receiver:
         return pa.concat_batches(batches) if batches else _NOTHING
 
     def _take_replayed(self, channel: Channel, replayer: Replayer) -> list[pa.RecordBatch]:
-        tracker = self._tracker
+        tracker = self.intake.tracker
+        assert tracker is not None, "a replay needs numbered messages"
         connection = tracker.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
@@ -225,12 +225,6 @@ class Receiver:
         if (replayer.session.awaits_history, replayer.socket) != was:
             self._watch_sockets()
         return batches
-
-    @property
-    def _tracker(self) -> SequenceTracker:
-        tracker = self.intake.tracker
-        assert tracker is not None, "a replay needs numbered messages"
-        return tracker
 
     def _act_on(self, findings: Findings, messages: int) -> None:
         self._incidents.act_on(findings, messages)

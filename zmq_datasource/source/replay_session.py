@@ -279,7 +279,7 @@ class ReplaySession(Session):
                 self._doubt(request, now)
             return [], False
         # If the publisher no longer has the sample, nothing shows a restart: it counts as the same publisher.
-        self._tracker.confirm_publisher(self._key)
+        self._tracker.note_connection(self._key)
         request.sample = None
         return replies, False
 

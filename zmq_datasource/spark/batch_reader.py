@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -126,29 +127,21 @@ class ZmqLogReader(DataSourceReader):
         indexes = {partition: read_index(storage.of(partition)) for partition in partitions}
         starts = self._resolve(options.start or Place("earliest", None), log_id, indexes)
         ends = self._resolve(options.end or Place("latest", None), log_id, indexes, is_end=True)
-        shares: list[InputPartition] = []
-        for partition, index in indexes.items():
-            start, end = starts[partition], ends[partition]
-            for pieces in split_range(
-                index.covering(start, end),
-                start,
-                end,
-                options.min_partitions or 1,
-                options.max_bytes_per_partition,
-            ):
-                shares.append(
-                    LogInputPartition(
-                        storage.store,
-                        partition,
-                        pieces,
-                        self._rows,
-                        log_id,
-                        options.fail_on_data_loss,
-                    )
-                )
-        return shares or [
-            LogInputPartition(storage.store, 0, (), self._rows, log_id, options.fail_on_data_loss)
+        least, most = options.min_partitions or 1, options.max_bytes_per_partition
+        share = partial(
+            LogInputPartition,
+            storage.store,
+            rows=self._rows,
+            log_id=log_id,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        shares = [
+            share(partition, pieces)
+            for partition, index in indexes.items()
+            for start, end in [(starts[partition], ends[partition])]
+            for pieces in split_range(index.covering(start, end), start, end, least, most)
         ]
+        return shares or [share(0, ())]
 
     def _resolve(
         self, position: Place, log_id: str, indexes: Mapping[int, ChunkIndex], is_end: bool = False

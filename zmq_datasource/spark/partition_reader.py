@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -50,17 +50,9 @@ RETRY_SECONDS = 60.0
 _MOST_LINES = 10
 
 
-class Rows:
-    """Makes Spark's rows of messages. Spark pickles it for the executors."""
-
-    def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a task, in the order of the messages."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class MessageRows(Rows):
-    """A row for each message."""
+class MessageRows:
+    """Makes Spark's rows of messages: a row for each message. Spark pickles it for the executors."""
 
     include_frames: bool = False
 
@@ -70,8 +62,8 @@ class MessageRows(Rows):
 
 
 @dataclass(frozen=True)
-class TableRows(Rows):
-    """The rows of the values, each of which is a table."""
+class TableRows:
+    """Makes Spark's rows of messages: the rows of the values, each of which is a table."""
 
     values: ArrowValues
     mode: str
@@ -86,6 +78,9 @@ class TableRows(Rows):
         for batch in batches:
             yield from self.values.rows(batch, unfit)
         unfit.end()
+
+
+Rows: TypeAlias = MessageRows | TableRows
 
 
 class _Unfit:
@@ -137,10 +132,11 @@ def rows_for(schema: StructType, options: ReadOptions) -> Rows:
     return MessageRows(options.include_frames)
 
 
+@dataclass(eq=False, repr=False)
 class LogInputPartition(InputPartition):
     """A share of a batch: slices of chunks of one log partition.
 
-    Args:
+    Attributes:
         store: Where the log is.
         partition: The log partition.
         pieces: The slices, in the order of their ids.
@@ -152,26 +148,14 @@ class LogInputPartition(InputPartition):
         reader: The name under which a streaming query reads the log; None for a batch read.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        partition: int,
-        pieces: Sequence[Slice],
-        rows: Rows,
-        log_id: str,
-        fail_on_data_loss: bool,
-        *,
-        access: LogAccess | None = None,
-        reader: str | None = None,
-    ) -> None:
-        self.log_id = log_id
-        self.fail_on_data_loss = fail_on_data_loss
-        self.reader = reader
-        self.store = store
-        self.access = access
-        self.partition = partition
-        self.pieces = tuple(pieces)
-        self.rows = rows
+    store: Store
+    partition: int
+    pieces: Sequence[Slice]
+    rows: Rows
+    log_id: str
+    fail_on_data_loss: bool
+    access: LogAccess | None = None
+    reader: str | None = None
 
     def __repr__(self) -> str:
         ids = f"{self.pieces[0].start}..{self.pieces[-1].end}" if self.pieces else "none"

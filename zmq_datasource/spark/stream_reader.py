@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -226,28 +227,22 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Executors read object storage directly.
         access = None if self._options.wal_store else self._serving.access(feeds.storage, feeds.log_id)
         messages = sum(high - low for low, high in ranges.values())
+        share = partial(
+            LogInputPartition,
+            feeds.storage.store,
+            rows=self._rows,
+            log_id=feeds.log_id,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            access=access,
+            reader=feeds.reader.name,
+        )
         shares: list[InputPartition] = []
         for partition, (low, high) in ranges.items():
-            part = (self._options.min_partitions or 1) * (high - low) / max(1, messages)
-            for pieces in split_range(
-                chunks[partition],
-                low,
-                high,
-                math.ceil(part),
-                self._options.max_bytes_per_partition,
-            ):
-                shares.append(
-                    LogInputPartition(
-                        feeds.storage.store,
-                        partition,
-                        pieces,
-                        self._rows,
-                        feeds.log_id,
-                        self._options.fail_on_data_loss,
-                        access=access,
-                        reader=feeds.reader.name,
-                    )
-                )
+            part = math.ceil((self._options.min_partitions or 1) * (high - low) / max(1, messages))
+            most = self._options.max_bytes_per_partition
+            shares += [
+                share(partition, pieces) for pieces in split_range(chunks[partition], low, high, part, most)
+            ]
         if not self._options.fail_on_data_loss:
             begins = {partition: low for partition, (low, _) in ranges.items()}
             self._skipped.plan(feeds, offsets.begin_of(start, end).next, begins)
@@ -321,14 +316,7 @@ class RefusedStreamReader(DataSourceStreamReader):
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def initialOffset(self) -> dict[str, Any]:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise OptionError(self._why)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        raise OptionError(self._why)
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        raise OptionError(self._why)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise OptionError(self._why)
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815 - Spark's names

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import zmq
 
 from zmq_datasource.transport.connections import find_dead_peers
-from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.spec import frame_limit
 
 __all__ = ["Answers", "set_router_options"]
@@ -71,7 +70,7 @@ class Answers:
 
         Args:
             owner: The answer counts for this owner until libzmq has sent its last frame; None does not count it.
-            size: The bytes that count; by default those of the frames. Set it if ``send_rows`` sent the first rows.
+            size: The bytes that count; by default those of the frames. Set it if rows were sent before.
         """
         *parts, last = frames
         for part in parts:
@@ -99,14 +98,6 @@ class Answers:
         if has_place:
             self.finish(peer, frames, owner, size)
         return has_place
-
-    def send_rows(self, outbox: Outbox, rows: int) -> bool:
-        """Send rows, each with its client as the first frame; return False if a client's queue had no room for a row.
-
-        Raises:
-            zmq.ZMQError: EHOSTUNREACH: the client is gone.
-        """
-        return outbox.give(self._socket, 0, rows) == rows
 
     def connections_of(self, owner: Hashable) -> list[bytes]:
         """The clients to which answers of an owner are on their way, one entry for each answer."""

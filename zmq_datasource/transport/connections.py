@@ -184,7 +184,7 @@ def _as_in_table(sock: stdlib_socket.socket, address: Any) -> str:
     return f"{native.hex().upper()}:{address[1]:04X}"
 
 
-def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int) -> bool:
+def ended_in_order(held: Sequence[Handle], ends: int) -> bool:
     """Whether each peer that has ended its connection had read everything that was sent to it.
 
     Over tcp a peer that has read everything ends the stream; a peer that leaves something unread, or receives
@@ -192,10 +192,10 @@ def ended_in_order(held: Sequence[tuple[stdlib_socket.socket, bool]], ends: int)
     over ipc never counts as in order.
 
     Args:
-        held: Handles on connections, and whether each is ipc.
+        held: Handles on connections.
         ends: How many connections have ended. If fewer tcp connections in ``held`` have, the answer is False.
     """
-    over = [sock for sock, ipc in held if not ipc and ended(sock)]
+    over = [handle.sock for handle in held if not handle.ipc and ended(handle.sock)]
     # The peer's system may still refuse what it has not acknowledged.
     written = wait_until_written(over, time.monotonic() + _ANSWER_SECONDS)
     return written and ends <= len(over) and not any(ended(sock, by_reset=True) for sock in over)
@@ -213,10 +213,11 @@ def ended(sock: stdlib_socket.socket, by_reset: bool = False) -> bool:
 
 
 class Handle(NamedTuple):
-    """A second handle on a connection, to be closed; and whether the connection is ipc."""
+    """A second handle on a connection, to be closed; whether the connection is ipc, and its inode."""
 
     sock: stdlib_socket.socket
     ipc: bool
+    inode: int
 
 
 class Connection(NamedTuple):
@@ -273,10 +274,9 @@ class Connections:
         """The state of all connections."""
         found = []
         for handle in self._each():
-            inode = os.fstat(handle.sock.fileno()).st_ino
             unsent = unwritten(handle.sock)
             taken, received = bytes_passed(handle.sock, handle.ipc, unsent)
-            found.append(Connection(inode, _peer_name(handle), unsent, taken, received))
+            found.append(Connection(handle.inode, _peer_name(handle), unsent, taken, received))
         return found
 
     def bytes_received(self) -> int:
@@ -286,7 +286,7 @@ class Connections:
     def hang_up(self, connection: Connection) -> None:
         """End one connection, for which libzmq has no call, and discard what it sends. The peer may connect again."""
         for handle in self._each():
-            if os.fstat(handle.sock.fileno()).st_ino == connection.inode:
+            if handle.inode == connection.inode:
                 if not handle.ipc and sys.platform == "linux":
                     _reset(handle.sock)
                 with suppress(OSError):  # it has ended already
@@ -336,11 +336,10 @@ def _second_handle(descriptor: int, inode: int, ipc: bool) -> Handle | None:
         copy = os.dup(descriptor)
     except OSError:
         return None
-    if (
-        _inode_of(copy) == inode
-    ):  # checked on the copy, because the descriptor may become that of another file at any time
+    # Checked on the copy, because the descriptor may become that of another file at any time.
+    if _inode_of(copy) == inode:
         with suppress(OSError):
-            return Handle(stdlib_socket.socket(fileno=copy), ipc)
+            return Handle(stdlib_socket.socket(fileno=copy), ipc, inode)
     os.close(copy)
     return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
 import socket as stdlib_socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -120,11 +119,11 @@ class OpenSocket:
             if self._authenticator is not None:
                 self._authenticator.stop()
             self._context.term()
-            streams = [sock for sock, ipc in held if ipc]
+            streams = [handle.sock for handle in held if handle.ipc]
             read, broken = _end_streams(streams, deadline)
             if linger:
-                known = {_inode(handle) for handle in held}
-                held += [handle for handle in before if _inode(handle) not in known]
+                known = {handle.inode for handle in held}
+                held += [handle for handle in before if handle.inode not in known]
             self.lost = broken or not ended_in_order(held, self.watch.possibly_lost - lost_before)
         return written and read and time.monotonic() < deadline
 
@@ -146,11 +145,11 @@ class OpenSocket:
             now = time.monotonic()
             end, deadline, empty, before = now + most, now + stall_seconds, 0, None
             while empty < checks:
-                unsent = [unwritten(sock) for sock, _ in held]
+                unsent = [unwritten(handle.sock) for handle in held]
                 if any(unsent) or not io_threads_sleep(self._threads):
                     taken = [
-                        bytes_passed(sock, ipc, left)[0]
-                        for (sock, ipc), left in zip(held, unsent, strict=True)
+                        bytes_passed(handle.sock, handle.ipc, left)[0]
+                        for handle, left in zip(held, unsent, strict=True)
                     ]
                     empty = 0
                     if taken != before:
@@ -160,17 +159,13 @@ class OpenSocket:
                 else:
                     empty += 1
                 time.sleep(CHECK_SECONDS)
-            return not any(ended(sock) for sock, _ in held)
+            return not any(ended(handle.sock) for handle in held)
 
     def _handles(self, stack: ExitStack) -> list[Handle]:
         handles = self.watch.handles()
         for handle in handles:
             stack.enter_context(handle.sock)
         return handles
-
-
-def _inode(handle: Handle) -> int:
-    return os.fstat(handle.sock.fileno()).st_ino
 
 
 def _warn_of_strangers(spec: SocketSpec) -> None:

@@ -84,10 +84,6 @@ class BinarySequence:
             value = int.from_bytes(frame[self.offset : end], self.endian, signed=self.signed)
         return _within(value, self.low, self.high)
 
-    def write_all(self, numbers: pa.Array) -> pa.Array:
-        """Restore the frames that had these numbers."""
-        return numbers_to(numbers, self.width, self.endian)
-
     def fitting(self, frames: pa.Array) -> pa.Array:
         sizes = pc.binary_length(frames)
         if self.offset is None:
@@ -299,7 +295,7 @@ class Layout:
         places = {
             self.topic: topics,
             self.publisher: publishers,
-            self.sequence.frame: self.sequence.write_all(sequences),
+            self.sequence.frame: numbers_to(sequences, self.sequence.width, self.sequence.endian),
             self.value: values,
         }
         columns = [places[at] for at in range(self.frames)]

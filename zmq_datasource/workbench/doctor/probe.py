@@ -236,7 +236,7 @@ class Probe:
         A figure is None if this system does not show it, such as the send buffer of a peer on another machine.
         """
         with ExitStack() as stack:
-            streams = [stack.enter_context(stream) for stream, _ in self._watch.handles()]
+            streams = [stack.enter_context(handle.sock) for handle in self._watch.handles()]
             return _sum(list(map(unread, streams))), _sum(list(map(unsent_by_peer, streams)))
 
     @property
@@ -244,7 +244,7 @@ class Probe:
         """The limits of our socket as libzmq and the kernel report them, and the bytes that wait in the kernel now."""
         ours, theirs = self.kernel_bytes()
         rcvbuf = sndbuf = None
-        for stream, _ in self._watch.handles():
+        for stream in (handle.sock for handle in self._watch.handles()):
             with stream:
                 rcvbuf = stream.getsockopt(SOL_SOCKET, SO_RCVBUF)
                 sndbuf = stream.getsockopt(SOL_SOCKET, SO_SNDBUF)
