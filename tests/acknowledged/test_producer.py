@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -48,6 +49,32 @@ FAST = {"zmq.reconnect_ivl": "20"}
 @pytest.fixture(autouse=True)
 def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_sooner(monkeypatch)
+
+
+def test_a_message_of_another_asyncio_task_does_not_join_a_transaction() -> None:
+    """It would be dropped with the transaction, and its own flush would succeed."""
+    producer = Producer(free_endpoint())
+
+    async def fail_in_a_transaction(sent: asyncio.Event) -> None:
+        with producer.transaction():
+            producer.send(b"of this task")
+            await sent.wait()
+            raise ZeroDivisionError
+
+    async def run() -> None:
+        sent = asyncio.Event()
+        other = asyncio.create_task(fail_in_a_transaction(sent))
+        await asyncio.sleep(0)
+        for act in (lambda: producer.send(b"of another task"), producer.flush):
+            with pytest.raises(TransactionError, match="while another asyncio task is in transaction"):
+                act()
+        sent.set()
+        with pytest.raises(ZeroDivisionError):
+            await other
+        producer.send(b"now")
+
+    asyncio.run(run())
+    producer.close()
 
 
 def test_flushed_messages_are_in_the_log(tmp_path: Path) -> None:

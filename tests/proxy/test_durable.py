@@ -17,7 +17,7 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from tests.support import Socket, keep_handlers, stream_options, wait_for
+from tests.support import Socket, free_endpoint, keep_handlers, stream_options, wait_for
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import Client, ProxyThreads, endpoints, receive, subscriber
 from zmq_datasource import (
@@ -591,6 +591,13 @@ def test_an_acknowledgement_that_gets_no_answer_loses_nothing(
         assert take(me, 4) == [b"2", b"3", b"4", b"5"]
         me.ack(5, wait=True)
         me.__exit__(None, None, None)
+
+
+def test_a_subscriber_outside_of_its_block_is_an_error_that_says_so() -> None:
+    me = DurableSubscriber(free_endpoint(), "me")
+    for act in (me.receive, me.receive_batch, me.forget, lambda: me.seek("earliest"), lambda: me.ack(0)):
+        with pytest.raises(OptionError, match="outside of its block"):
+            act()
 
 
 @pytest.mark.parametrize("seconds", [0.2, 5.0])

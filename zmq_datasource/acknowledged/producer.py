@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import uuid
@@ -26,6 +27,15 @@ __all__ = ["Producer"]
 # What a message takes in memory besides its bytes.
 _MESSAGE_OVERHEAD = 64
 _MOST_BYTES = 1 << 30
+
+
+def _current_task() -> object:
+    """The asyncio task that runs in this thread; None if there is none."""
+    asyncio = sys.modules.get("asyncio")  # without it there is no task, and it takes a moment to import
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
 
 
 @dataclass
@@ -64,8 +74,9 @@ class Producer:
     again, and it finds out whether the commit took place. A transaction that the receiver refuses is dropped: run its
     block again. But if a ``TransactionError`` says that another program has used the name, close the producer. If a
     program dies before its flush was answered, ``last_committed`` tells its successor of the same name whether the
-    commit took place. The methods may be called from any thread; calls wait for each other. A forked child cannot use a
-    producer of its parent.
+    commit took place. The methods may be called from any thread; calls wait for each other. In asyncio, a task that
+    calls a method while another task is in ``transaction()`` gets an error. A forked child cannot use a producer of its
+    parent.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.
@@ -102,6 +113,7 @@ class Producer:
         self._uplink: Uplink | None = None
         self._next: int | None = None
         self._in_block = False
+        self._task: object = None  # the asyncio task of the open block
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -133,7 +145,7 @@ class Producer:
 
         Raises:
             SocketError: The flush has failed, and the message was not taken.
-            TransactionError: The open transaction is larger than ``max_bytes``.
+            TransactionError: The open transaction is larger than ``max_bytes``, or it is that of another asyncio task.
             RowError: The message is larger than a receiver takes, or has a text that UTF-8 cannot encode.
         """
         self._process.check()
@@ -148,6 +160,7 @@ class Producer:
                 )
         with self._lock:
             self._check_open()
+            self._check_task()
             if self._kept_bytes and self._kept_bytes + size > self._max_bytes:
                 if self._in_block:
                     raise TransactionError(
@@ -170,6 +183,7 @@ class Producer:
         """
         self._process.check()
         with self._lock:
+            self._check_task()
             if self._in_block:
                 raise TransactionError("flushing within a transaction: leave its block to commit it")
             self._flush(is_block=False)
@@ -213,7 +227,7 @@ class Producer:
                     "flush(), which commits it if it is not there, and then begin"
                 )
             self.flush()
-            self._in_block = True
+            self._in_block, self._task = True, _current_task()
             try:
                 yield self
             except BaseException:
@@ -235,6 +249,14 @@ class Producer:
     def _check_open(self) -> None:
         if self._closed:
             raise OptionError("this producer is closed")
+
+    def _check_task(self) -> None:
+        """Refuse another asyncio task than that of the open transaction: its message would be part of it."""
+        if self._in_block and _current_task() is not self._task:
+            raise TransactionError(
+                "using a producer while another asyncio task is in transaction(): wait for the end of its block, or "
+                "make a producer for each task"
+            )
 
     def _connected(self) -> Uplink:
         self._check_open()

@@ -249,7 +249,7 @@ class DurableSubscriber:
 
     def _wait_for(self, take: Callable[[], _T | None], timeout: float | None) -> _T | None:
         """Acknowledge what the caller has, and wait until ``take`` returns something; None if that takes too long."""
-        self._process.check()
+        self._check_open()
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
         # The proxy is not to blame for the time that the caller was busy.
@@ -270,6 +270,14 @@ class DurableSubscriber:
                     return None
         return taken
 
+    def _check_open(self) -> None:
+        self._process.check()
+        if not self._link.is_open:
+            raise OptionError(
+                f"using the DurableSubscriber {self._name} outside of its block: write "
+                "with DurableSubscriber(...) as subscriber: ..., and call its methods there"
+            )
+
     def _hand_over(self, received: Received) -> DurableMessage:
         number, frames = received
         if self._auto_ack:
@@ -287,7 +295,7 @@ class DurableSubscriber:
             OptionError: There was no such message yet.
             NoPeerError, SubscriptionError: With ``wait``: the proxy was away for ``timeout``, or has refused.
         """
-        self._process.check()
+        self._check_open()
         session = self._session
         done = message if isinstance(message, int) else message.id
         if session.inbox.handed is None or done > session.inbox.handed:
@@ -314,7 +322,7 @@ class DurableSubscriber:
             NoPeerError: The proxy does not answer.
             SubscriptionError: The proxy has refused.
         """
-        self._process.check()
+        self._check_open()
         self._given = None
         self._session.seek(_start(to), time.monotonic())
         self._link.send_outbox()
@@ -328,7 +336,7 @@ class DurableSubscriber:
             NoPeerError: The proxy does not answer.
             SubscriptionError: The proxy has refused.
         """
-        self._process.check()
+        self._check_open()
         self._given = None
         self._session.forget(time.monotonic())
         self._link.send_outbox()

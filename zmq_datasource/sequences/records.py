@@ -223,7 +223,8 @@ class Totals:
     forgotten: int = counted(
         "publishersForgotten",
         "publishers",
-        "The number of counters that were forgotten because there were more than `maxPublishers`.",
+        "The number of counters that were forgotten because there were more than `maxPublishers`. Counters of "
+        "publishers that have announced their end are not included.",
         "log",
         numbered=True,
     )

@@ -121,7 +121,12 @@ def _facts(one: Examined) -> Iterator[tuple[str, str]]:
     greeting, handshake = one.greeting, one.handshake
     if greeting.state == "greeted":
         kind = greeting.socket_type or "socket type not known before the handshake"
-        yield "peer", f"{kind}, ZMTP {greeting.version}, security {greeting.mechanism}"
+        yield (
+            "peer",
+            f"ZMTP {greeting.version}: {greeting.reason}"
+            if greeting.reason
+            else f"{kind}, ZMTP {greeting.version}, security {greeting.mechanism}",
+        )
     elif greeting.state != "not_asked":
         yield "peer", greeting.reason
     words = {"succeeded": "succeeded", "failed": "failed", "hung_up": "the peer hung up", "none": "none"}
