@@ -51,7 +51,7 @@ def test_the_log_of_a_query_is_private(context: Context, place: Path) -> None:
         query.until(10)
         files(place)
     names = files(place)
-    assert {"placing.lock", "writer.lock"} <= names
+    assert {"all.records.lock", "writer.lock"} <= names
     assert {".arrow", ".json", ".lock", ".parquet"} <= {Path(name).suffix for name in names}
 
 

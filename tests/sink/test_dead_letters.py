@@ -18,7 +18,7 @@ from zmq_datasource.errors import DeadLetterError, SendTimeoutError
 from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.sink.unsent import StagedDeadLetters, UnsentRow, abort_dead_letters, commit_dead_letters
+from zmq_datasource.sink.unsent import StagedDeadLetters, abort_dead_letters, commit_dead_letters
 
 Context = zmq.Context[Socket]
 VALUE = b"x" * 1000
@@ -35,7 +35,7 @@ def stage(
 ) -> list[str]:
     with StagedDeadLetters(Location(location), query, batch, partition) as staged:
         for value in values:
-            staged.add(UnsentRow(b"t", value, None), "hwm")
+            staged.add("hwm", b"t", value)
     return staged.names
 
 
@@ -178,7 +178,7 @@ def test_a_task_that_fails_leaves_nothing_and_its_own_error(
 
     def fail() -> None:
         with StagedDeadLetters(Location(tmp_path), "q", 7, 0) as staged:
-            staged.add(UnsentRow(b"t", b"x" * (8 << 20), None), "hwm")
+            staged.add("hwm", b"t", b"x" * (8 << 20))
             assert list(tmp_path.rglob("*.parquet"))
             raise ValueError("the real error")
 

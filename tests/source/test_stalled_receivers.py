@@ -185,7 +185,7 @@ def bucket(server: BucketServer) -> str:
 
 def lose_lock(directory: str) -> None:
     """Lose the locks, as on a shared file system that gives the locks of a host to another one."""
-    for lock in ("0/writer.lock", "readers/placing.lock"):
+    for lock in ("0/writer.lock", "readers/all.records.lock"):
         Path(directory, lock).unlink(missing_ok=True)
 
 

@@ -197,7 +197,8 @@ class Child:
             with self._changed:
                 self.status = message.get("status", self.status)
                 if "error" in message:
-                    self.error = _error_of(*message["error"])
+                    name, text = message["error"]
+                    self.error = getattr(errors, name, SocketError)(text)
                 self._changed.notify_all()
         with self._changed:
             self.ended = True
@@ -255,8 +256,3 @@ def _close_all_in_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all_in_fork)
-
-
-def _error_of(name: str, message: str) -> Exception:
-    kind = getattr(errors, name, SocketError)
-    return kind(message) if issubclass(kind, ZmqDataSourceError) else SocketError(message)

@@ -239,7 +239,7 @@ class SendingSocket:
             Whether all messages have left, and whether messages may be lost with a connection that ended meanwhile.
         """
         try:
-            flushed = self._open.closed or self._open.close(linger, list(self._handles.values()))
+            flushed = self._open.socket.closed or self._open.close(linger, list(self._handles.values()))
         finally:
             self.release_connections()
         return flushed, self._open.lost

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 
@@ -27,21 +27,13 @@ from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.in_flight import RowBatch
 
-__all__ = ["StagedDeadLetters", "Unsent", "UnsentRow", "abort_dead_letters", "commit_dead_letters"]
+__all__ = ["StagedDeadLetters", "Unsent", "abort_dead_letters", "commit_dead_letters"]
 
 _log = logging.getLogger(__name__)
 
 # The reason of rows that may have been lost with a connection.
 _LOST = "connection_lost"
 _LOG_SECONDS = 5.0
-
-
-class UnsentRow(NamedTuple):
-    """A row that was not sent: topic and value, or frames."""
-
-    topic: bytes | None
-    value: bytes | None
-    frames: list[bytes] | None
 
 
 _ROW_SCHEMA = pa.schema(
@@ -80,7 +72,9 @@ class StagedDeadLetters:
     def __enter__(self) -> Self:
         return self
 
-    def add(self, row: UnsentRow, reason: str) -> None:
+    def add(
+        self, reason: str, topic: bytes | None, value: bytes | None, frames: list[bytes] | None = None
+    ) -> None:
         """Keep a row with the reason why it was not sent. It is in a file when the ``with`` block has ended.
 
         Raises:
@@ -90,11 +84,13 @@ class StagedDeadLetters:
             {
                 "timestamp": time.time_ns() // 1000,
                 "reason": reason,
-                **row._asdict(),
+                "topic": topic,
+                "value": value,
+                "frames": frames,
                 "partition": self._partition,
             }
         )
-        self._bytes += len(row.topic or b"") + len(row.value or b"") + sum(map(len, row.frames or ())) + 200
+        self._bytes += len(topic or b"") + len(value or b"") + sum(map(len, frames or ())) + 200
         if self._bytes >= _STAGED_BYTES:
             self._write()
 
@@ -200,16 +196,9 @@ class Unsent:
         if self._dead_letters is None:
             self._counters.dropped[reason] += 1
         else:
-            self._dead_letters.add(_row(batch, at), reason)
+            columns = (batch.topics, batch.values, batch.frames)
+            self._dead_letters.add(reason, *(None if each is None else each[at].as_py() for each in columns))
             self._counters.dead_lettered[reason] += 1
-
-
-def _row(batch: RowBatch, at: int) -> UnsentRow:
-    topic, value, frames = (
-        None if column is None else column[at].as_py()
-        for column in (batch.topics, batch.values, batch.frames)
-    )
-    return UnsentRow(topic, value, frames)
 
 
 def commit_dead_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from zmq_datasource.errors import OptionError, SocketError
-from zmq_datasource.messages.columns import binary_of
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.receive import receive_until
@@ -42,6 +41,8 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 # A job that has run for this long before it fails is started again after the first pause.
 _SETTLED_SECONDS = 60.0
+# A task gives a row if it has failed at its end.
+_FAILURES = pa.schema([("failure", pa.string())])
 
 
 def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receivers:
@@ -70,7 +71,7 @@ def start_receivers(spark: SparkSession, options: Mapping[str, str]) -> Receiver
         )
     check_options(parsed)
     _refuse_idle_timeout(spark)
-    return Receivers(spark, given, parsed)
+    return Receivers(spark, parsed)
 
 
 def _refuse_idle_timeout(spark: SparkSession) -> None:
@@ -97,10 +98,10 @@ class Receivers:
         failure: The error of the last job that has failed.
     """
 
-    def __init__(self, spark: SparkSession, given: Mapping[str, str], parsed: StreamReadOptions) -> None:
+    def __init__(self, spark: SparkSession, options: StreamReadOptions) -> None:
         self._spark = spark
-        self._given = dict(given)
-        self._storage = log_storage(parsed)
+        self._options = options
+        self._storage = log_storage(options)
         self._storage.open_log()  # a query may start before the first task
         self._token = uuid.uuid4().hex
         self._ending = threading.Event()
@@ -109,7 +110,7 @@ class Receivers:
         self._failed_at_end: Exception | None = None
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"zmq-receivers-{number}", daemon=True)
-            for number in range(parsed.receivers)
+            for number in range(options.receivers)
         ]
         for thread in self._threads:
             thread.start()
@@ -189,10 +190,9 @@ class Receivers:
 
     def _run_job(self, number: int) -> None:
         numbers = self._spark.range(number, number + 1, 1, 1)
-        failures = numbers.mapInArrow(_task(self._given, self._token), "failure STRING")
+        failures = numbers.mapInArrow(_task(self._options, self._token), "failure STRING")
         for (failure,) in failures.collect():
-            if failure is not None:
-                raise SocketError(failure)
+            raise SocketError(failure)
 
 
 def _is_stopped(spark: SparkSession) -> bool:
@@ -201,24 +201,24 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 def _task(
-    given: Mapping[str, str], token: str
+    options: StreamReadOptions, token: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def receive(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            failures = [_receive(given, token, number) for number in batch.column(0).to_pylist()]
-            texts = binary_of([None if failure is None else failure.encode() for failure in failures])
-            yield pa.RecordBatch.from_arrays([texts.cast(pa.string())], ["failure"])
+            for number in batch.column(0).to_pylist():
+                failure = _receive(options, token, number)
+                if failure is not None:
+                    yield pa.RecordBatch.from_pylist([{"failure": failure}], _FAILURES)
 
     return receive
 
 
-def _receive(given: Mapping[str, str], token: str, partition: int) -> str | None:
+def _receive(options: StreamReadOptions, token: str, partition: int) -> str | None:
     """Receive until ``stop`` is called. Returns the error that receiving has met after that; None if there was none.
 
     This error is not raised, because Spark would repeat the task, and the repeated task would succeed.
     """
     set_up_worker()
-    options = parse(StreamReadOptions, given)
     storage = log_storage(options)
 
     def stopped(seconds: float) -> bool:

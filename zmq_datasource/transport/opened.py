@@ -86,10 +86,6 @@ class OpenSocket:
             self.close(linger=0)
             raise
 
-    @property
-    def closed(self) -> bool:
-        return bool(self.socket.closed)
-
     def close(self, linger: int, before: Sequence[Handle] = ()) -> bool:
         """Close the socket, and wait up to ``linger`` milliseconds (-1: without limit) for its queued messages.
 
