@@ -19,6 +19,10 @@ from tests.support.streams import committed_rows, session_with, start, wait_unti
 from zmq_datasource import reason
 
 pytestmark = pytest.mark.spark
+FROM_4_3 = pytest.mark.skipif(
+    pyspark.__version__.startswith("4.2."),
+    reason="Spark 4.2 goes by the place of a source, also if it has a name",
+)
 Context = zmq.Context[Socket]
 
 
@@ -97,6 +101,7 @@ class Feeds:
         return self._directory / f"wal-{name}"
 
 
+@FROM_4_3
 @pytest.mark.slow
 def test_named_feeds_are_swapped_added_and_removed_on_one_checkpoint(
     evolving: SparkSession, context: Context, tmp_path: Path
@@ -109,6 +114,7 @@ def test_named_feeds_are_swapped_added_and_removed_on_one_checkpoint(
     assert feeds.rows() == ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1"]
 
 
+@FROM_4_3
 @pytest.mark.slow
 def test_a_feed_that_returns_after_other_batches_begins_at_starting_offsets(
     evolving: SparkSession, context: Context, tmp_path: Path
@@ -166,7 +172,8 @@ def test_spark_refuses_feeds_without_names_and_feeds_of_one_name(
         Feeds(spark, context, tmp_path).read("a")
 
 
-def test_from_4_3_spark_refuses_names_on_a_checkpoint_that_began_without_them(
+@FROM_4_3
+def test_spark_refuses_names_on_a_checkpoint_that_began_without_them(
     spark: SparkSession, evolving: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -178,5 +185,4 @@ def test_from_4_3_spark_refuses_names_on_a_checkpoint_that_began_without_them(
             wait_for(lambda query=query: query.exception() or query.lastProgress, "a batch", 60)
         finally:
             query.stop()
-    is_refused = "CANNOT_ENABLE_ON_EXISTING_CHECKPOINT" in str(query.exception())
-    assert is_refused == (not pyspark.__version__.startswith("4.2."))
+    assert "CANNOT_ENABLE_ON_EXISTING_CHECKPOINT" in str(query.exception())
