@@ -566,6 +566,14 @@ def test_a_flood_of_topics_is_ended_while_the_proxy_is_inside_libzmq(
         wait_for(lambda: published.status()["disconnected"] >= 1, "the flood is ended")
 
 
+@pytest.mark.parametrize(("wanted", "set_to"), [(None, 64 << 10), (4096, 4096), (1 << 20, 64 << 10)])
+def test_the_kernel_keeps_few_requests_of_a_subscriber(wanted: int | None, set_to: int) -> None:
+    given = {} if wanted is None else {"zmq.rcvbuf": str(wanted)}
+    options = parse(ProxyOptions, {**endpoints("pull", "publish"), "walLocation": "/unused", **given})
+    with closing(backend.Backend(options)) as published:
+        assert published.socket.getsockopt(zmq.RCVBUF) == set_to
+
+
 def test_topics_of_ended_subscribers_count_until_libzmq_has_freed_them() -> None:
     bounds = backend.RequestBounds(bytes=1000, total_bytes=2000, allowed_bytes=0, allowed_bytes_per_second=0)
     for freed, expected in ((False, ["b", "c"]), (True, [])):

@@ -367,6 +367,16 @@ def test_silence_is_counted_only_while_the_caller_listens() -> None:
         here.pass_time(1)
 
 
+def test_time_in_which_the_proxy_was_heard_is_not_excused_twice() -> None:
+    """As when the caller was busy, and then waited for an acknowledgement."""
+    here = Subscribed(timeout=5)
+    here.now = 100.0
+    here.it.restart_silence(100)
+    here.it.excuse_silence(0, 100)
+    with pytest.raises(NoPeerError):
+        here.pass_time(6)
+
+
 def test_a_proxy_that_is_not_asked_is_not_silent() -> None:
     here = Subscribed(timeout=5)
     here.fill_memory()

@@ -75,8 +75,8 @@ class Producer:
     block again. But if a ``TransactionError`` says that another program has used the name, close the producer. If a
     program dies before its flush was answered, ``last_committed`` tells its successor of the same name whether the
     commit took place. The methods may be called from any thread; calls wait for each other. In asyncio, a task that
-    calls a method while another task is in ``transaction()`` gets an error. A forked child cannot use a producer of its
-    parent.
+    sends, flushes or begins a transaction while another task is in ``transaction()`` gets an error. A forked child
+    cannot use a producer of its parent.
 
     Args:
         endpoint: Where the receiver is bound, as in ``tcp://host:port``.

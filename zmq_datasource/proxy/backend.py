@@ -154,9 +154,8 @@ class Subscribers:
         self._counters = counters
         self._stall_timeout = stall_timeout
         self._stalled: dict[int, _Stalled] = {}
-        self._held: dict[
-            int, int
-        ] = {}  # of disconnected subscribers: bytes that libzmq has not freed, by inode
+        # By inode, the bytes of disconnected subscribers that libzmq has not freed.
+        self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}  # when each connection was seen first
         self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
 
@@ -287,7 +286,8 @@ class Backend:
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
         sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
-        sock.setsockopt(zmq.RCVBUF, _REQUEST_RCVBUF)
+        if not 0 <= int(sock.getsockopt(zmq.RCVBUF)) <= _REQUEST_RCVBUF:  # a user may want less
+            sock.setsockopt(zmq.RCVBUF, _REQUEST_RCVBUF)
         sock.setsockopt(zmq.XPUB_VERBOSE, 1)  # see _Topics.change
         sock.setsockopt(zmq.XPUB_NODROP, 1)
 
@@ -371,17 +371,17 @@ class Backend:
 
     def _check_subscribers(self) -> None:
         """Disconnect subscribers that read nothing or ask for too much, several times a second; until ``close``."""
-        pause, rounds = _CHECK_SECONDS, 0
+        pause, ended_in = _CHECK_SECONDS, 0
         try:
             while not self._closing.wait(pause):
-                began = time.monotonic()
+                began, before = time.monotonic(), self._counters.disconnected
                 # In the first of two rounds libzmq notices that connections have ended.
-                freed = self.rounds >= rounds + 2
-                if freed:
-                    rounds = self.rounds
+                freed = self.rounds >= ended_in + 2
                 with self._checking:
                     # Only this thread reads the socket's monitor.
                     self._subscribers.check(self._opened.watch.open_connections(), began, freed)
+                if self._counters.disconnected != before:
+                    ended_in = self.rounds
                 pause = max(_CHECK_SECONDS, _CHECK_PAUSES * (time.monotonic() - began))
         except Exception as e:
             self._check_failure = e

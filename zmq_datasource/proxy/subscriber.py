@@ -129,7 +129,7 @@ class DurableSubscriber:
 
     @property
     def lost(self) -> int:
-        """How many messages the proxy had deleted (``walMaxBytes``) before it could send them here."""
+        """How many messages the proxy had deleted (``walMaxBytes``) before it could send them to the present block."""
         return self._session.lost
 
     @property
@@ -253,7 +253,7 @@ class DurableSubscriber:
         self._acknowledge_given()
         session, now = self._session, time.monotonic()
         # The proxy is not to blame for the time that the caller was busy.
-        session.excuse_silence(now - self._listened_at)
+        session.excuse_silence(self._listened_at, now)
         self._listened_at = now
         # Also while messages are in memory: the session sends the position, and asks for more.
         if now >= self._next_turn:

@@ -224,9 +224,9 @@ class SubscriberSession(RequestSession):
         """Count the proxy's silence from now on. Called when the caller begins to wait for an answer."""
         self._last_word = now
 
-    def excuse_silence(self, seconds: float) -> None:
-        """Take so many seconds out of the proxy's silence, because the caller was busy and did not listen."""
-        self._last_word += seconds
+    def excuse_silence(self, since: float, now: float) -> None:
+        """Take the time since ``since`` out of the proxy's silence: the caller was busy and did not listen."""
+        self._last_word = min(now, self._last_word + now - since)
 
     @property
     def has_unconfirmed(self) -> bool:

@@ -191,10 +191,10 @@ class OffsetIds:
             DataLossError: A partition is missing, and the offset is from the checkpoint.
         """
         missing = sorted(set(offset.next) - self._parts.keys())
-        if not missing or offset.log not in (
-            None,
-            self._feeds.log_id,
-        ):  # ``id_of`` refuses the offset of another log
+        if not missing:
+            self._away = []
+            return
+        if offset.log not in (None, self._feeds.log_id):  # ``id_of`` refuses the offset of another log
             return
         if offset.log is None:
             raise not_there("startingOffsets", missing, sorted(self._parts))
