@@ -67,8 +67,8 @@ certificate, the key that the option needs. |
 | `env:NAME`, as in `env:FEED_PASSWORD` | the value of this environment variable |
 
 Each process that opens a socket looks there for itself: the driver for a streaming source, an executor for a batch
-read of a socket, the executors for `start_receivers`, and the driver and every executor for a sink. Certificates are
-made by `zmq-datasource keygen feed` (`feed.key`, `feed.key_secret`), by `zmq.auth` and by czmq.
+read of a socket, and the driver and every executor for a sink. Certificates are made by `zmq-datasource
+keygen feed` (`feed.key`, `feed.key_secret`), by `zmq.auth` and by czmq.
 
 ```python
 secured = (
@@ -96,7 +96,7 @@ ERRORS = """\
 Generated from `zmq_datasource/errors.py` by `make docs`.
 
 Every error of this package is a `ZmqDataSourceError`. Its message says what was being done, why it did not succeed, and
-what to do. `Producer`, `DurableSubscriber`, `Proxy`, `metrics` and `start_receivers` raise these classes themselves:
+what to do. `Producer`, `DurableSubscriber`, `Proxy` and `metrics` raise these classes themselves:
 
 ```python
 from zmq_datasource import ZmqDataSourceError

@@ -32,8 +32,6 @@ API = {
         "live_view",
         "metrics_dataframe",
         "ZmqMetricsListener",
-        "start_receivers",
-        "Receivers",
     ],
     "Values": [
         "functions.from_msgpack",

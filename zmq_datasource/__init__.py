@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from zmq_datasource.spark.datasource import ZmqDataSource
     from zmq_datasource.spark.listener import ZmqMetricsListener
     from zmq_datasource.spark.queries import QueryMetrics, live_view, metrics, metrics_dataframe, reason
-    from zmq_datasource.spark.receivers import Receivers, start_receivers
     from zmq_datasource.spark.registration import register
 
 __version__ = "0.2.0"
@@ -72,7 +71,6 @@ __all__ = [
     "ProtocolError",
     "Proxy",
     "QueryMetrics",
-    "Receivers",
     "RowError",
     "SendTimeoutError",
     "SocketError",
@@ -88,7 +86,6 @@ __all__ = [
     "metrics_dataframe",
     "reason",
     "register",
-    "start_receivers",
 ]
 
 # These names are imported on first use: a receiver, a proxy or a Producer needs no Spark, and importing everything
@@ -99,7 +96,6 @@ _HOMES = {
     "Producer": "acknowledged.producer",
     "Proxy": "proxy.handle",
     "QueryMetrics": "spark.queries",
-    "Receivers": "spark.receivers",
     "ZmqDataSource": "spark.datasource",
     "ZmqMetricsListener": "spark.listener",
     "live_view": "spark.queries",
@@ -107,7 +103,6 @@ _HOMES = {
     "metrics_dataframe": "spark.queries",
     "reason": "spark.queries",
     "register": "spark.registration",
-    "start_receivers": "spark.receivers",
 }
 
 

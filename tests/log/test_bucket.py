@@ -96,13 +96,6 @@ def test_a_machine_elsewhere_follows(machines: Machines) -> None:
     assert follower.earliest == 1
 
 
-def test_receivers_hear_from_the_bucket_that_they_are_to_end(machines: Machines) -> None:
-    machines.storage().ask_to_end("token")
-    assert machines.storage().is_asked_to_end("token")
-    machines.storage().remove_end("token")
-    assert not machines.storage().is_asked_to_end("token")
-
-
 def test_foreign_objects_are_left_alone(machines: Machines, memory: MemoryBucket) -> None:
     foreign = ("readme.txt", "0/notes", "0/chunks/readme.txt", "0/5.arrow", "7x/chunks/a", "log-x.json")
     for key in foreign:

@@ -15,7 +15,6 @@ from tests.support.bucket_server import BucketServer
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
-from zmq_datasource import start_receivers
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -68,21 +67,6 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
 
 def _has_read(rows: Callable[[], int], count: int) -> Callable[[], bool]:
     return lambda: rows() >= count
-
-
-def test_receivers_on_executors_need_no_shared_directory(
-    spark: SparkSession, context: Context, tmp_path: Path, store: str
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with start_receivers(spark, {"socketType": "PULL", "connect": endpoint, "walStore": store}) as receivers:
-        rows = spark.readStream.format("zmq").option("walStore", store).load()
-        with running(rows, tmp_path / "out") as query:
-            for number in range(1000):
-                push.send(b"%d" % number)
-            wait_for_rows(query, 1000)
-        receivers.stop()
-    assert (receivers.restarts, receivers.failure) == (0, None)
-    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(1000)]
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 __all__ = [
     "DEAD_LETTERS_NAME",
-    "END_PREFIX",
     "FORMAT_VERSION",
     "LOCK_NAME",
     "LOCK_WAIT_SECONDS",
@@ -45,8 +44,6 @@ DEAD_LETTERS_NAME = "dead-letters"
 STOPS_NAME = "stops.json"
 # The options with which the last writer has received.
 TERMS_NAME = "terms.json"
-# An object whose name is this prefix and a token, beside the partitions, makes the receivers with this token end.
-END_PREFIX = "end-"
 TEMPORARY_PREFIX = "."
 
 _PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")

@@ -18,13 +18,12 @@ from typing import NamedTuple, Self
 import msgspec
 import pyarrow as pa
 
-from zmq_datasource.errors import RESTORE, DiskFaultError, LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import RESTORE, DiskFaultError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.fence import Fence
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import (
-    END_PREFIX,
     FORMAT_VERSION,
     LOCK_NAME,
     LOG_NAME,
@@ -407,23 +406,6 @@ class LogStorage:
     def write_json(self, key: str, content: object) -> None:
         """Replace a small object of the log, durably."""
         self.store.put(key, msgspec.json.encode(content))
-
-    # Receivers on executors.
-
-    def ask_to_end(self, token: str) -> None:
-        """Ask the receivers that were started with this token to end, on any machine."""
-        self.store.put(END_PREFIX + token, b"end")
-
-    def is_asked_to_end(self, token: str) -> bool:
-        """Whether ``ask_to_end`` was called with this token. Receivers ask again and again."""
-        with suppress(LogError):  # the next call may succeed
-            # A listing, because a shared file system may remember for a minute that a name was not there.
-            return any(entry.name == END_PREFIX + token for entry in self.store.list(""))
-        return False
-
-    def remove_end(self, token: str) -> None:
-        """Delete the object of ``ask_to_end``, after the receivers have ended."""
-        self.store.delete(END_PREFIX + token)
 
 
 def _other_format(path: str, version: int) -> LogFormatError:

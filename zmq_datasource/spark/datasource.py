@@ -28,7 +28,7 @@ from zmq_datasource.options.parser import parse
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-__all__ = ["ZmqDataSource", "check_options"]
+__all__ = ["ZmqDataSource"]
 
 # ruff: noqa: PLC0415
 
@@ -52,7 +52,7 @@ class ZmqDataSource(DataSource):
         _refuse_create_table(self.options)
         options = parse(ReadOptions, self.options)
         _refuse_what_no_read_takes(self.options)
-        check_options(options)
+        _check_options(options)
         if options.view == "gaps":
             from zmq_datasource.spark.batch_reader import GAPS_DDL
 
@@ -69,7 +69,7 @@ class ZmqDataSource(DataSource):
 
         try:
             options = parse(StreamReadOptions, self.options)
-            check_options(options)
+            _check_options(options)
             rows = rows_for(schema, options)
         except OptionError as e:
             return RefusedStreamReader(str(e))
@@ -81,7 +81,7 @@ class ZmqDataSource(DataSource):
 
         _refuse_nothing(self.options)
         options = parse(BatchReadOptions, self.options)
-        check_options(options)
+        _check_options(options)
         if options.view == "gaps":
             return ZmqGapReader(options)
         rows = rows_for(schema, options)
@@ -92,7 +92,7 @@ class ZmqDataSource(DataSource):
         from zmq_datasource.spark.writers import ZmqStreamWriter
 
         options = parse(WriteOptions, self.options)
-        check_options(options)
+        _check_options(options)
         if options.transaction_id is not None:
             raise OptionError(
                 "transactionId is for a batch write; each batch of a stream is a transaction of its query and number"
@@ -110,7 +110,7 @@ class ZmqDataSource(DataSource):
                 "mode('append')"
             )
         options = parse(WriteOptions, self.options)
-        check_options(options)
+        _check_options(options)
         return ZmqBatchWriter(options, SinkColumns.of(schema, options), self.accumulator)
 
 
@@ -150,7 +150,7 @@ def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
     )
 
 
-def check_options(options: ReadOptions | WriteOptions) -> None:
+def _check_options(options: ReadOptions | WriteOptions) -> None:
     """Check options without opening a socket.
 
     Raises:
