@@ -12,7 +12,7 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest test-slow chaos chaos-proof soak test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel image release clean
+.PHONY: help demo test test-spark test-rest test-slow chaos test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel image release clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -36,14 +36,8 @@ test-slow: $(VENV)/spark.jsa ## The tests that take half a minute each: notebook
 
 # So many seeds reach every failpoint.
 chaos: EVERY = $(shell test $(or $(SEEDS),20) -lt 200 || echo --every-failpoint)
-chaos: $(VENV)/.dev ## Random faults against whole topologies; SEEDS=200, FIRST=0
+chaos: $(VENV)/.dev ## Random faults against whole topologies; SEEDS=200, FIRST=0, or ARGS="--minutes 30"
 	$(JAVA) $(BIN)/python -m tests.weather --seeds $(or $(SEEDS),20) --first $(or $(FIRST),0) $(EVERY) $(ARGS)
-
-chaos-proof: $(VENV)/.dev ## Bring each mended fault back by its patch, and see its test go red; ARGS="proxy" for some of them
-	$(JAVA) $(BIN)/python -m tests.track_record $(ARGS)
-
-soak: $(VENV)/.dev ## All paths at once for MINUTES=30, in weather; says what has grown, draws docs/images/soak.png
-	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) --plot docs/images/soak.png $(ARGS)
 
 test-long: $(VENV)/.dev ## The tests that take minutes
 	$(JAVA) $(BIN)/python -m pytest -m long

@@ -1,10 +1,13 @@
-"""Clients that were written from docs/proxy.md: its example in pyzmq, and programs in other languages."""
+"""Clients written from docs/proxy.md alone: its example in pyzmq, and a program in Go, which does without libzmq."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +16,69 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, wait_for
-from tests.support.foreign import DURABLE_CLIENTS, java_program
+from tests.support import REPOSITORY, Socket, wait_for
 from tests.support.proxies import endpoints, publisher, receive
 from zmq_datasource import Proxy, SocketError
 
 pytestmark = pytest.mark.spark
 
 MESSAGES = 3000
+# What the reader of the docs adds to its example: a handler, what is told of the answers, and where to connect.
+PYTHON_HANDLER = """
+
+import sys
+import time
+
+endpoint, name, last = sys.argv[1:]
+MAX_BYTES = 4096  # so that there are many answers
+
+
+def ask_and_tell(*request, ask=ask):
+    kind, answer, buffers = ask(*request)
+    if answer.get("done"):
+        print("acked", answer["done"] - 1, flush=True)
+    return kind, answer, buffers
+
+
+def handle(position, topic, value):
+    print("got", position, value.decode(), topic.decode(), flush=True)
+    time.sleep(0.001)  # so that there is a middle to be killed in
+    return position != int(last)
+
+
+ask = ask_and_tell
+consume(endpoint, name, handle)
+"""
+
+
+def python_client(directory: Path) -> list[str]:
+    """The code of docs/proxy.md as it stands."""
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/proxy.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "def consume(" in block]
+    program = directory / "client.py"
+    program.write_text(code + PYTHON_HANDLER)
+    return [sys.executable, str(program)]
+
+
+def go_client(directory: Path) -> list[str]:
+    """With go-zeromq, which is pure Go. Skips the test if there is no Go, or the module cannot be downloaded."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("there is no go")
+    place = Path(shutil.copytree(Path(__file__).parent / "go_client", directory / "go"))
+    environment = os.environ | {"GOTOOLCHAIN": "local"}
+    command = [go, "mod", "download"]
+    try:
+        done = subprocess.run(
+            command, cwd=place, env=environment, timeout=60, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("go-zeromq cannot be downloaded within 60 s")
+    if done.returncode:
+        assert not re.search("checksum mismatch|SECURITY ERROR", done.stderr), done.stderr
+        pytest.skip(f"go-zeromq cannot be downloaded: {done.stderr.strip()}")
+    subprocess.run([go, "build", "-o", "client", "."], cwd=place, check=True)
+    return [str(place / "client")]
 
 
 def topic_of(i: int) -> str:
@@ -107,16 +165,13 @@ def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:
     assert everything == set(range(MESSAGES))
 
 
-@pytest.mark.parametrize(
-    "language",
-    [pytest.param(name, marks=[] if name == "python" else [pytest.mark.slow]) for name in DURABLE_CLIENTS],
-)
+@pytest.mark.parametrize("program", [python_client, pytest.param(go_client, marks=pytest.mark.slow)])
 def test_a_durable_client_survives_its_own_death_and_the_proxys(
-    context: zmq.Context[Socket], tmp_path: Path, language: str
+    context: zmq.Context[Socket], tmp_path: Path, program: Callable[[Path], list[str]]
 ) -> None:
     sides = endpoints("bind", "durable")
     notes = Notes(tmp_path)
-    command = [*DURABLE_CLIENTS[language](tmp_path), sides["durable"], "me", str(MESSAGES - 1)]
+    command = [*program(tmp_path), sides["durable"], "me", str(MESSAGES - 1)]
     floors = [0]
     with (
         pytest.raises(SocketError, match="has ended by itself"),
@@ -202,42 +257,3 @@ def test_a_replay_client_in_plain_pyzmq_follows_the_docs(
             [b"", b"t", number(1001), b"between", b"last"],
             [b"", b"", *last],
         ]
-
-
-def test_a_plain_subscriber_in_java_reads_topic_id_and_value(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints("bind", "publish")
-    command = [*java_program("PlainReceiver"), "SUB", sides["publish"], "100", "t."]
-    with Proxy(wal_location=tmp_path, **sides), publishing(context, sides["bind"]):
-        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            output, _ = client.communicate(timeout=30)
-        finally:
-            client.kill()
-            client.wait()
-    assert client.returncode == 0
-    got = [[bytes.fromhex(frame) for frame in line.split(",")] for line in output.splitlines()]
-    first = int.from_bytes(got[0][1])
-    assert got == [[b"t.%d" % i, i.to_bytes(8), b"%d" % i] for i in range(first, first + 200, 2)]
-
-
-@contextmanager
-def publishing(context: zmq.Context[Socket], endpoint: str) -> Iterator[None]:
-    """A thread that publishes, every other message under ``t.``, until the end of the block."""
-    end = threading.Event()
-
-    def run() -> None:
-        pub, i = publisher(context, endpoint), 0
-        while not end.wait(0.001):
-            for _ in range(10):
-                pub.send_multipart([b"%s.%d" % (b"tu"[i % 2 : i % 2 + 1], i), b"%d" % i])
-                i += 1
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()

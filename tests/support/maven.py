@@ -1,4 +1,4 @@
-"""A jar from Maven Central, for tests with other implementations of ZeroMQ: fetched once, checked each time."""
+"""A jar from Maven Central: fetched once, checked each time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ class Jar(NamedTuple):
     sha256: str
     classifier: str = ""
 
-
-# Pure Java. Its one dependency, jnacl, is for CURVE only.
-JEROMQ = Jar(
-    "org.zeromq", "jeromq", "0.6.0", "4784ff6d6e91b8eecd917b73d07b161c19a808ef870a5bdb760515bb67e208d3"
-)
 
 # Spark's Avro, which PySpark does not have. It also runs on the next minor version.
 SPARK_AVRO = Jar(

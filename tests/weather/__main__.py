@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import random
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,10 +151,31 @@ def _loading(topology: object) -> Iterator[None]:
         thread.join()
 
 
+def _outcomes(given: argparse.Namespace) -> Iterator[Outcome]:
+    """Run the seeds that are asked for, some side by side; their outcomes in order."""
+    seeds: Iterator[int] = iter(range(given.first, given.first + given.seeds))
+    if given.minutes:
+        end = time.monotonic() + given.minutes * 60
+        seeds = itertools.takewhile(lambda _: time.monotonic() < end, itertools.count(given.first))
+    running: deque[Future[Outcome]] = deque()
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for seed in seeds:
+            running.append(
+                pool.submit(
+                    run, seed, given.topology, given.keep, given.failpoint, jvm=given.jvm, damage=given.damage
+                )
+            )
+            if len(running) > given.jobs:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.weather", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--minutes", type=float, help="run seeds for so long, however many they are")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--topology", choices=sorted(ALL), help="this one for every seed")
     parser.add_argument("--jvm", action="store_true", help="run the queries on Spark itself for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
@@ -169,37 +191,29 @@ def main() -> None:
     if given.keep and given.seeds != 1:
         parser.error("--keep is for one seed: add --seeds 1")
     counts: Counter[str] = Counter()
+    most_bytes: Counter[str] = Counter()
     failed = []
     reached: list[Mapping[str, Count]] = []
-    with ProcessPoolExecutor(given.jobs) as pool:
-        seeds = range(given.first, given.first + given.seeds)
-        for done in [
-            pool.submit(
-                run, seed, given.topology, given.keep, given.failpoint, jvm=given.jvm, damage=given.damage
-            )
-            for seed in seeds
-        ]:
-            outcome = done.result()
-            reached.append(outcome.counts)
-            counts[f"{outcome.topology}: {'failed' if outcome.failure else 'ok'}"] += 1
-            print(
-                f"seed {outcome.seed} {outcome.topology} [{outcome.weather}]: "
-                f"{'FAILED: ' + outcome.failure if outcome.failure else 'ok: ' + outcome.words} "
-                f"({outcome.seconds:.1f} s, {outcome.most_bytes >> 20} MiB)",
-                flush=True,
-            )
-            if outcome.failure:
-                failed.append(outcome.seed)
-                again = f" --topology {given.topology}" if given.topology else ""
-                again += f" --failpoint {given.failpoint}" if given.failpoint else ""
-                again += " --jvm" if given.jvm else ""
-                again += " --damage" if given.damage else ""
-                print(outcome.details)
-                print(
-                    f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{again}",
-                    flush=True,
-                )
+    for outcome in _outcomes(given):
+        reached.append(outcome.counts)
+        counts[f"{outcome.topology}: {'failed' if outcome.failure else 'ok'}"] += 1
+        most_bytes[outcome.topology] = max(most_bytes[outcome.topology], outcome.most_bytes)
+        print(
+            f"seed {outcome.seed} {outcome.topology} [{outcome.weather}]: "
+            f"{'FAILED: ' + outcome.failure if outcome.failure else 'ok: ' + outcome.words} "
+            f"({outcome.seconds:.1f} s, {outcome.most_bytes >> 20} MiB)",
+            flush=True,
+        )
+        if outcome.failure:
+            failed.append(outcome.seed)
+            again = f" --topology {given.topology}" if given.topology else ""
+            again += f" --failpoint {given.failpoint}" if given.failpoint else ""
+            again += " --jvm" if given.jvm else ""
+            again += " --damage" if given.damage else ""
+            print(outcome.details)
+            print(f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{again}", flush=True)
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    print("most memory of a process, MiB:", ", ".join(f"{name} {b >> 20}" for name, b in most_bytes.items()))
     total = add_up(reached)
     print(table(total))
     never = [name for name, count in total.items() if not count.reached]

@@ -246,9 +246,7 @@ class World:
     Attributes:
         random: Draws the topology's own parameters.
         events: The weather that was drawn; what is lossy is known from it.
-        per_second: How many batches or transactions a load has; None for a fixed number.
         retention: How long logs keep what is committed.
-        look_seconds: How often the processes are looked at.
         settle_seconds: How long all may take to be through once the weather is fair.
         extras: Draws options of the topology by which it reaches more failpoints.
         strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
@@ -261,9 +259,7 @@ class World:
 
     jvm = False
     strikes_first = True
-    per_second: float | None = None
     retention = "1d"  # no clock is ahead by that much
-    look_seconds = 0.1
     settle_seconds = SETTLE_SECONDS
 
     def __init__(self, directory: Path, seed: int) -> None:
@@ -373,10 +369,6 @@ class World:
         frame = bytes([0, len(value)]) + value.encode()
         return any(frame in lost for box in self.boxes.values() for lost in box.discarded)
 
-    def count(self, default: int, seconds: float) -> int:
-        """How many batches or transactions a load of so many seconds has."""
-        return default if self.per_second is None else max(1, round(seconds * self.per_second))
-
     # Weather.
 
     def weather(self, events: list[Event]) -> None:
@@ -389,7 +381,7 @@ class World:
         todo = sorted([(e.at, 0, e) for e in events] + [(e.at + e.seconds, 1, e) for e in events])
         for at, over, event in todo:
             while (left := began + at - time.monotonic()) > 0:
-                self._look(min(left, self.look_seconds))
+                self._look(min(left, 0.1))
             (self._end if over else self._begin)(event)
         for box in self.boxes.values():
             box.clear()
@@ -662,16 +654,14 @@ _LENGTHS = {
 }
 
 
-def draw(
-    seed: int, possible: list[tuple[str, str]], seconds: float, count: int | None = None
-) -> Iterator[Event]:
-    """The weather of a seed: one to five of the possible (kind, target), or ``count``, within so many seconds.
+def draw(seed: int, possible: list[tuple[str, str]], seconds: float) -> Iterator[Event]:
+    """The weather of a seed: one to five of the possible (kind, target), within so many seconds.
 
     One black hole in ten is a partition of 30 s.
     """
     chance = random.Random(f"weather {seed}")
     busy: dict[str, float] = {}  # one trouble at a time for each target: they would undo each other
-    for _ in range(chance.randint(1, 5) if count is None else count):
+    for _ in range(chance.randint(1, 5)):
         kind, target = chance.choice(possible)
         low, high = _LENGTHS.get(kind, (0.0, 0.0))
         length = chance.uniform(low, high)

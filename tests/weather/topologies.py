@@ -248,7 +248,7 @@ class _Plain(_SinkToSource):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         self.noblock = world.random.random() < 0.3
-        self.batches, self.rows, self.partitions = world.count(30, seconds), 40, 2
+        self.batches, self.rows, self.partitions = 30, 40, 2
         self.at = at = world.endpoint()
         before = world.middlebox("wire", at)
         writes, reads = self.kinds
@@ -492,7 +492,7 @@ class DealerRouter(_SinkToSource):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         at = world.endpoint()
-        self.batches, self.rows, self.partitions = world.count(20, seconds), 50, 2
+        self.batches, self.rows, self.partitions = 20, 50, 2
         retention = world.random.choice(("0s", world.retention))
         served = {}
         if world.extras.random() < 0.4:  # to executors that do not see the directory
@@ -544,7 +544,7 @@ class ProducerReceive(Topology):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         at = world.endpoint()
-        self.transactions, self.rows = world.count(30, seconds), 20
+        self.transactions, self.rows = 30, 20
         retention = world.random.choice(("0s", world.retention))
         world.process(
             "receive",
@@ -599,7 +599,7 @@ class ProxyDurable(Topology):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         router, durable = world.endpoint(), world.endpoint()
-        self.transactions, self.rows = world.count(30, seconds), 20
+        self.transactions, self.rows = 30, 20
         world.process(
             "proxy",
             "proxy",
@@ -721,7 +721,7 @@ class _SharedFeed(Topology):
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
-        self.batches, self.rows, self.partitions = world.count(30, seconds), 40, 2
+        self.batches, self.rows, self.partitions = 30, 40, 2
         self.at = [world.endpoint() for _ in range(self.wires)]
         boxes = [f"wire-{number}" for number in range(self.wires)]
         before = [world.middlebox(box, at) for box, at in zip(boxes, self.at, strict=True)]
