@@ -36,9 +36,7 @@ API = {
     "Values": [
         "functions.from_msgpack",
         "functions.from_cbor",
-        "functions.to_msgpack",
         "functions.decompress",
-        "functions.compress",
     ],
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
 }
