@@ -25,7 +25,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import bound, wait_for
+from tests.support import wait_for
 from tests.transport.cores import (
     LARGEST,
     MIB,
@@ -220,23 +220,6 @@ def test_waiting_ends_with_a_message_or_with_the_timeout(context: Context) -> No
     assert inbox.take(pull, 1, MIB, wait=True) == Taken(1, 0, False)
     timer.join()
     assert handed_over(inbox) == [[b"late"]]
-
-
-def test_a_message_that_is_taken_alone_has_an_origin(context: Context) -> None:
-    router, endpoint = bound(context, zmq.ROUTER)
-    router.rcvtimeo = 10_000
-    dealer = context.socket(zmq.DEALER)
-    dealer.connect(endpoint)
-    send(dealer, [[b"", b"first"], [b"", b"second"]])
-    inbox = Inbox()
-    assert inbox.take(router, 1, MIB, wait=True).messages == 1
-    assert router.poll(10_000)
-    reference = router.recv_multipart(copy=False)
-    assert inbox.origin == reference[-1].get(zmq.MessageOption.SRCFD) > 0
-    assert handed_over(inbox) == [[reference[0].bytes, b"", b"first"]]
-    push, pull = pair(context)
-    push.send(b"by no connection")
-    assert (inbox.take(pull, 1, MIB).messages, inbox.origin) == (1, -1)
 
 
 # Buffers.

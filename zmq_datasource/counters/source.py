@@ -42,15 +42,10 @@ class SourceCounters:
     lost_at_stop: int = counted(
         "messagesLostAtStop",
         "messages",
-        "The number of messages that were received, but could not be written to the log when receiving was stopped.",
-        "log",
-    )
-    lossy_stops: int = counted(
-        "stopsWithLosses",
-        "stops",
-        "How often messages were lost because receiving was stopped: those in `messagesLostAtStop`, or an unknown "
-        "number that a PULL socket had taken from a sender that was still sending.",
-        "log",
+        "The number of messages that were received, but could not be written to the log when receiving was stopped. "
+        "What a PULL socket had taken from a sender that was still sending is not among them: its number is unknown, "
+        "and the log output says that there was some.",
+        "process",
     )
     oversize: int = counted(
         "messagesOversize",
@@ -157,8 +152,9 @@ class SourceCounters:
         "protocolErrors",
         "connections",
         "The number of connections that were ended because of what the peer sent: a frame over `zmq.maxmsgsize`, bytes "
-        "that are not ZMTP, or a message that does not end. The first two are counted only for `connect`, because "
-        "libzmq does not tell a bound socket why a connection has ended. What the peer sent after the fault is lost.",
+        "that are not ZMTP, or, at `ROUTER`, a message that does not end. The first two are counted only for "
+        "`connect`, because libzmq does not tell a bound socket why a connection has ended. What the peer sent after "
+        "the fault is lost.",
         "process",
     )
     rcvhwm: int = state(

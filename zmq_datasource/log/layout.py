@@ -15,7 +15,6 @@ __all__ = [
     "READERS_LOCK_NAME",
     "READERS_NAME",
     "STAGING_NAME",
-    "STOPS_NAME",
     "TEMPORARY_PREFIX",
     "TERMS_NAME",
     "Chunk",
@@ -40,8 +39,6 @@ READERS_LOCK_NAME = f"{READERS_NAME}/all.records.lock"
 STAGING_NAME = "staging"
 # Dead letters, if deadLetterLocation is not set.
 DEAD_LETTERS_NAME = "dead-letters"
-# The messages that were lost when receiving was stopped.
-STOPS_NAME = "stops.json"
 # The options with which the last writer has received.
 TERMS_NAME = "terms.json"
 TEMPORARY_PREFIX = "."

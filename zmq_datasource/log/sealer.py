@@ -135,11 +135,10 @@ class Sealer:
         """How many queued jobs are not done."""
         return self._handed_over - self._finished
 
-    def end(self, last_act: Callable[[], None] = lambda: None, seconds: float = _END_SECONDS) -> None:
+    def end(self, seconds: float = _END_SECONDS) -> None:
         """Write the queued jobs, end the thread, and release the lock. Does nothing if that is done.
 
         Args:
-            last_act: Called before the lock is released.
             seconds: How long to wait for the disk.
 
         Raises:
@@ -155,10 +154,7 @@ class Sealer:
             raise LogWriteError(
                 f"closing the log in {self._storage.root}: the disk did not answer for {seconds:.0f} s"
             )
-        try:
-            last_act()
-        finally:
-            hold.release()
+        hold.release()
 
     # The sealing thread.
 

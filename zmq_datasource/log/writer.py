@@ -146,13 +146,10 @@ class LogWriter(Contents):
             raise
         return opened
 
-    def close(self, last_act: Callable[[], None] = lambda: None) -> None:
+    def close(self) -> None:
         """Seal all messages, end the sealing thread, and release the partition.
 
         Writes that the disk refuses are repeated for some seconds.
-
-        Args:
-            last_act: Called when everything is sealed, before the partition is released.
 
         Raises:
             LogError: The last messages could not be sealed.
@@ -161,7 +158,7 @@ class LogWriter(Contents):
             return
         last = self.cut()
         self.end_within(self.close_seconds)
-        self._sealer.end(last_act)
+        self._sealer.end()
         last.result()
 
     # The receiving thread's side.

@@ -26,7 +26,6 @@ from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
-from zmq_datasource.transport.unfinished import Unfinished
 
 __all__ = ["WAIT_MS", "Channel", "Replayer", "make_channels"]
 
@@ -50,9 +49,6 @@ class Channel:
         prefixes: The topics of a SUB.
         replayer: Asks the publisher for missing messages.
         counts_connections: Whether to count connections. That is needed only if messages are counted by endpoint.
-
-    Attributes:
-        unfinished: Watches the socket for messages that do not end; from ``open`` on.
     """
 
     def __init__(
@@ -81,7 +77,6 @@ class Channel:
         """
         self.opened = OpenSocket(self._spec, self._prepare)
         self.socket = self.opened.socket
-        self.unfinished = Unfinished(self.opened)
         if self.replayer is not None:
             try:
                 self.replayer.open()
@@ -127,7 +122,6 @@ class Channel:
         watch.update()
         watch.redial()
         watch.report_absent()
-        self.unfinished.check_connections()
         if self.replayer is not None:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
@@ -144,7 +138,7 @@ class Channel:
         if wait and (wait_ms := _SILENT_WAIT_MS if now >= self._silent_from else WAIT_MS) != self._wait_ms:
             self._wait_ms = wait_ms
             self.socket.setsockopt(zmq.RCVTIMEO, wait_ms)
-        taken = self.unfinished.take(inbox, most, room, wait)
+        taken = inbox.take(self.socket, most, room, wait)
         self.opened.watch.redialer.messages_read += taken.messages
         if taken.messages:
             now = time.monotonic()

@@ -22,7 +22,6 @@ from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracker
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.location import feed_of, is_replayed
-from zmq_datasource.source.receiving import StopRecord, read_record
 
 __all__ = ["FollowingSource", "IdlePartition"]
 
@@ -47,7 +46,6 @@ class FollowingSource:
         self._reading = threading.Lock()
         # From the newest saved state that was read: the end of the log then, the writer's counters and its totals.
         self._saved: tuple[int, SourceCounters | None, Totals | None] = (-1, None, None)
-        self._stops, self._next_stops = StopRecord(), 0.0  # the record of stops, and when to read it again
 
     def start(self) -> None:
         """Do nothing: another process receives."""
@@ -95,15 +93,7 @@ class FollowingSource:
         """The figures of the writer when it sealed the newest chunk, and the counters of this query."""
         end = self.refresh()  # during a long batch Spark asks for no offset, so nothing else lists new chunks
         self._read_saved(end)
-        if time.monotonic() >= self._next_stops:
-            self._next_stops = time.monotonic() + REFRESH_SECONDS + self._storage.request_interval
-            try:
-                self._stops = read_record(self._storage)
-            except LogError as e:
-                self._faults.warn("%s", e)
         _, receiver, totals = self._saved
-        if receiver is not None:
-            receiver.lost_at_stop, receiver.lossy_stops = self._stops.messages, self._stops.stops
         return SourceFacts(self._counters, receiver, received=end, receives=False, totals=totals)
 
     def _read_saved(self, end: int) -> None:

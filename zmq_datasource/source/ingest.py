@@ -36,7 +36,7 @@ from zmq_datasource.source.location import (
     refuse_other_division,
 )
 from zmq_datasource.source.receiver import LogReceiver, Receiver
-from zmq_datasource.source.receiving import ReceivingThread, StopLoss, StopLosses, loss_at_stop
+from zmq_datasource.source.receiving import ReceivingThread, loss_at_stop
 from zmq_datasource.transport.spec import SocketSpec
 
 __all__ = ["Ingest"]
@@ -104,7 +104,6 @@ class Ingest:
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self.filler = LogReceiver(receiver, self.log, options.socket_type)
         self._receiving = ReceivingThread(self.filler, self.log, self.counters, options.wal_flush_interval)
-        self._stop_losses = StopLosses(self.storage, self.counters)
         self._other_states: list[bytes] = []  # the saved states of the other partitions
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = False
@@ -228,7 +227,6 @@ class Ingest:
         compare_terms(self.storage, self._options)
         if not isinstance(self._state, Intake):
             return
-        self._stop_losses.report_last_stop()
         if self._state.tracker is not None:
             self._other_states = states_of_other_partitions(self.storage)
 
@@ -394,16 +392,11 @@ class Ingest:
         """
         self._receiving.stop()
         try:
-            self.log.close(self._record_loss)
+            self.log.close()
         finally:
-            if (loss := self._loss()) is not None:
+            loss = loss_at_stop(self._options.socket_type, self.log, self.filler, self._receiving)
+            if loss is not None:
+                self.counters.lost_at_stop += loss.messages
                 _log.error("stopping to receive into %s: %s", self.storage, loss)
         _log.info("stopped receiving into %s at id %d", self.storage, self.log.durable_end)
         self._receiving.raise_failure()
-
-    def _record_loss(self) -> None:
-        if (loss := self._loss()) is not None and not isinstance(self.log.failure, LogLockedError):
-            self._stop_losses.record(loss)
-
-    def _loss(self) -> StopLoss | None:
-        return loss_at_stop(self._options.socket_type, self.log, self.filler, self._receiving)

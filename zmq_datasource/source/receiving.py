@@ -1,5 +1,4 @@
-"""The thread that runs a filler, which receives a feed into a log; and the record of the messages that its stops have
-lost.
+"""The thread that runs a filler, which receives a feed into a log; and what its stop has lost.
 
 The rules:
 
@@ -7,8 +6,7 @@ The rules:
 * If the log is full, or its disk refuses or is more than two chunks behind, this thread gives all received messages to
   the log and pauses. RCVHWM fills, and the peer's high-water mark decides. The thread still uses the socket, so that
   subscriptions and connections stay alive.
-* An error ends receiving. The next call of another thread raises it.
-* A stop adds the messages that it loses to a small file of the log (``StopLosses``)."""
+* An error ends receiving. The next call of another thread raises it."""
 
 from __future__ import annotations
 
@@ -16,15 +14,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import RESTORE, LogError, LogFormatError, SocketError
-from zmq_datasource.log import STOPS_NAME, Filler, LogStorage, LogWriter
+from zmq_datasource.errors import SocketError
+from zmq_datasource.log import Filler, LogWriter
 
-__all__ = ["ReceivingThread", "StopLoss", "StopLosses", "StopRecord", "loss_at_stop", "read_record"]
+__all__ = ["ReceivingThread", "StopLoss", "loss_at_stop"]
 
 _log = logging.getLogger(__name__)
 
@@ -244,10 +241,6 @@ class ReceivingThread:
         self._filler.finish(_FINISH_SECONDS)
 
 
-# So short that the file of ``StopLosses`` fits into one sector, and can be overwritten even on a full disk.
-_REASON_CHARACTERS = 200
-
-
 class StopLoss(NamedTuple):
     """The loss at one stop.
 
@@ -271,7 +264,7 @@ class StopLoss(NamedTuple):
 def loss_at_stop(
     socket_type: str, log: LogWriter, filler: Filler, receiving: ReceivingThread
 ) -> StopLoss | None:
-    """What this stop has lost; None if nothing. Call it when the thread has ended, and again when the log is closed.
+    """What this stop has lost; None if nothing. Call it when the thread has ended and the log is closed.
 
     Transactions lose nothing: their senders repeat what was not acknowledged.
     """
@@ -287,107 +280,3 @@ def loss_at_stop(
         after = f"{filler.drain_seconds:.0f} s after the stop" if still_sent else "at the end of the stop"
         why = f"messages still came {after}; stop a PUSH before its reader"
     return StopLoss(lost, left, str(why))
-
-
-class StopRecord(NamedTuple):
-    """What the stops of a log partition's receivers have lost: a small JSON file in the log::
-
-        {"messages": 12, "stops": 2, "told": true,
-         "last": {"at": "2026-01-01T00:00:00Z", "messages": null, "reason": "..."}}
-
-    Attributes:
-        messages: The messages that all stops have lost, as far as their number is known.
-        stops: The number of stops that have lost messages.
-        told: Whether a run has logged the last stop.
-        last: The last stop that lost something; None if there was none.
-    """
-
-    messages: int = 0
-    stops: int = 0
-    told: bool = True
-    last: Mapping[str, object] | None = None
-
-
-def read_record(storage: LogStorage) -> StopRecord:
-    """Read the record of a log partition. Another process may write it at the same time.
-
-    Raises:
-        LogError: The record cannot be read.
-    """
-    match storage.read_json(storage.key(STOPS_NAME)):
-        case None:
-            return StopRecord()
-        case {
-            "messages": int(messages),
-            "stops": int(stops),
-            "told": bool(told),
-            "last": (None | {}) as last,
-        }:
-            return StopRecord(messages, stops, told, last)
-    raise LogFormatError(
-        f"reading {storage.path_of(STOPS_NAME)}: it is not the record of losses at stops. {RESTORE}"
-    )
-
-
-class StopLosses:
-    """Writes the record of one log partition; for the partition's writer.
-
-    The next run logs the last loss, and the metrics count all of them. Opening the log writes the file, so a stop only
-    overwrites it, which needs no room on a full disk. The stop writes it while the writer still has the partition's
-    lock.
-
-    Args:
-        storage: The partition.
-        counters: The counters that get the sums.
-    """
-
-    def __init__(self, storage: LogStorage, counters: SourceCounters) -> None:
-        self._storage = storage
-        self._counters = counters
-        self._last: Mapping[str, object] | None = None
-
-    def report_last_stop(self) -> None:
-        """Add the recorded sums to the counters, and log the last stop with a loss, unless a run has logged it.
-
-        Call it with the partition's lock.
-
-        Raises:
-            LogError: The record cannot be read or written.
-        """
-        counters = self._counters
-        record = read_record(self._storage)
-        counters.lost_at_stop, counters.lossy_stops = record.messages, record.stops
-        last = self._last = record.last
-        if last is not None and not record.told:
-            messages = last.get("messages")
-            _log.warning(
-                "the previous run of %s was stopped at %s and lost %s messages: %s (so far, %d stops have lost %d "
-                "messages that were counted, besides losses of unknown number)",
-                self._storage,
-                last.get("at"),
-                "an unknown number of" if messages is None else messages,
-                last.get("reason"),
-                counters.lossy_stops,
-                counters.lost_at_stop,
-            )
-        self._write(told=True)
-
-    def record(self, loss: StopLoss) -> None:
-        """Add the loss at this stop to the record. A failure is only logged. Call it with the partition's lock."""
-        counters = self._counters
-        counters.lost_at_stop += loss.messages
-        counters.lossy_stops += 1
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        messages = None if loss.more else loss.messages
-        self._last = {"at": at, "messages": messages, "reason": loss.reason[:_REASON_CHARACTERS]}
-        try:
-            self._write(told=False)
-        except LogError as e:
-            _log.error(
-                "recording the messages that this stop has lost: %s. The next run will not report them", e
-            )
-
-    def _write(self, told: bool) -> None:
-        counters = self._counters
-        record = StopRecord(counters.lost_at_stop, counters.lossy_stops, told, self._last)
-        self._storage.write_json(self._storage.key(STOPS_NAME), record._asdict())

@@ -26,7 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DONTWAIT = 1, SNDMORE = 2, EVENTS = 15, SRCFD = 2 }; /* zmq.h */
+enum { DONTWAIT = 1, SNDMORE = 2, EVENTS = 15 }; /* zmq.h */
 enum { MOST_COLUMNS = 8 };
 
 typedef struct {
@@ -231,7 +231,7 @@ typedef struct {
         Growing filled[2 * COLUMNS + 2];
     };
     Py_ssize_t messages, size;
-    int origin, busy;
+    int busy;
 } Inbox;
 
 enum { FILLED = 2 * COLUMNS + 2 };
@@ -366,24 +366,15 @@ static PyObject *inbox_take(PyObject *self, PyObject *args)
     Py_ssize_t start = inbox->size, last = INT32_MAX - largest; /* behind it a message may not fit */
     inbox->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    /* Only the last message's origin is wanted, and libzmq searches texts for it: so its frame is kept while the next
-     * one is asked for. */
-    message_t frames[2];
-    int next = 0;
-    zmq.msg_init(&frames[0]);
-    zmq.msg_init(&frames[1]);
+    message_t frame;
+    zmq.msg_init(&frame);
     while (taken < most && inbox->size - start < room && inbox->size <= last) {
-        outcome = take_one(inbox, sock, &frames[next], wait && !taken ? 0 : DONTWAIT, (size_t)largest);
-        if (!outcome.error || outcome.excess)
-            next = !next;
+        outcome = take_one(inbox, sock, &frame, wait && !taken ? 0 : DONTWAIT, (size_t)largest);
         if (outcome.error || outcome.excess)
             break;
         taken++;
     }
-    if (taken || outcome.excess)
-        inbox->origin = zmq.msg_get(&frames[!next], SRCFD);
-    zmq.msg_close(&frames[0]);
-    zmq.msg_close(&frames[1]);
+    zmq.msg_close(&frame);
     Py_END_ALLOW_THREADS
     inbox->busy = 0;
     return Py_BuildValue("nni", taken, (Py_ssize_t)outcome.excess, outcome.error);
@@ -429,7 +420,6 @@ static PyMethodDef inbox_methods[] = {
 static PyMemberDef inbox_members[] = {
     {"messages", T_PYSSIZET, offsetof(Inbox, messages), READONLY, "How many messages it holds."},
     {"size", T_PYSSIZET, offsetof(Inbox, size), READONLY, "The bytes of their frames."},
-    {"origin", T_INT, offsetof(Inbox, origin), READONLY, "The connection that the last message came by; -1 without one."},
     {0},
 };
 static PyType_Slot inbox_slots[] = {

@@ -229,6 +229,7 @@ class Connection(NamedTuple):
         unsent: Bytes that wait for the peer.
         taken: A number that changes whenever the peer takes bytes.
         received: Bytes that the peer has sent; 0 where the system does not count them (ipc).
+        unread: Those of them that the kernel holds, and libzmq has not read.
     """
 
     inode: int
@@ -236,6 +237,7 @@ class Connection(NamedTuple):
     unsent: int
     taken: int
     received: int
+    unread: int = 0
 
 
 class Connections:
@@ -276,7 +278,8 @@ class Connections:
         for handle in self._each():
             unsent = unwritten(handle.sock)
             taken, received = bytes_passed(handle.sock, handle.ipc, unsent)
-            found.append(Connection(handle.inode, _peer_name(handle), unsent, taken, received))
+            left = unread(handle.sock) or 0
+            found.append(Connection(handle.inode, _peer_name(handle), unsent, taken, received, left))
         return found
 
     def bytes_received(self) -> int:

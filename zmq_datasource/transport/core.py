@@ -144,14 +144,6 @@ class Inbox:
         """The bytes of the messages' frames."""
         return int(self._filled.size)
 
-    @property
-    def origin(self) -> int:
-        """The file descriptor of the connection of the last message; -1 if that is not known.
-
-        The Python core knows it only after ``take`` with ``most=1``.
-        """
-        return int(self._filled.origin)
-
     def take(
         self,
         sock: zmq.Socket[bytes],

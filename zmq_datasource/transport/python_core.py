@@ -15,7 +15,6 @@ from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.messages.raw import RawMessages, raw_of
 from zmq_datasource.transport.columns import Column
-from zmq_datasource.transport.connections import origin_of
 
 __all__ = ["Inbox", "Outbox"]
 
@@ -27,7 +26,6 @@ class Inbox:
     def __init__(self) -> None:
         self._messages: list[list[bytes]] = []
         self.size = 0
-        self.origin = -1
 
     @property
     def messages(self) -> int:
@@ -38,17 +36,11 @@ class Inbox:
     ) -> tuple[int, int, int]:
         if not 0 <= largest <= _MOST_BYTES:
             raise ValueError(f"largest is {largest}: what offsets of 32 bits reach is possible")
-        self.origin = -1
         taken, enough = 0, self.size + room
         while taken < most and self.size < enough and self.size <= _MOST_BYTES - largest:
             flags = 0 if wait and not taken else zmq.NOBLOCK
             try:
-                if most == 1:  # only then the caller reads the origin, for which libzmq's frame is needed
-                    frames = sock.recv_multipart(flags, copy=False)
-                    self.origin = origin_of(frames[-1])
-                    message = [frame.bytes for frame in frames]
-                else:
-                    message = sock.recv_multipart(flags)
+                message = sock.recv_multipart(flags)
             except zmq.ZMQError as e:
                 return taken, 0, int(e.errno or errno.EIO)
             size = sum(map(len, message))
