@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -33,16 +32,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console, Group
 from rich.live import Live
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from zmq_datasource import metrics, register
+from zmq_datasource import metrics, reason, register
 from zmq_datasource.errors import LogError, ZmqDataSourceError
 from zmq_datasource.log import LogStorage
-from zmq_datasource.monitoring.tables import Cell, Row, shown, stack
-from zmq_datasource.monitoring.view import LiveView
-from zmq_datasource.spark.queries import records
 
 __all__ = ["Account", "findings", "run_demo"]
 
@@ -53,17 +48,26 @@ _AGGREGATION, _FAST, _SLOW = "aggregation", "fast sink", "slow sink"
 _SLOW_SINK = {"noblock": "true", "sndhwm": "500", "zmq.sndbuf": "4096", "linger": "10s"}
 _SLOW_CONSUMER = {"rcvhwm": 10, "rcvbuf": 4096}
 
-
-# The figures of one query's messages, by the names in ``_FIGURES``. Unknown figures are left out.
+# The figures of one query's messages, by the names in ``_FIGURES``. The aggregation sends none.
 Account: TypeAlias = dict[str, int]
+_FIGURES = ("published", "received", "rows", "sent", "dropped", "arrived")
+# Equations between the figures: whether a difference is a fault, and its usual reason.
+_EQUATIONS = {
+    "published = received": (
+        False,
+        "the publisher dropped them at its queue, or this machine was too busy to receive them",
+    ),
+    "received = rows": (False, "they wait in the log for the next run of the query"),
+    "rows = sent + dropped": (True, "the sink has not counted them"),
+    "sent = arrived": (
+        True,
+        "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted",
+    ),
+}
 
 
-def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = None) -> None:
-    """Stream for ``seconds``, and show what became of every message.
-
-    Args:
-        seconds: How long messages flow; starting and ending come on top.
-        feed: Options of the user's own feed; None for the demo's publisher.
+def run_demo(console: Console, seconds: float) -> None:
+    """Stream for ``seconds``, and show what became of every message. Starting and ending come on top.
 
     Raises:
         ZmqDataSourceError: The demo could not be shown; one line says why.
@@ -74,54 +78,32 @@ def run_demo(console: Console, seconds: float, feed: Mapping[str, str] | None = 
         ending.callback(_wait_for_receivers, work)
         run = _Run(console, work)
         try:
-            accounts = run.stream(seconds, feed)
+            accounts = run.stream(seconds)
         except ZmqDataSourceError:
             raise
         except Exception as e:
             kept = f"{work}.log"
             with suppress(OSError):
                 shutil.copyfile(work / "spark.log", kept)
-            raise ZmqDataSourceError(f"{_plain_reason(e)} (Spark's log: {kept})") from e
-    if feed is not None and not any(account["received"] for account in accounts.values()):
-        raise ZmqDataSourceError(
-            f"nothing was received in {seconds:g} s from {feed['connect']}: no program publishes there, or it "
-            "publishes other topics, or from a socket of another type"
-        )
-    largest = sorted(run.counts.items(), key=lambda item: -item[1])[:6]
-    topics = [Row("topic", topic, {"messages": Cell(f"{count:,}")}) for topic, count in largest]
-    rows = [
-        Row("query", name, {figure: shown(account.get(figure), "{:,}".format) for figure in _FIGURES})
-        for name, account in accounts.items()
-    ]
-    console.print(stack((topics, rows), console.width), "")
+            said = (reason(e) or type(e).__name__).partition("\n")[0]
+            raise ZmqDataSourceError(f"{said} (Spark's log: {kept})") from e
+    topics = _table("topic", "messages")
+    for topic, count in sorted(run.counts.items(), key=lambda item: -item[1]):
+        topics.add_row(topic, f"{count:,}")
     sentences = Table.grid(padding=(0, 1))
     for good, sentence in findings(accounts):
         sentences.add_row({True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}[good], Text(sentence))
-    console.print(sentences)
-
-
-# Equations between the figures, each with the usual reason for a difference.
-_EQUATIONS = {
-    "published = received": "the publisher dropped them at its queue, or this machine was too busy to receive them",
-    "received = rows": "they wait in the log for the next run of the query",
-    "rows = sent + dropped": "the sink has not counted them",
-    "sent = arrived": "accepted by a PUSH is not delivered; below 0, a batch was cut off before it was counted",
-}
-_FAULTS = ("rows = sent + dropped", "sent = arrived")  # a PUB may drop, and rows may wait
-_FIGURES = ("published", "received", "rows", "sent", "dropped", "arrived")
+    console.print(Group(topics, "", _accounts_table(accounts), "", sentences))
 
 
 def findings(accounts: Mapping[str, Account]) -> Iterator[tuple[bool | None, str]]:
     """Yield a verdict (True: good, False: a fault, None: neither) and a sentence for each finding."""
-    for equation, why in _EQUATIONS.items():
+    for equation, (fault, why) in _EQUATIONS.items():
         whole, *parts = re.findall(r"\w+", equation)
         known = {name: a for name, a in accounts.items() if {whole, *parts} <= a.keys()}
         missing = {name: a[whole] - sum(a[part] for part in parts) for name, a in known.items()}
-        differences = ", ".join(f"{n:,} ({name})" for name, n in missing.items() if n)
-        if not known:
-            yield None, f"{equation}: not known. A PUB drops without a word, and a PUSH shares its messages."
-        elif differences:
-            yield False if equation in _FAULTS else None, f"{equation}, but for {differences}: {why}."
+        if differences := ", ".join(f"{n:,} ({name})" for name, n in missing.items() if n):
+            yield False if fault else None, f"{equation}, but for {differences}: {why}."
         else:
             yield True, f"{equation}, in each query."
     if dropped := accounts.get(_SLOW, {}).get("dropped"):
@@ -133,150 +115,130 @@ def findings(accounts: Mapping[str, Account]) -> Iterator[tuple[bool | None, str
         )
 
 
+def _table(name: str, *figures: str) -> Table:
+    table = Table(name, box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    return table
+
+
+def _accounts_table(accounts: Mapping[str, Account]) -> Table:
+    """The accounts of the queries; a dash for what a query does not do."""
+    table = _table("query", *_FIGURES)
+    for name, account in accounts.items():
+        table.add_row(name, *(f"{account[one]:,}" if one in account else "–" for one in _FIGURES))
+    return table
+
+
 class _Run:
     """One run of the demo.
 
     Attributes:
-        queries: By name.
         counts: The newest result of the aggregation: messages by topic.
     """
 
     def __init__(self, console: Console, work: Path) -> None:
         self._console, self._work = console, work
         self._live = Live(console=console, transient=True)
-        self._spinner = Spinner("dots")
-        self._view = LiveView(width=console.width)
         self._interrupted = threading.Event()
-        self._publisher: _Peer | None = None
-        self._consumers: dict[str, _Peer] = {}
-        self.queries: dict[str, StreamingQuery] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._queries: dict[str, StreamingQuery] = {}
         self.counts: dict[str, int] = {}
 
-    def stream(self, seconds: float, feed: Mapping[str, str] | None) -> dict[str, Account]:
-        """Stream for ``seconds``, and return the accounts of the queries.
+    def stream(self, seconds: float) -> dict[str, Account]:
+        """Stream for ``seconds``, wait up to a minute for the queries to read the rest, and stop them.
 
-        With the demo's own publisher, first wait up to a minute for the queries to read the rest.
+        Returns:
+            The accounts of the queries, by name.
         """
         with self._live, ExitStack() as ending:  # what is entered last ends first
-            self._begin("Starting Spark ...")
+            self._console.print("Starting Spark ...", style="dim")
             slowly = partial(_consume, pause=1 / _SLOW_PER_SECOND)
-            self._consumers = {
-                _FAST: _Peer(zmq.PULL, _consume),
-                _SLOW: _Peer(zmq.PULL, slowly, **_SLOW_CONSUMER),
-            }
-            for consumer in self._consumers.values():
-                ending.callback(consumer.stop)
+            self._peers[_FAST] = ending.enter_context(_Peer(zmq.PULL, _consume))
+            self._peers[_SLOW] = ending.enter_context(_Peer(zmq.PULL, slowly, **_SLOW_CONSUMER))
             spark = ending.enter_context(_spark_session(self._work))
-            if feed is None:
-                # After a pause of a busy machine, all that is due goes out at once: the queue has room for it.
-                queue = 10 * _PUBLISHED_PER_SECOND
-                self._publisher = _Peer(zmq.XPUB, _publish, xpub_verbose=1, linger=2000, sndhwm=queue)
-                # It stops before Spark: a receiver that stops drains its socket as long as messages come.
-                ending.callback(self._publisher.stop)
-                feed = {"connect": self._publisher.endpoint, "topics": "weather.", "rcvhwm": "100"}
+            # After a pause of a busy machine, all that is due goes out at once: the queue has room for it.
+            publisher = _Peer(
+                zmq.XPUB, _publish, xpub_verbose=1, linger=2000, sndhwm=10 * _PUBLISHED_PER_SECOND
+            )
+            # It stops before Spark: a receiver that stops drains its socket as long as messages come.
+            self._peers["publisher"] = ending.enter_context(publisher)
             for signum in (signal.SIGINT, signal.SIGTERM):
                 # PySpark's own handler calls the JVM, which fails within another call: `_wait` raises instead.
                 signal.signal(signum, lambda *_: self._interrupted.set())
                 # A second Ctrl-C must not break off the end, or processes would be left.
                 ending.callback(signal.signal, signum, signal.SIG_IGN)
 
-            self._begin("Starting three streaming queries ...")
+            self._console.print("Starting three streaming queries ...", style="dim")
             for name, options in ((_AGGREGATION, {}), (_FAST, {}), (_SLOW, _SLOW_SINK)):
-                self.queries[name] = self._start(spark, name, feed, options)
-            if not self._wait(60, lambda: all(map(self._receives, self.queries))):
+                self._queries[name] = self._start(spark, name, options)
+            if not self._wait(60, lambda: publisher.count > 0):
                 raise ZmqDataSourceError("the queries did not begin to receive within 60 s")
-            self._begin(f"Streaming for {seconds:g} s ...")
+            self._console.print(f"Streaming for {seconds:g} s ...", style="dim")
             self._wait(seconds)
-            if self._publisher is not None:
-                self._begin("Reading the rest ...")
-                self._publisher.stop()
-                # One second later all has come that the publisher did not drop.
-                came = datetime.now(UTC) + timedelta(seconds=1)
-                self._wait(60, lambda: all(self._has_read_all(name, came) for name in self.queries))
-            self._begin("Stopping the queries ...")
-            for query in self.queries.values():
+            self._console.print("Reading the rest ...", style="dim")
+            publisher.stop()
+            self._wait(60, lambda: all(a["rows"] == publisher.count for a in self._accounts().values()))
+            self._console.print("Stopping the queries ...", style="dim")
+            for query in self._queries.values():
                 # Between two batches, so that no batch is left half counted.
                 self._wait(10, lambda query=query: not query.status["isTriggerActive"])  # type: ignore[misc]
                 query.stop()
-            for consumer in self._consumers.values():
-                consumer.stop()
-            return {name: self._account(name) for name in self.queries}
+            for peer in self._peers.values():
+                peer.stop()
+            return self._accounts()
 
-    def _start(
-        self, spark: SparkSession, name: str, feed: Mapping[str, str], options: Mapping[str, str]
-    ) -> StreamingQuery:
-        own = {"walLocation": str(self._work / name / "log")}
-        messages = spark.readStream.format("zmq").options(**feed, **own).load()
+    def _start(self, spark: SparkSession, name: str, options: Mapping[str, str]) -> StreamingQuery:
+        reader = spark.readStream.format("zmq").option("connect", self._peers["publisher"].endpoint)
+        reader = reader.options(topics="weather.", rcvhwm="100", walLocation=str(self._work / name / "log"))
         if name == _AGGREGATION:
-            count = messages.groupBy("topic").count()
+            count = reader.load().groupBy("topic").count()
             writer = count.writeStream.outputMode("complete").foreachBatch(self._take_counts)
         else:
-            writer = messages.select("topic", "value").writeStream.format("zmq")
-            writer = writer.options(connect=self._consumers[name].endpoint, **options)
+            writer = reader.load().select("topic", "value").writeStream.format("zmq")
+            writer = writer.options(connect=self._peers[name].endpoint, **options)
         # Each batch of a sink costs one start of a Python process, in which Spark commits it.
         writer = writer.queryName(name).trigger(processingTime="2 seconds")
         return writer.option("checkpointLocation", str(self._work / name / "checkpoint")).start()
 
     def _take_counts(self, counts: DataFrame, _batch: int) -> None:
         """Called by Spark for each batch of the aggregation."""
-        self.counts = {row["topic"] or "(no topic frame)": row["count"] for row in counts.collect()}
+        self.counts = {row["topic"]: row["count"] for row in counts.collect()}
+
+    def _accounts(self) -> dict[str, Account]:
+        """The accounts of the queries as of their newest events."""
+        return {name: self._account(name) for name in self._queries}
 
     def _account(self, name: str) -> Account:
-        """The account of a query as of its newest event."""
-        last = metrics(self.queries[name]).last
-        account = {} if self._publisher is None else {"published": self._publisher.count}
-        account["received"] = last["sources"][0]["metrics"]["messagesReceived"] or 0
+        last = metrics(self._queries[name]).last
+        received = last["sources"][0]["metrics"]["messagesReceived"] or 0
+        account = {"published": self._peers["publisher"].count, "received": received}
         if name == _AGGREGATION:
             return account | {"rows": sum(self.counts.values())}
         total = last["sink"]["metrics"]["total"]
         sink = {figure: total[figure] or 0 for figure in ("rows", "sent", "dropped")}
-        return account | sink | {"arrived": self._consumers[name].count}
-
-    def _receives(self, name: str) -> bool:
-        """Whether messages can come; the publisher begins when all queries have subscribed."""
-        if self._publisher is not None:
-            return self._publisher.count > 0
-        return metrics(self.queries[name]).last["sources"][0]["metrics"]["source"] is not None
-
-    def _has_read_all(self, name: str, came: datetime) -> bool:
-        """Whether all messages are rows, as of a trigger after ``came``."""
-        began, account = metrics(self.queries[name]).last["timestamp"], self._account(name)
-        return (
-            began is not None
-            and datetime.fromisoformat(began) >= came
-            and account["rows"] == account["received"]
-        )
-
-    def _begin(self, stage: str) -> None:
-        self._spinner.update(text=Text(stage, style="bold"))
-        if not self._console.is_terminal:
-            self._console.print(stage, style="dim")
-        self._show()
+        return account | sink | {"arrived": self._peers[name].count}
 
     def _wait(self, seconds: float, done: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until ``done``, and show the accounts on a terminal. Raises the error that has ended a query."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self._show()
+            for query in self._queries.values():
+                if error := query.exception():
+                    raise error
+            self._live.update(_accounts_table(self._accounts()))
             if done():
                 return True
             if self._interrupted.wait(min(0.25, left)):
                 raise KeyboardInterrupt
         return False
 
-    def _show(self) -> None:
-        """Show the live view of all queries on a terminal. Raises the error that has ended a query."""
-        for query in self.queries.values():
-            if error := query.exception():
-                raise error
-        found = [record for query in self.queries.values() for record in records(metrics(query).last)]
-        self._live.update(Group(self._spinner, self._view.render(found)) if found else self._spinner)
-
 
 class _Peer:
     """A program beside Spark: a socket at a port of its own, and a thread that works with it until ``stop``.
 
     Attributes:
-        count: Messages published or consumed so far.
+        count: Messages published or consumed so far; final after ``stop``.
     """
 
     def __init__(self, kind: int, work: Callable[[_Peer], None], **options: int) -> None:
@@ -295,9 +257,14 @@ class _Peer:
             work(self)
 
     def stop(self) -> None:
-        """Make the thread finish, and wait for it. After this ``count`` is final."""
         self.stopping.set()
         self._thread.join()
+
+    def __enter__(self) -> _Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def _publish(peer: _Peer) -> None:
@@ -377,10 +344,3 @@ def _wait_for_receivers(work: Path) -> None:
         for partition in log.partitions():
             with suppress(LogError):
                 log.of(partition).lock(15).release()
-
-
-def _plain_reason(error: Exception) -> str:
-    """The line that matters of what Spark reports: a Python traceback within a JVM one."""
-    text = str(error)
-    lines = re.findall(r"zmq_datasource\.errors\.\w+: (.+)", text)[-1:] or text.strip().splitlines()
-    return str(lines[0]).strip() if lines else type(error).__name__

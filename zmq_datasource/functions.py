@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
@@ -26,25 +26,12 @@ from zmq_datasource.errors import OptionError, RowError
 
 __all__ = ["decompress", "from_cbor", "from_msgpack"]
 
+_Fit = Callable[[Any], Any]
 _Mode = Literal["permissive", "failfast"]
 _Codec = Literal["zstd", "lz4", "gzip", "zlib"]
 # Arrow's limit for a column of one batch.
 _MOST_BYTES = 2**31 - 1
 _BITS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
-# What the decoders return for a value of each type. cbor2 returns an array inside a tag as a tuple.
-_PYTHON: dict[type[t.DataType], tuple[type, ...]] = {
-    **dict.fromkeys((*_BITS, t.DecimalType), (int,)),
-    **dict.fromkeys((t.FloatType, t.DoubleType), (int, float)),
-    **{
-        t.BooleanType: (bool,),
-        t.StringType: (str, bytes),
-        t.BinaryType: (bytes,),
-        t.TimestampType: (datetime,),
-    },
-    **{t.ArrayType: (list, tuple), t.StructType: (Mapping, list, tuple), t.MapType: (Mapping,)},
-}
-
-
 # Beside the decoder's own error: what does not fit the schema raises the first two.
 _UNREADABLE = (ValueError, OverflowError, RecursionError, OSError)
 
@@ -147,15 +134,8 @@ def _read(
     mode: _Mode,
 ) -> Column:
     kind = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
-    for where in _without_value(kind, "schema"):
-        raise OptionError(
-            f"{function}: {where}, for which the format has no value; read it as a number or text, and cast it"
-        )
-
-    def read(value: bytes) -> Any:
-        return _fitted(decode(value), kind, "schema", mode == "permissive")
-
-    return _applied(function, read, error, column, kind, mode)
+    fit = _fit_of(kind, "schema", mode == "permissive")
+    return _applied(function, lambda value: fit(decode(value)), error, column, kind, mode)
 
 
 def _applied(
@@ -201,68 +181,86 @@ def _applied(
     return applied
 
 
-def _without_value(kind: t.DataType, where: str) -> Iterator[str]:
-    """The places in a schema whose types the formats do not have."""
-    if isinstance(kind, t.StructType):
-        for field in kind.fields:
-            yield from _without_value(field.dataType, f"{where}.{field.name}")
-    elif isinstance(kind, t.ArrayType):
-        yield from _without_value(kind.elementType, f"{where}[]")
-    elif isinstance(kind, t.MapType):
-        yield from _without_value(kind.keyType, f"{where} key")
-        yield from _without_value(kind.valueType, f"{where}{{}}")
-    elif type(kind) not in _PYTHON or (isinstance(kind, t.DecimalType) and kind.scale):
-        yield f"{where} is {kind.simpleString()}"
+def _fit_of(kind: t.DataType, where: str, lenient: bool, nullable: bool = True) -> _Fit:
+    """A function that makes a decoded value one of this type.
 
+    If the value does not fit, it returns None if ``lenient`` and nullable, or raises ``ValueError`` or
+    ``OverflowError``.
+    """
+    python, convert = _conversion(kind, where, lenient)
 
-def _fitted(value: Any, kind: t.DataType, where: str, lenient: bool, nullable: bool = True) -> Any:
-    """The value as one of this type. If it does not fit: None if ``lenient`` and nullable, or an error."""
-    if value is None and nullable:
-        return None
-    try:
-        python = _PYTHON[type(kind)]
-        # A bool is an int in Python, and must not pass for one.
-        if not isinstance(value, python) or (isinstance(value, bool) and bool not in python):
-            raise ValueError(f"{where} is {type(value).__name__}")
-        return _converted(value, kind, where, lenient)
-    except (ValueError, OverflowError):
-        if lenient and nullable:
+    def fit(value: Any) -> Any:
+        if value is None and nullable:
             return None
-        raise
+        try:
+            # A bool is an int in Python, and must not pass for one.
+            if not isinstance(value, python) or (isinstance(value, bool) and bool not in python):
+                raise ValueError(f"{where} is {type(value).__name__}")
+            return convert(value)
+        except (ValueError, OverflowError):
+            if lenient and nullable:
+                return None
+            raise
+
+    return fit
 
 
-def _converted(value: Any, kind: t.DataType, where: str, lenient: bool) -> Any:
+def _conversion(kind: t.DataType, where: str, lenient: bool) -> tuple[tuple[type, ...], _Fit]:
+    """The Python types that the decoders return for this type, and what makes a value of one of them."""
     if isinstance(kind, t.StructType):
-        if isinstance(value, Mapping):
-            given = [value.get(name, value.get(name.encode())) for name in kind.names]
-        else:
-            given = [*value[: len(kind)], *[None] * (len(kind) - len(value))]
-        return {
-            field.name: _fitted(one, field.dataType, f"{where}.{field.name}", lenient, field.nullable)
-            for field, one in zip(kind.fields, given, strict=True)
-        }
+        return (dict, list, tuple), _struct(kind, where, lenient)
     if isinstance(kind, t.ArrayType):
-        return [_fitted(one, kind.elementType, f"{where}[]", lenient, kind.containsNull) for one in value]
+        element = _fit_of(kind.elementType, f"{where}[]", lenient, kind.containsNull)
+        # cbor2 returns an array inside a tag as a tuple.
+        return (list, tuple), lambda value: [element(one) for one in value]
     if isinstance(kind, t.MapType):
-        return [
-            (
-                _fitted(key, kind.keyType, f"{where} key", lenient, nullable=False),
-                _fitted(one, kind.valueType, f"{where}{{}}", lenient, kind.valueContainsNull),
-            )
-            for key, one in value.items()
-        ]
-    if isinstance(kind, t.DecimalType):
-        return Decimal(_within(value, 1 - 10**kind.precision, 10**kind.precision - 1, where))
+        key = _fit_of(kind.keyType, f"{where} key", lenient, nullable=False)
+        item = _fit_of(kind.valueType, f"{where}{{}}", lenient, kind.valueContainsNull)
+        return (dict,), lambda value: [(key(k), item(v)) for k, v in value.items()]
     if bits := _BITS.get(type(kind)):
-        return _within(value, -(1 << bits - 1), (1 << bits - 1) - 1, where)
+        return (int,), _within(-(1 << bits - 1), (1 << bits - 1) - 1, where)
+    if isinstance(kind, t.DecimalType) and not kind.scale:
+        whole = _within(1 - 10**kind.precision, 10**kind.precision - 1, where)
+        return (int,), lambda value: Decimal(whole(value))
     if isinstance(kind, t.FloatType | t.DoubleType):
-        return float(value)  # OverflowError: a bignum of CBOR
+        return (int, float), float  # OverflowError: a bignum of CBOR
     if isinstance(kind, t.StringType):
-        return value.decode() if isinstance(value, bytes) else value
-    return value
+        return (str, bytes), lambda value: value.decode() if isinstance(value, bytes) else value
+    simple: dict[type[t.DataType], type] = {
+        t.BooleanType: bool,
+        t.BinaryType: bytes,
+        t.TimestampType: datetime,
+    }
+    if type(kind) not in simple:
+        raise OptionError(
+            f"{where} is {kind.simpleString()}, for which MessagePack and CBOR have no value; read it as a number or "
+            "text, and cast it"
+        )
+    return (simple[type(kind)],), lambda value: value
 
 
-def _within(value: int, least: int, most: int, where: str) -> int:
-    if not least <= value <= most:
-        raise ValueError(f"{where} is {value}, which is not from {least} to {most}")
-    return value
+def _struct(kind: t.StructType, where: str, lenient: bool) -> _Fit:
+    fields = [
+        (
+            field.name,
+            field.name.encode(),
+            _fit_of(field.dataType, f"{where}.{field.name}", lenient, field.nullable),
+        )
+        for field in kind.fields
+    ]
+
+    def convert(value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {name: fit(value.get(name, value.get(binary))) for name, binary, fit in fields}
+        return {name: fit(value[at] if at < len(value) else None) for at, (name, _, fit) in enumerate(fields)}
+
+    return convert
+
+
+def _within(least: int, most: int, where: str) -> _Fit:
+    def convert(value: int) -> int:
+        if not least <= value <= most:
+            raise ValueError(f"{where} is {value}, which is not from {least} to {most}")
+        return value
+
+    return convert

@@ -181,7 +181,7 @@ def test_what_is_no_cbor_is_null_or_fails(spark: SparkSession) -> None:
     for kind in ("DOUBLE", "FLOAT"):
         assert large.select(from_cbor("value", kind).alias("read")).collect() == [Row(None)]
     with pytest.raises(
-        OptionError, match=r"from_cbor: schema\.at is date, for which the format has no value"
+        OptionError, match=r"schema\.at is date, for which MessagePack and CBOR have no value"
     ):
         from_cbor("value", "at DATE")
 

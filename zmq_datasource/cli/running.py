@@ -24,8 +24,8 @@ from zmq_datasource.cli.types import (
     set_by_user,
     setting,
 )
-from zmq_datasource.options import ProxyOptions, ReadOptions, ReceiveOptions, StreamReadOptions
-from zmq_datasource.options.parser import describe, parse
+from zmq_datasource.options import ProxyOptions, ReceiveOptions
+from zmq_datasource.options.parser import describe
 from zmq_datasource.options.read import OF_A_QUERY
 
 __all__ = ["demo", "proxy", "receive", "top"]
@@ -199,34 +199,14 @@ def _monitor(name: str, given: dict[str, str], observers: list[Callable[[dict[st
 
 
 @click.command(short_help="See a live feed pass through Spark and out again.")
-@click.option(
-    "--endpoint", metavar="URL", help="Read this feed, instead of a publisher started for the demo."
-)
-@option_of(
-    ReadOptions,
-    "socket_type",
-    choices=("SUB", "PULL"),
-    default="SUB",
-    help="How to read --endpoint. PULL takes the messages: no other reader gets them.",
-)
-@option_of(ReadOptions, "topics")
 @setting("--seconds", number(1, 86_400), "15", "How long messages are streamed; starting Spark comes on top.")
-def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: float) -> None:
+def demo(seconds: float) -> None:
     """See a live feed pass through Spark and out again, every message accounted for.
 
     Three streaming queries read the feed: an aggregation, a sink to a fast consumer, and a sink
     to a consumer that is too slow on purpose and drops what it cannot take. At the end a table
     shows what was published, received, sent, dropped and why.
-
-    \b
-    Examples:
-      zmq-datasource demo
-      zmq-datasource demo --endpoint tcp://localhost:5556 --topics weather,traffic
-      zmq-datasource demo --endpoint ipc:///tmp/jobs --socket-type PULL --seconds 60
     """
-    if endpoint is None and (topics is not None or socket_type != "SUB"):
-        raise click.UsageError("--topics and --socket-type describe your own feed; name it with --endpoint")
-
     from rich.console import Console  # noqa: PLC0415
 
     try:
@@ -239,13 +219,7 @@ def demo(endpoint: str | None, socket_type: str, topics: str | None, seconds: fl
 
     # Spark warns about the installed pandas, but the demo does not use pandas.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    feed = None
-    if endpoint is not None:
-        feed = {"connect": endpoint, "socketType": socket_type}
-        if topics is not None:
-            feed["topics"] = topics
-        parse(StreamReadOptions, feed)  # an error comes before Spark starts
-    run_demo(Console(), seconds, feed)
+    run_demo(Console(), seconds)
 
 
 @click.command(short_help="Watch the figures of sources, sinks and proxies.")
