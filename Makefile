@@ -12,12 +12,12 @@ WORKERS ?= 3
 # For noxfile.py: a directory for what became of each test.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 
-.PHONY: help demo test test-spark test-rest test-slow chaos test-long test-versions check fast sanitize coverage fuzz mutate audit bench plots docs site notebook notebooks wheel image release clean
+.PHONY: help demo test test-spark test-rest test-slow chaos test-long test-versions check fast sanitize coverage fuzz mutate audit bench docs site notebook notebooks wheel image release clean
 
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-demo: $(VENV)/.package ## A live feed through Spark and out again; ARGS="--endpoint tcp://..." for your own
+demo: $(VENV)/.package ## A live feed through Spark and out again, every message accounted for
 	$(JAVA) $(BIN)/zmq-datasource demo $(ARGS)
 
 test: $(VENV)/.dev ## Lint, types, layers and the tests; CI runs these first, and then test-slow
@@ -83,9 +83,6 @@ audit: $(VENV)/.dev ## Known vulnerabilities and the licences of all that is ins
 
 bench: $(VENV)/.dev ## Measure side by side, two hours; writes benchmarks/RESULTS.md; ARGS="--only kafka"
 	$(JAVA) $(BIN)/python -m benchmarks $(ARGS)
-
-plots: $(VENV)/.dev ## Draw the plots of docs/performance.md into build/plots, from the last measurements
-	$(BIN)/python -m benchmarks.plots build/plots
 
 docs: $(VENV)/.dev ## Generate the references of options, errors and metrics
 	$(BIN)/python scripts/reference.py

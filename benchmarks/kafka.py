@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +24,7 @@ from benchmarks.measure import Measurement, Sample, Times, measured, temporary_d
 from benchmarks.peers import free_endpoint, listens
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate
-from benchmarks.section import Section, share
+from benchmarks.report import Section, Target
 from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
 from benchmarks.transactions import COLUMNS, Between, JobToJobRate, our_tables, written_to_log
 
@@ -45,21 +44,19 @@ SECTION = Section(
     "`df.write` in two partitions until all rows are acknowledged (ours: a DEALER's transaction into the log of "
     "another process). *tables*: rows of three numeric columns from one Spark job to another, with Kafka as JSON or "
     f"as Avro, with *{_OURS}* as `valueFormat=arrow`.",
-    ratios=((_OURS, _KAFKA), (_OURS, _KAFKA_JSON), (_OURS, _KAFKA_AVRO)),
-    targets=(share(_SINK, _OURS, 1.3, _KAFKA),),
+    targets=(Target(_SINK, _OURS, 1.3, times=_KAFKA),),
 )
 
 _BUILD = Path(__file__).parent.parent / "build" / "kafka"
 _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
-# The connector's jars, each without its dependencies, which the installed Spark has: the newest version on Maven
-# Central that is not newer than the installed Spark.
-_CONNECTORS = (
-    "spark-sql-kafka-0-10_2.13",
-    "spark-token-provider-kafka-0-10_2.13",
-    "spark-avro_2.13",
+# The connector's jars without their dependencies, which the installed Spark has. The newest on Maven Central.
+_CONNECTOR = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-avro_2.13:4.2.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
 )
-_CONNECTOR_VERSIONS = ("4.2.0", "4.1.1", "4.0.0")
-_CLIENTS = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1")
 _MAVEN_SECONDS = 300
 
 _SIZE, _PARTITIONS, _PACE = 100, 2, 1000
@@ -153,17 +150,9 @@ def _set_up() -> str | None:
     """Fetch the jars of the broker and the connector into ``build/kafka``; returns why that was not possible."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
         return "mvn and java are needed"
-    if not (_BUILD / "broker").exists() and not _fetch("broker", _BROKER, dependencies=True):
-        return "Maven cannot fetch the Kafka broker"
-    if (_BUILD / "connector").exists():
-        return None
-    installed = version("pyspark")
-    found = []
-    for name in _CONNECTORS:
-        tried = (f"org.apache.spark:{name}:{v}" for v in dict.fromkeys((installed, *_CONNECTOR_VERSIONS)))
-        found.append(next((jar for jar in tried if _fetch("try", [jar], dependencies=False)), ""))
-    if not all(found) or not _fetch("connector", [*found, *_CLIENTS], dependencies=False):
-        return f"Maven cannot fetch a Kafka connector for Spark {installed}"
+    for directory, jars, dependencies in (("broker", _BROKER, True), ("connector", _CONNECTOR, False)):
+        if not (_BUILD / directory).exists() and not _fetch(directory, jars, dependencies):
+            return f"Maven cannot fetch the jars of the {directory}"
     return None
 
 
@@ -173,20 +162,19 @@ def _fetch(directory: str, jars: Sequence[str], dependencies: bool) -> bool:
     nothing = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     wanted = ""
     for jar in jars:
-        group, artifact, jar_version = jar.split(":")
+        group, artifact, version = jar.split(":")
         wanted += f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        wanted += f"<version>{jar_version}</version>{'' if dependencies else nothing}</dependency>"
-    project = (
+        wanted += f"<version>{version}</version>{'' if dependencies else nothing}</dependency>"
+    head = (
         "<modelVersion>4.0.0</modelVersion><groupId>b</groupId><artifactId>b</artifactId><version>1</version>"
     )
     pom = _BUILD / "pom.xml"
-    pom.write_text(f"<project>{project}<dependencies>{wanted}</dependencies></project>", encoding="utf-8")
+    pom.write_text(f"<project>{head}<dependencies>{wanted}</dependencies></project>", encoding="utf-8")
     command = ["mvn", "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"]
     command += [f"-DoutputDirectory={_BUILD / 'part'}", "-DincludeScope=runtime"]
     shutil.rmtree(_BUILD / "part", ignore_errors=True)
     if subprocess.run(command, capture_output=True, timeout=_MAVEN_SECONDS, check=False).returncode:
         return False
-    shutil.rmtree(_BUILD / directory, ignore_errors=True)
     (_BUILD / "part").rename(_BUILD / directory)
     return True
 
@@ -211,13 +199,8 @@ class _Broker:
         """Kafka's own producer, the fastest at hand, with batches as large as its load test uses."""
         command = _java("org.apache.kafka.tools.ProducerPerformance", heap="512m")
         command += ["--topic", topic, "--num-records", str(count), "--record-size", str(_SIZE)]
-        command += [
-            "--throughput",
-            str(rate),
-            "--producer-props",
-            f"bootstrap.servers={self.endpoint}",
-            "acks=1",
-        ]
+        command += ["--throughput", str(rate), "--producer-props"]
+        command += [f"bootstrap.servers={self.endpoint}", "acks=1"]
         if rate < 0:
             command += ["batch.size=131072", "linger.ms=10", "buffer.memory=134217728"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,74 +1,91 @@
-"""How long a message takes from its sender to the user's function, by the rate of messages."""
+"""How long a message takes from its sender to the user's function; the first row, and an idle query."""
 
 from __future__ import annotations
 
+import statistics
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.idle import EMPTY, FIRST_ROWS, IDLE, MANY_CHUNKS, ZMQ, measure_idle
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import peer
+from benchmarks.processes import cpu_seconds, source_runners
 from benchmarks.queries import CHECKPOINTS
-from benchmarks.section import Section, Target, at_most
+from benchmarks.report import Section, Target
+from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter
+from zmq_datasource.messages.rows import message_rows, times_of
 
 __all__ = ["SECTION", "latencies_of", "measure_latency", "our_latencies"]
 
 _RATES = (100, 1_000, 10_000, 100_000)
-_MEDIAN, _TAIL = "p50", "p99"
 _SIZE, _MOST_SECONDS = 100, 60.0
 # Of each micro-batch about this many rows are sampled. All rows are collected all the same: a limit would end Spark's
 # Python workers early, and to start others takes most of a second.
 _SAMPLED = 1000
+_CHUNKS = 20_000
+_NOTHING, _ZMQ, _MANY_CHUNKS = "a Python source that does nothing", "zmq", f"zmq, a log of {_CHUNKS:,} chunks"
+# The cases, and whether the query has run before with its checkpoint.
+_FIRST_ROWS = {"first row of a new query": False, "first row of a restarted query": True}
+_IDLE = "idle query"
 SECTION = Section(
     "latency",
     "Latency",
     "Milliseconds from the sender's `zmq_send` until the user's function (`foreachBatch`) has the row: messages of "
     "100 bytes at a fixed rate, PULL, each chunk forced to the disk, no trigger interval. *First row*: from "
     "`start()` until the user's function has a row, of a feed that sends 1,000 messages a second. "
-    f"*{EMPTY}* has a row as soon as it is asked. *Idle query*: CPU of the JVM and all of Spark's Python processes "
+    f"*{_NOTHING}* has a row as soon as it is asked. *Idle query*: CPU of the JVM and all of Spark's Python processes "
     "while no message arrives. " + CHECKPOINTS,
     targets=(
-        *(
-            Target(
-                case,
-                ZMQ,
-                f"at most 1,000 ms more than {EMPTY}",
-                lambda found, case=case: found[case, EMPTY].median + 1000,  # type: ignore[misc]
-                upper=True,
-            )
-            for case in FIRST_ROWS
-        ),
-        at_most(IDLE, ZMQ, 1.0),
-        at_most(IDLE, MANY_CHUNKS, 1.0),
+        *(Target(case, _ZMQ, 1_000, above=_NOTHING, upper=True) for case in _FIRST_ROWS),
+        Target(_IDLE, _ZMQ, 1.0, upper=True),
+        Target(_IDLE, _MANY_CHUNKS, 1.0, upper=True),
     ),
 )
 
 
 def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
-    """Milliseconds, the median and the 99th of a hundred, for every rate; then the first row, and an idle query."""
-    yield from measure_idle(spark, times)
-    for rate in _RATES:
-        found: dict[str, list[float]] = {}
-        methods = {
-            name: partial(_one, spark, rate, times, found, name, quantile)
-            for name, quantile in ((_MEDIAN, 0.5), (_TAIL, 0.99))
+    """Milliseconds to the first row, CPU of an idle query, then the median and the 99th of a hundred by rate."""
+    with peer("push", size=_SIZE, rate=1000) as push, temporary_directory() as scratch:
+        push.go()
+        feeds = {
+            _NOTHING: {"format": "nothing"},
+            _ZMQ: {"format": "zmq", "socketType": "PULL", "connect": push.endpoint},
         }
-        yield from measured("latency", f"{rate:,} messages/s", "ms", methods, times)
+        for case, again in _FIRST_ROWS.items():
+            methods = {name: partial(_first_row, spark, feed, scratch, again) for name, feed in feeds.items()}
+            yield from measured("latency", case, "ms", methods, times)
+        push.stop()
+    with peer("push") as silent, temporary_directory() as scratch:
+        _write_chunks(scratch / "many")
+        pull = {"format": "zmq", "socketType": "PULL", "connect": silent.endpoint}
+        feeds = {
+            _NOTHING: {"format": "nothing"},
+            _ZMQ: pull | {"walLocation": str(scratch / "few")},
+            _MANY_CHUNKS: pull | {"walLocation": str(scratch / "many")},
+        }
+        methods = {name: partial(_idle, spark, feed, scratch, times) for name, feed in feeds.items()}
+        yield from measured("latency", _IDLE, "% of a core", methods, times)
+    for rate in _RATES:
+        tails: list[float] = []
+        case = f"{rate:,} messages/s"
+        for m in measured(
+            "latency", case, "ms", {"p50": partial(_latency, spark, rate, times, tails)}, times
+        ):
+            yield m
+            yield Measurement(m.section, case, "p99", m.unit, tuple(tails[1:]))
 
 
-def _one(
-    spark: SparkSession, rate: int, times: Times, found: dict[str, list[float]], name: str, quantile: float
-) -> Sample:
-    """One quantile of a run; the tail is from the run of the median."""
-    if name == _MEDIAN:
-        found["run"] = sorted(our_latencies(spark, rate, times))
-    values = found["run"]
-    return Sample(values[min(len(values) - 1, int(len(values) * quantile))])
+def _latency(spark: SparkSession, rate: int, times: Times, tails: list[float]) -> Sample:
+    """The median; the 99th of a hundred goes to ``tails``, whose first one does not count either."""
+    values = sorted(our_latencies(spark, rate, times))
+    tails.append(values[int(len(values) * 0.99)])
+    return Sample(statistics.median(values))
 
 
 def our_latencies(spark: SparkSession, rate: int, times: Times) -> list[float]:
@@ -105,11 +122,63 @@ def latencies_of(stream: DataFrame, times: Times, sent: Callable[[pa.Array], lis
             some = rows.take(pa.array(range(0, len(rows), max(1, len(rows) // _SAMPLED))))
             latencies.extend((now - when) * 1000 for when in sent(some))
 
-    with temporary_directory() as checkpoint:
-        query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(sample).start()
-        try:
-            time.sleep(times.warm_up + times.seconds)
-            wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
-        finally:
-            query.stop()
+    with temporary_directory() as checkpoint, _query(stream, sample, checkpoint):
+        time.sleep(times.warm_up + times.seconds)
+        wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
     return latencies
+
+
+@contextmanager
+def _query(stream: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path) -> Iterator[None]:
+    query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(function).start()
+    try:
+        yield
+    finally:
+        query.stop()
+        wait_for("the source runner to end", lambda: not source_runners(), _MOST_SECONDS)
+
+
+def _stream(spark: SparkSession, feed: Mapping[str, str], log: Path) -> DataFrame:
+    options = {"walLocation": str(log)} | {name: value for name, value in feed.items() if name != "format"}
+    return spark.readStream.format(feed["format"]).options(**options).load()
+
+
+def _first_row(spark: SparkSession, feed: Mapping[str, str], scratch: Path, again: bool) -> Sample:
+    """From ``start()`` until the user's function has a row; the second time of one checkpoint, if ``again``."""
+    directory = scratch / f"{time.monotonic_ns()}"
+    for _ in range(1 + again):
+        first: list[float] = []
+
+        def note(batch: DataFrame, _: int, first: list[float] = first) -> None:
+            if not first and batch.toArrow().num_rows:
+                first.append(time.monotonic())
+
+        stream = _stream(spark, feed, directory / "log")
+        began = time.monotonic()
+        with _query(stream, note, directory / "checkpoint"):
+            wait_for("the first row", lambda first=first: bool(first), _MOST_SECONDS, 0.001)  # type: ignore[misc]
+    return Sample((first[0] - began) * 1000)
+
+
+def _idle(spark: SparkSession, feed: Mapping[str, str], scratch: Path, times: Times) -> Sample:
+    """Percent of a core that Spark's processes take while nothing comes."""
+    with _query(_stream(spark, feed, scratch / "log"), lambda *_: None, scratch / f"{time.monotonic_ns()}"):
+        wait_for("the source runner", lambda: bool(source_runners()), _MOST_SECONDS)
+        time.sleep(times.warm_up + 1)
+        before = cpu_seconds({})
+        time.sleep(times.seconds)
+        after = cpu_seconds({})
+    # A worker that has ended meanwhile takes its earlier time with it.
+    used = sum(max(0.0, after[name] - before.get(name, 0.0)) for name in after)
+    return Sample(100 * used / times.seconds)
+
+
+def _write_chunks(location: Path) -> None:
+    """A log of so many chunks, one message each."""
+    log = LogWriter(LogStorage(DirectoryStore(location, sync=False)), chunk_bytes=1 << 20, max_bytes=1 << 40)
+    log.open()
+    row = message_rows(pa.array([b"row"], pa.binary()), times_of([(0, 1)]))
+    for _ in range(_CHUNKS):
+        log.append(row)
+        log.cut().result(10)
+    log.close()

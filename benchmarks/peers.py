@@ -1,8 +1,7 @@
 """The other end of the socket: ``peer.c`` in a process of its own, the same for every method.
 
-It is compiled on first use; where there is no C compiler, or pyzmq has no libzmq of its own beside it, the
-peers are ``pypeer.py``, and the results say so. A peer that binds takes a port that the system chooses.
-High-water marks are libzmq's default of 1000, unless said otherwise.
+It is compiled on first use, which needs a C compiler and a wheel of pyzmq, which has libzmq beside it. A peer that
+binds takes a port that the system chooses. High-water marks are libzmq's default of 1000, unless said otherwise.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import hashlib
 import json
 import multiprocessing
 import selectors
-import shutil
 import socket as stdlib_socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,10 +32,8 @@ __all__ = [
     "Peer",
     "child",
     "free_endpoint",
-    "in_process",
     "listens",
     "peer",
-    "peer_language",
     "window",
 ]
 
@@ -114,7 +109,6 @@ def peer(
     kind: str,
     *,
     connect: str | None = None,
-    python: bool = False,
     size: int = 100,
     shape: str = "plain",
     **settings: int,
@@ -122,14 +116,13 @@ def peer(
     """A ``push``, ``pull``, ``pub`` or ``sub``; it binds, unless it is told where to connect.
 
     Args:
-        python: Whether it is pyzmq in any case.
         shape: ``plain`` is the payload alone, ``numbered`` one that begins with 8 bytes of sequence, ``topic`` and
             ``stamped`` (with the time of sending) have a topic in front; ``vllm``, ``bitcoin`` and ``sequenced`` are
             as those presets of ``framing``.
         settings: ``count`` (0: until it is stopped), ``rate`` (messages a second), ``hwm``, ``nodrop``.
     """
     where = f"bind={ANY_PORT}" if connect is None else f"connect={connect}"
-    command = [*_command(python), f"kind={kind}", where, f"size={size}", f"shape={shape}"]
+    command = [*_compiled(), f"kind={kind}", where, f"size={size}", f"shape={shape}"]
     command += [f"{name}={value}" for name, value in settings.items()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -139,30 +132,17 @@ def peer(
         process.communicate()
 
 
-def peer_language() -> str:
-    """What the peers are written in, for the results."""
-    return "C" if _compiled() is not None else "Python: no C compiler, or no libzmq beside pyzmq"
-
-
-def _command(python: bool) -> list[str]:
-    compiled = None if python else _compiled()
-    return compiled or [sys.executable, str(_HERE / "pypeer.py")]
-
-
 @functools.cache
-def _compiled() -> list[str] | None:
-    """The C peer and the libzmq that it loads, compiled if it is not yet; None if that cannot be."""
-    compiler = shutil.which("cc")
-    libraries = sorted((Path(zmq.__file__).parent.parent / "pyzmq.libs").glob("libzmq*"))
-    if compiler is None or not libraries:
-        return None
+def _compiled() -> list[str]:
+    """The program and the libzmq that it loads, compiled if it is not yet."""
+    library = next((Path(zmq.__file__).parent.parent / "pyzmq.libs").glob("libzmq*"))
     source = _HERE / "peer.c"
     program = _BUILD / f"peer-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     if not program.exists():
         _BUILD.mkdir(parents=True, exist_ok=True)
-        command = [compiler, "-O2", "-Wall", "-Wextra", "-o", str(program), str(source), "-ldl", "-lpthread"]
+        command = ["cc", "-O2", "-Wall", "-Wextra", "-o", str(program), str(source), "-ldl", "-lpthread"]
         subprocess.run(command, check=True)
-    return [str(program), str(libraries[0])]
+    return [str(program), str(library)]
 
 
 def free_endpoint() -> str:
@@ -179,9 +159,6 @@ def listens(endpoint: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-# Python functions in processes of their own.
-
-
 @contextmanager
 def child(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Connection, int]]:
     """Run this in a fresh process with a pipe as its first argument, and end it with the block: pipe and pid."""
@@ -195,22 +172,6 @@ def child(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Con
         process.terminate()
         process.join()
         ours.close()
-
-
-def in_process(function: Callable[..., Any], *arguments: object, seconds: float) -> Any:
-    """What ``function`` returns in a fresh process.
-
-    Raises:
-        TimeoutError: It returned nothing within ``seconds``.
-    """
-    with child(_call, function, *arguments) as (pipe, _):
-        if not pipe.poll(seconds):
-            raise TimeoutError(f"waiting {seconds:.0f} s for a child process")
-        return pipe.recv()
-
-
-def _call(pipe: Connection, function: Callable[..., Any], *arguments: object) -> None:
-    pipe.send(function(*arguments))
 
 
 def window(counting: Peer, times: Times, peers: Mapping[str, int]) -> Sample:

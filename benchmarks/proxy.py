@@ -23,7 +23,7 @@ from benchmarks.measure import (
     wait_for,
 )
 from benchmarks.peers import child, free_endpoint, peer, window
-from benchmarks.section import Section, at_most, share
+from benchmarks.report import Section, Target
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.log import LogStorage, read_index, read_slices, slices
 from zmq_datasource.proxy.handle import Proxy
@@ -32,8 +32,6 @@ __all__ = ["SECTION", "measure_proxy"]
 
 _FORWARDING = "zmq.proxy"
 _OURS = "proxy"
-_UNSYNCED = "proxy, walSync=false"
-_PLAIN = "proxy, walSync=false, plain"
 _CATCHING_UP = "durable subscriber"
 _IN_BATCHES = "durable subscriber, in batches"
 _LOOP = "Python loop over the log"
@@ -50,28 +48,20 @@ SECTION = Section(
     "From a publisher (XPUB) through a proxy to a subscriber, both in C, each in a process of its own: tcp "
     "loopback, high-water marks of 10,000, no drops. Messages of topic and value a second at full speed, and the "
     f"time that a message takes at a thousand a second. *{_FORWARDING}*: libzmq's own, XSUB to XPUB, which writes "
-    f"nothing. *{_UNSYNCED}*: ours, which writes each message to the system's cache before it publishes it with its "
-    f"id. *{_OURS}*: forced to the disk before. *{_PLAIN}*: not forced, and the same frames go out, without ids. The "
-    "log has 256 MiB. *Catching up*: how fast one loop in Python gets a backlog that a proxy has written. "
+    f"nothing. *{_OURS}*: each message is on the disk before it is published with its id. The log has 256 MiB. "
+    "*Catching up*: how fast one loop in Python gets a backlog that a proxy has written. "
     f"*{_CATCHING_UP}*: a `DurableSubscriber`, one message at a time. *{_IN_BATCHES}*: the same by `receive_batch`. "
     f"*{_LOOP}*: the same process reads the sealed chunks, without a proxy.",
-    ratios=(
-        (_UNSYNCED, _FORWARDING),
-        (_OURS, _FORWARDING),
-        (_PLAIN, _FORWARDING),
-        (_CATCHING_UP, _LOOP),
-        (_IN_BATCHES, _LOOP),
-    ),
     targets=(
-        share("100 B, messages/s", _UNSYNCED, 0.8, _FORWARDING),
-        share("10 kB, messages/s", _UNSYNCED, 0.9, _FORWARDING),
+        Target("100 B, messages/s", _OURS, 0.8, times=_FORWARDING),
+        Target("10 kB, messages/s", _OURS, 0.9, times=_FORWARDING),
         *(
-            at_most(f"{size_name(size)}, {quantile} in µs", _UNSYNCED, limit)
+            Target(f"{size_name(size)}, {quantile} in µs", _OURS, limit, upper=True)
             for size in _SIZES
             for quantile, limit in (("p50", 500), ("p99", 3000))
         ),
         *(
-            share(f"{size_name(size)}, catching up, messages/s", method, 0.5, _LOOP)
+            Target(f"{size_name(size)}, catching up, messages/s", method, 0.5, times=_LOOP)
             for method in (_CATCHING_UP, _IN_BATCHES)
             for size in _BACKLOGS
         ),
@@ -87,12 +77,7 @@ _Method: TypeAlias = Callable[[], AbstractContextManager[_Running]]
 
 def measure_proxy(times: Times) -> Iterator[Measurement]:
     """Messages a second from a publisher to a subscriber, how long a message takes, and catching up."""
-    proxies: Mapping[str, _Method] = {
-        _FORWARDING: _forwarding,
-        _UNSYNCED: partial(_ours, sync=False),
-        _OURS: partial(_ours, sync=True),
-        _PLAIN: partial(_ours, sync=False, plain=True),
-    }
+    proxies: Mapping[str, _Method] = {_FORWARDING: _forwarding, _OURS: _ours}
     for size in _SIZES:
         rates = {
             method: partial(_tried, partial(_rate, proxy, size, times)) for method, proxy in proxies.items()
@@ -118,42 +103,33 @@ def _catching_up(size: int, count: int, times: Times) -> Iterator[Measurement]:
     pull, durable = free_endpoint(), free_endpoint()
     with (
         temporary_directory() as scratch,
-        Proxy(pull=pull, durable=durable, wal_location=scratch, wal_sync=False, wal_max_bytes="8g") as proxy,
+        Proxy(pull=pull, durable=durable, wal_location=scratch, wal_max_bytes="8g") as proxy,
         peer("push", connect=pull, size=size, count=count, shape="topic") as push,
     ):
         push.go()
         wait_for("a backlog", lambda: proxy.status()["nextId"] >= count, _MOST_SECONDS)
-        rates = {
-            _CATCHING_UP: lambda: _subscriber_rate(durable, count),
-            _IN_BATCHES: lambda: _batches_rate(durable, count),
+        rates: Mapping[str, Callable[[], Sample]] = {
+            _CATCHING_UP: partial(_subscriber_rate, durable, count, batches=False),
+            _IN_BATCHES: partial(_subscriber_rate, durable, count, batches=True),
             _LOOP: lambda: _loop_rate(LogStorage(str(scratch))),
         }
         yield from measured("proxy", f"{size_name(size)}, catching up, messages/s", "", rates, times)
 
 
-def _subscriber_rate(endpoint: str, count: int) -> Sample:
-    """Messages a second of a new durable subscriber, from its first message on."""
+def _subscriber_rate(endpoint: str, count: int, batches: bool) -> Sample:
+    """Messages a second of a new durable subscriber, after the first that it gets."""
     with DurableSubscriber(endpoint, f"bench-{time.monotonic_ns()}", auto_ack=False) as subscriber:
-        subscriber.receive()
-        began = time.perf_counter()
-        for message in subscriber:
-            if message.id == count - 1:
-                break
-        took = time.perf_counter() - began
-        subscriber.forget()
-    return Sample((count - 1) / took)
 
-
-def _batches_rate(endpoint: str, count: int) -> Sample:
-    """As ``_subscriber_rate``, by ``receive_batch``, in the same loop as ``_loop_rate``."""
-    with DurableSubscriber(endpoint, f"bench-{time.monotonic_ns()}", auto_ack=False) as subscriber:
-        first = subscriber.receive_batch()
-        assert first is not None
-        began, rows, missing = time.perf_counter(), 0, count - first.num_rows
-        while rows < missing:
+        def receive() -> int:
+            if not batches:
+                return 1 if subscriber.receive() else 0
             batch = subscriber.receive_batch()
-            assert batch is not None
-            rows += _loop_over(batch)
+            return _loop_over(batch) if batch else 0
+
+        missing = count - receive()
+        began, rows = time.perf_counter(), 0
+        while rows < missing:
+            rows += receive()
         took = time.perf_counter() - began
         subscriber.forget()
     return Sample(rows / took)
@@ -222,7 +198,7 @@ def _forwarding() -> Iterator[_Running]:
 
 
 @contextmanager
-def _ours(sync: bool, plain: bool = False) -> Iterator[_Running]:
+def _ours() -> Iterator[_Running]:
     front, back = free_endpoint(), free_endpoint()
     others = {process.pid for process in psutil.Process().children()}
     with (
@@ -231,8 +207,6 @@ def _ours(sync: bool, plain: bool = False) -> Iterator[_Running]:
             bind=front,
             publish=back,
             wal_location=scratch,
-            wal_sync=sync,
-            plain=plain,
             slow_subscriber="wait",
             rcvhwm=_HWM,
             wal_max_bytes="256m",

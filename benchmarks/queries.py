@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.measure import Sample, Times, temporary_directory, wait_for
+from benchmarks.nothing import NothingDataSource
 from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, per_message, source_runners
 from benchmarks.tutorial import TutorialDataSource
@@ -69,6 +70,7 @@ def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSess
         spark.sparkContext.setLogLevel("ERROR")
         register(spark)
         spark.dataSource.register(TutorialDataSource)
+        spark.dataSource.register(NothingDataSource)
         yield spark
     finally:
         spark.stop()

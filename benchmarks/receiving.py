@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory
 from benchmarks.peers import child, peer
-from benchmarks.section import Section, at_most
+from benchmarks.report import Section, Target
 from zmq_datasource.receive import receive_until_stopped
 
 __all__ = ["SECTION", "measure_receiving"]
@@ -33,7 +33,10 @@ SECTION = Section(
     f"from the socket to Arrow. *{_SEALING}*: from Arrow to the disk, for a log of at most 512 MB. *{_OTHERS}*: the "
     "rest of the process. *plain*: one frame without a number. *numbered*: one frame that begins with its number. The "
     "other framings have three frames; *sequenced* has four, from eight publishers.",
-    targets=(at_most("100 B, plain", _RECEIVING, 0.15), at_most("1 kB, plain", _SEALING, 0.7)),
+    targets=(
+        Target("100 B, plain", _RECEIVING, 0.15, upper=True),
+        Target("1 kB, plain", _SEALING, 0.7, upper=True),
+    ),
 )
 _THREADS = {"zmq-receiver": _RECEIVING, "zmq-log-sealer": _SEALING}
 _CASES = [(100, framing) for framing in _FRAMINGS] + [(1_000, _PLAIN), (100_000, _PLAIN)]

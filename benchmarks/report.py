@@ -1,43 +1,87 @@
-"""Results for machines (``results.json``) and for people (``RESULTS.md``)."""
+"""Results for machines (``results.json``) and for people (``RESULTS.md``): work, figure and target, met or missed."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.measure import Measurement
-from benchmarks.section import Section, verdicts
 
-__all__ = ["page", "read_results", "write_results"]
+__all__ = ["Section", "Target", "page", "read_results", "write_results"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one figure should be: at least ``number``.
+
+    Attributes:
+        case: Of the figure.
+        method: Of the figure.
+        times: A method of the same case: at least ``number`` times its figure.
+        above: A method of the same case: ``number`` more than its figure.
+        upper: At most, instead of at least.
+    """
+
+    case: str
+    method: str
+    number: float
+    times: str = ""
+    above: str = ""
+    upper: bool = False
+
+    def shown(self, found: Mapping[tuple[str, str], Measurement]) -> tuple[str, bool]:
+        """The target in words, and whether the figure meets it.
+
+        Raises:
+            KeyError: A figure that it needs was not measured.
+        """
+        text, limit = f"at {'most' if self.upper else 'least'} {self.number:,}", self.number
+        if self.times:
+            limit *= found[self.case, self.times].median
+            text += f" times *{self.times}*: {_number(limit)}"
+        if self.above:
+            limit += found[self.case, self.above].median
+            text += f" more than *{self.above}*: {_number(limit)}"
+        figure = found[self.case, self.method].median
+        return text, figure <= limit if self.upper else figure >= limit
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of RESULTS.md.
+
+    Attributes:
+        name: As in ``--only`` and ``results.json``.
+        title: The heading.
+        text: What was measured, and how.
+        targets: Shown beside their figures.
+    """
+
+    name: str
+    title: str
+    text: str
+    targets: Sequence[Target] = ()
 
 
 def write_results(
-    directory: Path,
-    sections: Sequence[Section],
-    machine: Mapping[str, str],
-    measured: Sequence[Measurement],
-    whole: bool = True,
+    directory: Path, sections: Sequence[Section], machine: Mapping[str, str], measured: Sequence[Measurement]
 ) -> None:
-    """Write both files; a figure that was not measured this time stays as it was, with its date.
-
-    Args:
-        sections: All of the page, in its order.
-        whole: Whether all cases of the measured sections were measured. If not, their other cases stay too.
-    """
+    """Write both files. A figure that was not measured this time stays as it was, with its date."""
     directory.mkdir(parents=True, exist_ok=True)
     before_machine, before = read_results(directory)
     place = f"{machine['date']}, {machine['CPU']}"
-    measured = list(_merged(before, [replace(m, place=place) for m in measured], whole))
+    found = {(m.section, m.case, m.method): m for m in before}
+    found |= {(m.section, m.case, m.method): replace(m, place=place) for m in measured}
     # An empty entry says that something was not at hand this time, such as Kafka: keep the entry of the older run.
     machine = {name: value or before_machine.get(name, "") for name, value in machine.items()}
-    rows = ",\n".join(f"    {json.dumps(asdict(m), ensure_ascii=False)}" for m in measured)
+    rows = ",\n".join(f"    {json.dumps(asdict(m), ensure_ascii=False)}" for m in found.values())
     head = json.dumps(machine, indent=4, ensure_ascii=False)
     text = f'{{\n  "machine": {head},\n  "measurements": [\n{rows}\n  ]\n}}\n'
     (directory / "results.json").write_text(text, encoding="utf-8")
-    (directory / "RESULTS.md").write_text(page(sections, machine, measured), encoding="utf-8")
+    (directory / "RESULTS.md").write_text(page(sections, machine, list(found.values())), encoding="utf-8")
 
 
 def read_results(directory: Path) -> tuple[Mapping[str, str], list[Measurement]]:
@@ -46,20 +90,7 @@ def read_results(directory: Path) -> tuple[Mapping[str, str], list[Measurement]]
     if not path.exists():
         return {}, []
     found = json.loads(path.read_text(encoding="utf-8"))
-    measured = []
-    for m in found["measurements"]:
-        m["values"] = tuple(m["values"])
-        m["cpu"] = {process: tuple(values) for process, values in m["cpu"].items()}
-        measured.append(Measurement(**m))
-    return found["machine"], measured
-
-
-def _merged(before: Sequence[Measurement], new: Sequence[Measurement], whole: bool) -> Iterator[Measurement]:
-    """All measurements, in the order in which their sections and cases were first measured."""
-    sections, cases = {m.section for m in new}, {(m.section, m.case) for m in new}
-    kept = [m for m in before if (m.section, m.case) not in cases and not (whole and m.section in sections)]
-    order = {case: at for at, case in enumerate(dict.fromkeys((m.section, m.case) for m in (*before, *new)))}
-    yield from sorted((*kept, *new), key=lambda m: order[m.section, m.case])
+    return found["machine"], [Measurement(**m) for m in found["measurements"]]
 
 
 def page(sections: Sequence[Section], machine: Mapping[str, str], measured: Sequence[Measurement]) -> str:
@@ -77,21 +108,18 @@ def _lines(
     yield "warm-up before its window. At scale 1 a window has 10 s. CPU is user and system time of all threads, in"
     yield "microseconds a message."
     yield ""
-    shown = {name: value for name, value in machine.items() if value and name not in ("date", "CPU")}
-    yield from _table(("machine", ""), shown.items())
-    yield "Do not compare figures from different processors with each other."
+    yield from ("| machine | |", "| --- | --- |")
+    for name, value in machine.items():
+        if value and name not in ("date", "CPU"):
+            yield f"| {name} | {value} |"
     yield ""
+    yield "Do not compare figures from different processors with each other."
     for section in sections:
-        mine = [m for m in measured if m.section == section.name]
+        mine = {(m.case, m.method): m for m in measured if m.section == section.name}
         if mine:
-            yield f"## {section.title}"
-            yield ""
-            yield section.text
-            yield ""
-            yield from _when(mine)
-            yield from _figures(mine, section.ratios)
-            yield from _verdicts(section, mine)
-            yield from _cpu(mine)
+            yield from ("", f"## {section.title}", "", section.text, "")
+            yield from _when(list(mine.values()))
+            yield from _table(section, mine)
 
 
 def _when(measured: Sequence[Measurement]) -> Iterator[str]:
@@ -107,83 +135,28 @@ def _when(measured: Sequence[Measurement]) -> Iterator[str]:
     yield ""
 
 
-def _figures(measured: Sequence[Measurement], ratios: Sequence[tuple[str, str]]) -> Iterator[str]:
-    # One table for the cases that have the same unit and the same methods.
-    tables: dict[tuple[str, ...], dict[str, Mapping[str, Measurement]]] = {}
-    by_case = _by_case(measured)
-    for case, row in by_case.items():
-        methods = tuple(f"{method} ({m.unit})" if m.unit else method for method, m in row.items())
-        tables.setdefault(methods, {})[case] = row
-    for methods, rows in tables.items():
-        yield from _table(["", *methods], ([case, *map(_shown, row.values())] for case, row in rows.items()))
-    shown = [
-        (ours, other) for ours, other in ratios if any({ours, other} <= set(row) for row in by_case.values())
-    ]
-    if shown:
-        yield from _table(
-            ["ratio", *(f"{ours} / {other}" for ours, other in shown)],
-            (
-                [case, *(_ratio(row.get(ours), row.get(other)) for ours, other in shown)]
-                for case, row in by_case.items()
-                if any({ours, other} <= set(row) for ours, other in shown)
-            ),
-        )
+def _table(section: Section, found: Mapping[tuple[str, str], Measurement]) -> Iterator[str]:
+    targets = {(target.case, target.method): target for target in section.targets}
+    yield "| work | | figure | target | | CPU |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for work, m in found.items():
+        text, verdict = "", ""
+        if target := targets.get(work):
+            text, met = target.shown(found)
+            verdict = "met" if met else "**missed**"
+        yield f"| {m.case} | {m.method} | {_figure(m)} | {text} | {verdict} | {_cpu(m)} |"
 
 
-def _by_case(measured: Sequence[Measurement]) -> Mapping[str, Mapping[str, Measurement]]:
-    found: dict[str, dict[str, Measurement]] = {}
-    for m in measured:
-        found.setdefault(m.case, {})[m.method] = m
-    return found
+def _figure(m: Measurement) -> str:
+    unit = f" {m.unit}" if m.unit else ""
+    span = f" ({_number(min(m.values))} to {_number(max(m.values))})" if len(m.values) > 1 else ""
+    return f"{_number(m.median)}{unit}{span}"
 
 
-def _verdicts(section: Section, measured: Sequence[Measurement]) -> Iterator[str]:
-    found = list(verdicts(section, measured))
-    if found:
-        yield from _table(
-            ("figure", "target", "which is", "measured", ""),
-            (
-                (
-                    f"{v.target.case}, {v.target.method}",
-                    v.target.text,
-                    _number(v.limit),
-                    _number(v.measured),
-                    "met" if v.met else "**missed**",
-                )
-                for v in found
-            ),
-        )
-
-
-def _cpu(measured: Sequence[Measurement]) -> Iterator[str]:
-    with_cpu = [m for m in measured if m.cpu]
-    processes = list(dict.fromkeys(process for m in with_cpu for process in m.cpu))
-    if processes:
-        yield from _table(
-            ("CPU a message (µs)", "", *processes, "all"),
-            (
-                (m.case, m.method, *(_median(m.cpu.get(p)) for p in processes), _number(_sum(m)))
-                for m in with_cpu
-            ),
-        )
-
-
-def _sum(measurement: Measurement) -> float:
-    return sum(map(statistics.median, measurement.cpu.values()))
-
-
-def _median(values: Sequence[float] | None) -> str:
-    return _number(statistics.median(values)) if values else ""
-
-
-def _ratio(ours: Measurement | None, other: Measurement | None) -> str:
-    return f"{ours.median / other.median:.2f}" if ours and other and other.median else ""
-
-
-def _shown(measurement: Measurement) -> str:
-    values = measurement.values
-    median = _number(measurement.median)
-    return median if len(values) == 1 else f"{median} ({_number(min(values))} to {_number(max(values))})"
+def _cpu(m: Measurement) -> str:
+    used = {process: statistics.median(values) for process, values in m.cpu.items()}
+    parts = ", ".join(f"{process} {_number(value)}" for process, value in used.items() if value)
+    return f"{parts}; all {_number(sum(used.values()))}" if parts else ""
 
 
 def _number(value: float) -> str:
@@ -192,14 +165,3 @@ def _number(value: float) -> str:
         return "0"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{digits}f}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield _row(header)
-    yield _row(["---"] * len(header))
-    yield from map(_row, rows)
-    yield ""
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
+import psutil
+import zmq
 from pyspark.sql import SparkSession
 
 from benchmarks import kafka, latency, loss, proxy, receiving, scaling, sink, source, transactions
-from benchmarks.machine import describe_machine
 from benchmarks.measure import Measurement, Times, temporary_directory
 from benchmarks.queries import spark_session
 from benchmarks.report import page, read_results, write_results
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
+from zmq_datasource.transport import core
 
 __all__ = ["SECTIONS", "main"]
 
@@ -50,31 +54,20 @@ def main() -> None:
         (arguments.output / "RESULTS.md").write_text(text, encoding="utf-8")
         return
     began = time.monotonic()
-    machine = describe_machine()
     with temporary_directory() as scratch:
-        _quiet(scratch / "logging.json")
-        times = Times(
-            _SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds, arguments.case
-        )
-        found = _measure(arguments.only or [section.name for section in SECTIONS], scratch, times)
-        for _, section in groupby(found, key=lambda measurement: measurement.section):
-            measured = []
-            for measurement in section:
-                measured.append(replace(measurement, scale=arguments.scale))
-                print(
-                    f"{time.monotonic() - began:6.0f} s  {measurement.section}, {measurement.case}, "
-                    f"{measurement.method}: {measurement.median:,.2f} {measurement.unit}",
-                    flush=True,
-                )
-            # After each section, so that an error in a later one loses nothing.
-            write_results(arguments.output, SECTIONS, machine, measured, whole=not arguments.case)
-
-
-def _quiet(configuration: Path) -> None:
-    """Let the processes that Spark starts log errors only."""
-    levels = {"version": 1, "loggers": {"zmq_datasource": {"level": "ERROR"}}}
-    configuration.write_text(json.dumps(levels), encoding="utf-8")
-    os.environ[LOGGING_VARIABLE] = str(configuration)
+        levels = {"version": 1, "loggers": {"zmq_datasource": {"level": "ERROR"}}}
+        (scratch / "logging.json").write_text(json.dumps(levels), encoding="utf-8")
+        os.environ[LOGGING_VARIABLE] = str(scratch / "logging.json")  # for the processes that Spark starts
+        seconds, warm_up = _SECONDS * arguments.scale, _WARM_UP * arguments.scale
+        times = Times(seconds, warm_up, arguments.rounds, arguments.case)
+        for m in _measure(arguments.only or [section.name for section in SECTIONS], scratch, times):
+            print(
+                f"{time.monotonic() - began:6.0f} s  {m.section}, {m.case}, {m.method}: {m.median:,.2f} {m.unit}",
+                flush=True,
+            )
+            # After each figure, so that an error in a later one loses nothing.
+            found = [replace(m, scale=arguments.scale)]
+            write_results(arguments.output, SECTIONS, _machine(), found)
 
 
 def _measure(sections: Sequence[str], scratch: Path, times: Times) -> Iterator[Measurement]:
@@ -90,39 +83,41 @@ def _measure(sections: Sequence[str], scratch: Path, times: Times) -> Iterator[M
                 yield from with_spark(spark, times)
 
 
+def _machine() -> dict[str, str]:
+    """What the numbers are measured on, in the order to show. No host names, no paths."""
+    models = (
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    )
+    return {
+        "date": date.today().isoformat(),
+        "CPU": next(models, platform.machine()),
+        "cores": str(os.cpu_count()),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "pyspark": version("pyspark"),
+        "pyzmq": f"{zmq.pyzmq_version()} with libzmq {zmq.zmq_version()}",
+        "pyarrow": version("pyarrow"),
+        "zmq_datasource": f"{version('zmq_datasource')}, {core.NAME} core",
+        "Kafka": kafka.kafka_jars(),
+    }
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--scale",
-        type=float,
-        default=1.0,
-        help=f"of every run; 1 is a window of {_SECONDS:g} s after {_WARM_UP:g} s of warm-up (default: 1)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        help="runs of each case, after one that does not count (default: 5; below a scale of 0.5 it is 1)",
-    )
-    parser.add_argument(
-        "--only",
-        choices=[section.name for section in SECTIONS],
-        action="append",
-        help="one section; may be repeated",
-    )
-    parser.add_argument(
-        "--case",
-        default="",
-        help="only cases with this in their name, such as '1 MB'; the other figures stay as they were",
-    )
-    parser.add_argument(
-        "--page", action="store_true", help="measure nothing; write RESULTS.md again from results.json"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path(__file__).parent,
-        help="directory for results.json and RESULTS.md (default: that of the benchmarks)",
-    )
+    add = parser.add_argument
+    help_ = f"of every run; 1 is a window of {_SECONDS:g} s after {_WARM_UP:g} s of warm-up (default: 1)"
+    add("--scale", type=float, default=1.0, help=help_)
+    help_ = "runs of each case, after one that does not count (default: 5; below a scale of 0.5 it is 1)"
+    add("--rounds", type=int, help=help_)
+    names = [section.name for section in SECTIONS]
+    add("--only", choices=names, action="append", help="one section; may be repeated")
+    add("--case", default="", help="only cases with this in their name, such as '1 MB'")
+    add("--page", action="store_true", help="measure nothing; write RESULTS.md again from results.json")
+    help_ = "directory for results.json and RESULTS.md (default: that of the benchmarks)"
+    add("--output", type=Path, default=Path(__file__).parent, help=help_)
     arguments = parser.parse_args()
     if arguments.rounds is None:
         arguments.rounds = 5 if arguments.scale >= 0.5 else 1

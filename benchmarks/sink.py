@@ -9,12 +9,11 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
-from benchmarks.discard import DiscardDataSource
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
 from benchmarks.peers import peer, window
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import steady_rate
-from benchmarks.section import Section, share
+from benchmarks.report import Section, Target
 
 __all__ = ["SECTION", "measure_sink"]
 
@@ -28,8 +27,7 @@ SECTION = Section(
     f"*{_NOTHING}*: a sink in Python that takes Arrow batches and does nothing. This is what Spark allows. "
     f"*{_BATCH}*: one write, from the call until the last message is received. *{_STREAM}*: a query with "
     "micro-batches of 100 MB and more, from the end of one to the end of another.",
-    ratios=((_BATCH, _LOOP), (_BATCH, _NOTHING), (_STREAM, _LOOP)),
-    targets=tuple(share(f"{kind}, 100 B", _BATCH, 0.75, _NOTHING) for kind in _KINDS),
+    targets=tuple(Target(f"{kind}, 100 B", _BATCH, 0.75, times=_NOTHING) for kind in _KINDS),
 )
 
 # Rows a second to begin with; how many a run writes follows from the run before.
@@ -40,12 +38,11 @@ _MOST_SECONDS = 180.0
 
 def measure_sink(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Messages a second. There is one Spark partition: one sending task against one loop."""
-    spark.dataSource.register(DiscardDataSource)
     for kind, receiver in _KINDS.items():
         for size, expected in _EXPECTED.items():
             methods: Mapping[str, Callable[[], Sample]] = {
                 _LOOP: partial(_loop_rate, kind, size, times),
-                _NOTHING: _BatchWrites(partial(_discard, spark, size), expected, times, None),
+                _NOTHING: _BatchWrites(partial(_write_nothing, spark, size), expected, times, None),
                 _BATCH: _BatchWrites(partial(_write, spark, kind, size), expected, times, receiver),
                 _STREAM: partial(_stream_rate, spark, kind, size, times),
             }
@@ -101,8 +98,8 @@ class _BatchWrites:
         return Sample(self._rate, per_message(before, after, count))
 
 
-def _discard(spark: SparkSession, size: int, count: int, endpoint: str) -> None:
-    _rows(spark.range(0, count, 1, 1).toDF("n"), size).write.format("discard").mode("append").save()
+def _write_nothing(spark: SparkSession, size: int, count: int, endpoint: str) -> None:
+    _rows(spark.range(0, count, 1, 1).toDF("n"), size).write.format("nothing").mode("append").save()
 
 
 def _write(spark: SparkSession, kind: str, size: int, count: int, endpoint: str) -> None:

@@ -9,16 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 
+import zmq
 from pyspark.sql import SparkSession
 
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
-from benchmarks.peers import peer, window
+from benchmarks.peers import child, peer, window
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import CHECKPOINTS, CORES, live_rate, next_batch, noop_query
-from benchmarks.section import Section, share, within_cpu
+from benchmarks.queries import CHECKPOINTS, live_rate, next_batch, noop_query
+from benchmarks.report import Section, Target
 from zmq_datasource.log import LogStorage, read_index
 
 __all__ = [
@@ -31,14 +33,8 @@ __all__ = [
     "measure_source",
 ]
 
-_RAW, _TUTORIAL, _DURABLE, _TRIGGER, _UNSYNCED, _BACKLOG = (
-    "raw pyzmq",
-    "tutorial source",
-    "zmq",
-    "zmq, trigger of 1 s",
-    "zmq, walSync=false",
-    "the log alone",
-)
+_RAW, _TUTORIAL, _BACKLOG = "raw pyzmq", "tutorial source", "the log alone"
+_DURABLE, _TRIGGER = "zmq", "zmq, trigger of 1 s"
 SECTION = Section(
     "source",
     "Source throughput",
@@ -50,26 +46,11 @@ SECTION = Section(
     f"is forced to the disk, and micro-batches follow each other at once. *{_TRIGGER}*: a micro-batch each second. "
     f"*{_BACKLOG}*: a log that was filled before is read, without a socket. This is what the JVM and its workers "
     "allow. " + CHECKPOINTS,
-    ratios=(
-        (_DURABLE, _TUTORIAL),
-        (_DURABLE, _BACKLOG),
-        (_DURABLE, _RAW),
-        (_TRIGGER, _DURABLE),
-        (_UNSYNCED, _RAW),
-    ),
     targets=(
-        share("100 B", _DURABLE, 4.5, _TUTORIAL),
-        within_cpu(
-            "100 B",
-            _DURABLE,
-            0.85,
-            [(_DURABLE, "sender"), (_RAW, "receiver"), (_BACKLOG, "JVM"), (_BACKLOG, "Python workers")],
-            "the sender, a loop that only receives, and reading the log",
-            CORES,
-        ),
-        share("1 kB", _DURABLE, 0.65, _BACKLOG),
-        share("100 kB", _DURABLE, 0.75, _BACKLOG),
-        share("1 MB", _DURABLE, 0.75, _BACKLOG),
+        Target("100 B", _DURABLE, 4.5, times=_TUTORIAL),
+        Target("1 kB", _DURABLE, 0.65, times=_BACKLOG),
+        Target("100 kB", _DURABLE, 0.75, times=_BACKLOG),
+        Target("1 MB", _DURABLE, 0.75, times=_BACKLOG),
     ),
 )
 _SIZES = (100, 1_000, 100_000, 1_000_000)
@@ -87,7 +68,6 @@ def measure_source(spark: SparkSession, times: Times) -> Iterator[Measurement]:
                 _TUTORIAL: partial(live_rate, spark, "tutorial", _tutorial_options(size), times, size=size),
                 _DURABLE: partial(live_rate, spark, "zmq", {}, times, size=size),
                 _TRIGGER: partial(live_rate, spark, "zmq", {}, times, size=size, trigger="1 second"),
-                _UNSYNCED: partial(live_rate, spark, "zmq", {"walSync": "false"}, times, size=size),
                 _BACKLOG: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
             }
             yield from measured("source", size_name(size), "messages/s", methods, times)
@@ -99,11 +79,18 @@ def _tutorial_options(size: int) -> Mapping[str, str]:
 
 
 def _raw_rate(size: int, times: Times) -> Sample:
-    """A PUSH loop in C into a PULL loop in Python."""
-    with peer("pull", python=True, size=size) as pull, peer("push", connect=pull.endpoint, size=size) as push:
-        pull.go()
+    """A PUSH loop in C into a PULL loop in Python. The queues between hold as many at the end as at the beginning."""
+    with child(_raw_loop) as (pipe, pid), peer("push", connect=pipe.recv(), size=size) as push:
         push.go()
-        return window(pull, times, {"sender": push.pid, "receiver": pull.pid})
+        return window(push, times, {"sender": push.pid, "receiver": pid})
+
+
+def _raw_loop(pipe: Connection) -> None:
+    socket = zmq.Context().socket(zmq.PULL)
+    pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+    receive = socket.recv
+    while True:
+        receive()
 
 
 @contextmanager
@@ -112,7 +99,7 @@ def filled_log(size: int, count: int) -> Iterator[Path]:
     with temporary_directory() as scratch, peer("push", size=size, count=count) as push:
         command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
         command += ["--connect", push.endpoint, "--wal-location", str(scratch / "log")]
-        command += ["-o", "walMaxBytes=1t", "-o", "walSync=false"]
+        command += ["-o", "walMaxBytes=1t"]
         receiver = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             push.go()

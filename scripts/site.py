@@ -1,9 +1,8 @@
-"""What MkDocs needs beside docs/: README and other pages, notebooks, plots, the API from docstrings."""
+"""What MkDocs needs beside docs/: README and other pages, notebooks, the API from docstrings."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,10 +11,6 @@ from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.plots import drawn  # noqa: E402 - it is found by the line above
-
 # Pages of the site that are elsewhere in the repository, by their place there.
 PAGES = {"README.md": "index.md", "SECURITY.md": "threat-model.md", "benchmarks/RESULTS.md": "results.md"}
 NOTEBOOKS = {
@@ -41,8 +36,6 @@ API = {
     "Without Spark": ["Producer", "DurableSubscriber", "DurableMessage", "Proxy"],
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")
-# Where a page shows a plot. On GitHub the mark is invisible, because the plots are not in the repository.
-_PLOT_MARK = re.compile(r"<!-- plot: ([\w-]+) -->")
 _PAGE_NAME = re.compile(r"docs/([\w-]+)\.md(#[\w-]+)?")
 _TEST_MARK = re.compile(r"<!-- test: \w+ -->\n")
 
@@ -57,8 +50,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, content=text))
         for picture, data in resources["outputs"].items():
             files.append(File.generated(config, picture, content=data))
-    for name, svg in drawn():
-        files.append(File.generated(config, f"plots/{name}.svg", content=svg))
     sections = [
         f"## {title}\n\n"
         + "\n".join(f"::: zmq_datasource.{name}\n    options: {{heading_level: 3}}\n" for name in names)
@@ -72,7 +63,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config, files
     if boost := FOUND_FIRST.get(page.file.src_uri):
         page.meta["search"] = {"boost": boost}
-    markdown = _PLOT_MARK.sub(lambda mark: f"![{mark[1].replace('-', ' ')}](plots/{mark[1]}.svg)", markdown)
     return markdown if page.file.generated_by else _relinked(markdown, ROOT / "docs")
 
 

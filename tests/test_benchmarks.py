@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measure import Measurement
-from benchmarks.plots import drawn
-from benchmarks.report import page, read_results, write_results
+from benchmarks.report import Section, Target, page, read_results, write_results
 from benchmarks.run import SECTIONS
-from benchmarks.section import Section, at_least, at_most, share, verdicts, within_cpu
 from tests.support import REPOSITORY
 
 _RESULTS = REPOSITORY / "benchmarks"
 _RATE = Measurement("speed", "100 B", "ours", "messages/s", (7.0, 8.0, 9.0), {"sender": (0.5, 0.5, 0.5)})
-_OTHER = replace(_RATE, method="other", values=(10.0,), cpu={"sender": (1.5,)})
-_MACHINE = {"date": "2026-11-25", "CPU": "one"}
+_OTHER = replace(_RATE, method="other", values=(10.0,), cpu={})
 
 
 def test_the_page_is_made_from_the_results() -> None:
@@ -28,40 +25,31 @@ def test_the_page_is_made_from_the_results() -> None:
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
 def test_each_target_has_a_figure(section: Section) -> None:
     _, measured = read_results(_RESULTS)
-    found = list(verdicts(section, [m for m in measured if m.section == section.name]))
-    assert [verdict.target for verdict in found] == list(section.targets)
+    found = {(m.case, m.method): m for m in measured if m.section == section.name}
+    for target in section.targets:
+        target.shown(found)
 
 
 def test_a_target_is_met_or_missed_by_its_figure() -> None:
-    targets = [
-        at_least("100 B", "ours", 8),
-        at_most("100 B", "ours", 7.9),
-        share("100 B", "ours", 0.8, "other"),
-        within_cpu("100 B", "ours", 1, [("ours", "sender"), ("other", "sender")], "both", cores=2),
-        share("1 kB", "ours", 1, "other"),
-    ]
-    found = list(verdicts(Section("speed", "", "", targets=targets), [_RATE, _OTHER]))
-    assert [(v.limit, v.met) for v in found] == [(8, True), (7.9, False), (8, True), (1_000_000, False)]
+    found = {("100 B", "ours"): _RATE, ("100 B", "other"): _OTHER}
+    assert Target("100 B", "ours", 8).shown(found) == ("at least 8", True)
+    assert Target("100 B", "ours", 7.9, upper=True).shown(found) == ("at most 7.9", False)
+    assert Target("100 B", "ours", 0.8, times="other").shown(found) == (
+        "at least 0.8 times *other*: 8.00",
+        True,
+    )
+    at_most = Target("100 B", "other", 1, above="ours", upper=True)
+    assert at_most.shown(found) == ("at most 1 more than *ours*: 9.00", False)
 
 
 def test_a_figure_that_is_not_measured_again_keeps_its_date(tmp_path: Path) -> None:
-    section = Section("speed", "Speed", "How fast.", targets=[at_least("1 kB", "ours", 9)])
-    write_results(tmp_path, [section], _MACHINE, [_RATE, replace(_RATE, case="1 kB")])
-    later = {"date": "2026-11-26", "CPU": "two"}
-    write_results(tmp_path, [section], later, [replace(_RATE, case="1 kB", values=(9.0,))], whole=False)
-    _, measured = read_results(tmp_path)
-    assert [(m.case, m.place) for m in measured] == [
-        ("100 B", "2026-11-25, one"),
-        ("1 kB", "2026-11-26, two"),
-    ]
+    section = Section("speed", "Speed", "How fast.", [Target("1 kB", "ours", 9)])
+    write_results(
+        tmp_path, [section], {"date": "2026-11-25", "CPU": "one"}, [_RATE, replace(_RATE, case="1 kB")]
+    )
+    again = replace(_RATE, case="1 kB", values=(9.0,))
+    write_results(tmp_path, [section], {"date": "2026-11-26", "CPU": "two"}, [again])
     text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "- Measured on 2026-11-25, one: scale 1, 3 rounds (100 B)." in text
     assert "- Measured on 2026-11-26, two: scale 1, 1 round (1 kB)." in text
-    assert "| 1 kB, ours | at least 9 | 9.00 | 9.00 | met |" in text
-
-
-def test_the_plots_of_the_page_are_drawn() -> None:
-    marked = (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
-    for name, svg in drawn():
-        assert f"<!-- plot: {name} -->" in marked
-        assert svg.startswith("<?xml")
+    assert "| 1 kB | ours | 9.00 messages/s | at least 9 | met | sender 0.500; all 0.500 |" in text
