@@ -121,7 +121,7 @@ REFUSALS = [
         StreamReadOptions,
         {"fooBar": "5"},
         "fooBar",
-        "there are allowInsecurePlain, allowedClients, bind, connect",
+        "there are allowedClients, bind, connect",
     ),
     (StreamReadOptions, {}, "neither connect nor bind", "name the feed"),
     (
@@ -151,8 +151,12 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "walLocation": "s3://b/x"}, "s3://b/x", "only local or shared"),
     (BatchReadOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
     (ProxyOptions, {"walLocation": "wal"}, "walLocation='wal'", "an absolute path"),
-    (StreamReadOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "plainPasswords"),
-    (WriteOptions, {**FEED, "zmq.plain_server": "1"}, "zmq.plain_server", "plainPasswords"),
+    (
+        WriteOptions,
+        {**FEED, "plainPasswords": "/passwords"},
+        "plainPasswords",
+        "did you mean 'allowedClients'",
+    ),
     (StreamReadOptions, {"connect": "tcp://a:80000"}, "80000", "from 1 to 65535"),
     (StreamReadOptions, {"connect": "tcp://a:0"}, "'0'", "from 1 to 65535"),
     (StreamReadOptions, {"connect": "tcp://a:*"}, "'*'", "from 1 to 65535"),

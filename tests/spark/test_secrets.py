@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 import zmq.auth
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from tests.spark.test_sink import numbers, write
-from tests.support import REPOSITORY, free_endpoint, wait_for
+from tests.support import REPOSITORY, Socket, free_endpoint, wait_for
 from tests.support.streams import feed, running, wait_for_rows
 from zmq_datasource import DurableSubscriber, NoPeerError, Producer, Proxy
 
@@ -36,8 +40,6 @@ class Secrets:
             (directory / f"{name}.key_secret").chmod(0o600)
         (directory / "password").write_text(PASSWORD)
         (directory / "password").chmod(0o600)
-        (directory / "passwords").write_text(f"me:{PASSWORD}\n")
-        (directory / "passwords").chmod(0o600)
         found = [
             zmq.auth.load_certificate(directory / f"{name}.key_secret")[1] for name in ("server", "client")
         ]
@@ -52,7 +54,6 @@ class Secrets:
             "zmq.curve_publickey": f"@{directory / 'client.key'}",
             "zmq.curve_secretkey": f"@{directory / 'client.key_secret'}",
         }
-        self.plain_server = {"zmq.plain_server": "1", "plainPasswords": str(directory / "passwords")}
         self.plain_client = {"zmq.plain_username": "me", "zmq.plain_password": f"@{directory / 'password'}"}
 
     def in_text(self, text: str) -> bool:
@@ -201,6 +202,30 @@ def test_a_program_that_receives_shows_no_secret(tmp_path: Path) -> None:
     assert [path for path in files if secrets.in_file(path)] == []
 
 
+@contextmanager
+def publisher_with_passwords() -> Iterator[tuple[Socket, str]]:
+    """A PUSH of another program that asks for a password, and its endpoint."""
+    with zmq.Context() as context:
+        authenticator = ThreadAuthenticator(context, log=logging.Logger("zap", logging.ERROR))
+        authenticator.start()
+        authenticator.configure_plain(passwords={"me": PASSWORD})
+        push = context.socket(zmq.PUSH)
+        push.plain_server = True
+        push.linger = 0
+        try:
+            port = push.bind_to_random_port("tcp://127.0.0.1")
+            yield push, f"tcp://127.0.0.1:{port}"
+        finally:
+            push.close()
+            authenticator.stop()
+
+
+def said_by(df: DataFrame, query: StreamingQuery) -> list[str]:
+    """What Spark shows of a query."""
+    said = [query._jsq.explainInternal(True), *(p.json for p in query.recentProgress)]
+    return [*said, df._jdf.queryExecution().toString(), str(df.schema)]
+
+
 @pytest.mark.parametrize("as_text", [False, True])
 def test_no_secret_is_anywhere_but_in_its_file(
     spark: SparkSession, tmp_path: Path, package_log: Callable[[], str], as_text: bool
@@ -214,17 +239,20 @@ def test_no_secret_is_anywhere_but_in_its_file(
     data.mkdir()
     said = []
     with event_log(spark, tmp_path / "data" / "events"):
-        for kind, server, client in (
-            ("curve", secrets.server, secrets.client),
-            ("plain", secrets.plain_server, secrets.plain_client),
-        ):
-            endpoint = free_endpoint()
-            df = feed(spark, bind=endpoint, walLocation=data / f"{kind}.wal", **server)
-            with running(df, data / kind) as query:
-                write(numbers(spark, 10), socketType="PUSH", connect=endpoint, **client)
+        endpoint = free_endpoint()
+        df = feed(spark, bind=endpoint, walLocation=data / "curve.wal", **secrets.server)
+        with running(df, data / "curve") as query:
+            write(numbers(spark, 10), socketType="PUSH", connect=endpoint, **secrets.client)
+            wait_for_rows(query, 10)
+            said += said_by(df, query)
+            assert not in_processes(secrets)
+        with publisher_with_passwords() as (push, place):
+            df = feed(spark, connect=place, walLocation=data / "plain.wal", **secrets.plain_client)
+            with running(df, data / "plain") as query:
+                for number in range(10):
+                    push.send(b"%d" % number)
                 wait_for_rows(query, 10)
-                said += [query._jsq.explainInternal(True), *(p.json for p in query.recentProgress)]
-                said += [df._jdf.queryExecution().toString(), str(df.schema)]
+                said += said_by(df, query)
                 assert not in_processes(secrets)
         sides = {"router": free_endpoint(), "durable": free_endpoint()}
         with Proxy(wal_location=data / "proxy.wal", **sides, **secrets.server) as proxy:

@@ -26,15 +26,14 @@ from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
 from zmq_datasource.errors import EndpointError, NoPeerError, OptionError, SubscriptionError, TransactionError
-from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.parser import ZmqOptions, parse
-from zmq_datasource.options.socket import Access, Endpoints
+from zmq_datasource.options.parser import ZmqOptions
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.spec import SocketSpec, check_socket_options
+from zmq_datasource.transport.spec import SocketSpec
 
 
 class Keys:
@@ -77,12 +76,16 @@ class Keys:
         sock = context.socket(kind)
         if routing_id:
             sock.setsockopt(zmq.ROUTING_ID, routing_id)
+        self.give(sock, name)
+        sock.connect(endpoint)
+        return sock
+
+    def give(self, sock: Socket, name: str) -> None:
+        """Set the keys of a client."""
         sock.setsockopt(zmq.CURVE_SERVERKEY, self.public("server"))
         public, secret = zmq.auth.load_certificate(self.directory / f"{name}.key_secret")
         sock.setsockopt(zmq.CURVE_PUBLICKEY, public)
         sock.setsockopt(zmq.CURVE_SECRETKEY, secret or b"")
-        sock.connect(endpoint)
-        return sock
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture(autouse=True)
 def _looks_often_and_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication.Reread, "check_seconds", 0.0)
+    monkeypatch.setattr(authentication.Clients, "check_seconds", 0.0)
     monkeypatch.setattr(SendingSocket, "handshake_seconds", 20.0)
 
 
@@ -232,42 +235,7 @@ def test_strangers_do_not_fill_the_log(keys: Keys, caplog: pytest.LogCaptureFixt
     assert len(caplog.records) < 10
 
 
-def plain(
-    context: zmq.Context[Socket], endpoint: str, name: str, password: str, kind: int = zmq.PUSH
-) -> Socket:
-    sock = context.socket(kind)
-    sock.setsockopt(zmq.PLAIN_USERNAME, name.encode())
-    sock.setsockopt(zmq.PLAIN_PASSWORD, password.encode())
-    sock.connect(endpoint)
-    return sock
-
-
-def test_a_plain_server_knows_its_clients_by_a_file(
-    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    passwords = tmp_path / "passwords"
-    passwords.write_text("# name:password\nfriend:pa:ss\n\n")
-    endpoint = free_endpoint()
-    caplog.set_level(logging.DEBUG)
-    pull = opened(bind=endpoint, zmq_plain_server="1", plainPasswords=passwords)
-    try:
-        for number, (name, password) in enumerate([("friend", "wr0ng"), ("stranger", "pa:ss")], 1):
-            attempt(plain(context, endpoint, name, password), b"no")
-            wait_for(lambda n=number: refused(pull) and pull.watch.failures >= n, "a refusal")  # type: ignore[misc]
-        plain(context, endpoint, "friend", "pa:ss").send(b"1")
-        assert take(pull.socket, 1) == [[b"1"]]
-        passwords.write_text("friend:n3w\n")
-        plain(context, endpoint, "friend", "n3w").send(b"2")
-        assert take(pull.socket, 1) == [[b"2"]]
-    finally:
-        pull.close(0)
-    assert not any(secret in caplog.text for secret in ("pa:ss", "wr0ng", "n3w"))
-
-
 def test_options_that_admit_no_client_or_any_client_are_refused(keys: Keys, tmp_path: Path) -> None:
-    broken = tmp_path / "passwords"
-    broken.write_text("me:secret\nsecret without a name\n")
-    local, everywhere = free_endpoint(), "tcp://0.0.0.0:5557"
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"allowedClients": keys.allowed},
@@ -275,28 +243,28 @@ def test_options_that_admit_no_client_or_any_client_are_refused(keys: Keys, tmp_
         ),
         ({**given(keys.server), "allowedClients": "keys"}, "must be an absolute path"),
         ({**given(keys.server), "allowedClients": tmp_path / "none"}, "zmq-datasource keygen makes them"),
-        ({"zmq_plain_server": "1"}, "needs both zmq.plain_server=1 and plainPasswords"),
-        ({"plainPasswords": broken}, "needs both zmq.plain_server=1 and plainPasswords"),
-        ({"zmq_plain_server": "1", "plainPasswords": broken}, "line 2 is not name:password"),
-        ({"zmq_plain_server": "1", "plainPasswords": broken, "bind": everywhere}, "allowInsecurePlain=true"),
-        ({"zmq_plain_username": "me", "connect": "tcp://host:1"}, "in clear text; use CURVE"),
+        ({"zmq_plain_server": "1"}, "PLAIN encrypts nothing; use zmq.curve_server"),
         (
-            {**given(keys.server), **given(keys.client("friend")), "connect": local},
+            {**given(keys.server), **given(keys.client("friend")), "connect": free_endpoint()},
             "cannot be server .* and client .* at once",
         ),
     ]
     for options, said in cases:
-        with pytest.raises(OptionError, match=said) as caught:
+        with pytest.raises(OptionError, match=said):
             opened(**{"bind": free_endpoint(), **options})
-        assert "secret without" not in str(caught.value)
-    spec = SocketSpec(
-        kind="PULL",
-        connect=Endpoints.read("tcp://host:1"),
-        zmq=ZmqOptions(plain_username="me", plain_password="mine"),
-        access=Access(insecure_plain=True),
-    )
-    check_socket_options(spec)
-    check_socket_options(SocketSpec(kind="PULL", connect=Endpoints.read("ipc:///a"), zmq=spec.zmq))
+
+
+def test_a_password_that_leaves_the_machine_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for host in ("127.0.0.1", "192.0.2.1"):  # the second one is nobody's (RFC 5737)
+        spec = SocketSpec(
+            kind="PULL",
+            connect=Endpoints.read(f"tcp://{host}:5557"),
+            zmq=ZmqOptions(plain_username="me", plain_password="mine"),
+        )
+        OpenSocket(spec).close(0)
+    (warning,) = [record.message for record in caplog.records if "in clear text" in record.message]
+    assert "192.0.2.1" in warning
+    assert "mine" not in warning
 
 
 def test_a_bind_that_everybody_reaches_is_warned_of_once(
@@ -334,9 +302,7 @@ def test_a_sink_that_binds_sends_to_known_clients_only(context: zmq.Context[Sock
 
 
 class _Stranger:
-    """A raw connection that has said as much of PLAIN as one likes."""
-
-    _HELLO = b"\x04\x0c\x05HELLO\x02me\x02no"
+    """A raw connection that says nothing until it asks for other security than CURVE."""
 
     def __init__(self, endpoint: str) -> None:
         _, host, port = endpoint.replace("//", "").split(":")
@@ -354,26 +320,19 @@ class _Stranger:
         return None
 
     def fail(self) -> None:
-        """Say a password that is wrong; the server closes nothing, and waits for this side to do so."""
-        self._sock.sendall(greeting(b"PLAIN") + self._HELLO)
+        self._sock.sendall(greeting(b"NULL"))
 
     def leave(self) -> None:
         self._sock.close()
 
 
-def _passwords(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "passwords").write_text("friend:secret\n")
-    (tmp_path / "passwords").chmod(0o600)
-    return {"zmq_plain_server": "1", "plainPasswords": str(tmp_path / "passwords")}
-
-
-def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socket], tmp_path: Path) -> None:
+def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socket], keys: Keys) -> None:
     endpoint = free_endpoint()
     push = OpenSocket(
-        SocketSpec.of_sink(write_options(socketType="PUSH", bind=endpoint, **_passwords(tmp_path)))
+        SocketSpec.of_sink(write_options(socketType="PUSH", bind=endpoint, **given(keys.server)))
     )
     try:
-        friend = plain(context, endpoint, "friend", "secret", zmq.PULL)
+        friend = keys.connect(context, zmq.PULL, endpoint, "friend")
         wait_for(lambda: shaken(push), "the friend")
         stranger = _Stranger(endpoint)
         stranger.fail()
@@ -382,7 +341,7 @@ def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socke
         wait_for(lambda: push.watch.update() or push.watch.possibly_lost == 1, "the loss of the friend")
         assert (push.watch.lost, push.watch.peers) == (1, 0)
         stranger.leave()
-        plain(context, endpoint, "friend", "secret", zmq.PULL)
+        keys.connect(context, zmq.PULL, endpoint, "friend")
         wait_for(lambda: shaken(push, 2), "the friend again")
         assert (push.watch.possibly_lost, push.watch.peers) == (1, 1)
     finally:
@@ -390,13 +349,13 @@ def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socke
 
 
 def test_nothing_is_sent_twice_because_a_stranger_was_refused_at_the_same_moment(
-    context: zmq.Context[Socket], tmp_path: Path
+    context: zmq.Context[Socket], keys: Keys
 ) -> None:
     endpoint = free_endpoint()
-    options = write_options(socketType="PUSH", bind=endpoint, connectTimeout="20s", **_passwords(tmp_path))
+    options = write_options(socketType="PUSH", bind=endpoint, connectTimeout="20s", **given(keys.server))
     friend = context.socket(zmq.PULL)
     up = friend.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
-    friend.plain_username, friend.plain_password = b"friend", b"secret"
+    keys.give(friend, "friend")
 
     def be_refused_once_the_friend_is_up() -> None:
         stranger = _Stranger(endpoint)
@@ -676,17 +635,3 @@ def test_a_proxy_is_server_where_it_binds_and_client_where_it_connects(
             return bool(sub.poll(50))
 
         wait_for(heard, "a message through the proxy")
-
-
-def test_the_options_of_a_proxy_are_read() -> None:
-    options = parse(
-        ProxyOptions,
-        {
-            "walLocation": "/log",
-            "pull": "tcp://127.0.0.1:1",
-            "publish": "tcp://127.0.0.1:2",
-            "zmq.plain_server": "1",
-            "plainPasswords": "/passwords",
-        },
-    )
-    assert options.access == Access(passwords="/passwords")

@@ -56,7 +56,8 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
         ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
         ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
         ("zmq_rcvhwm", "1", "use the option rcvhwm"),
-        ("zmq_zap_domain", "x", "known by allowedClients or plainPasswords"),
+        ("zmq_zap_domain", "x", "known by allowedClients"),
+        ("zmq_plain_server", "1", "use zmq.curve_server and allowedClients"),
         ("zmq_hwm", "1", "no single high-water mark"),
         ("zmq_subscribe", "a", "use the option topics"),
         ("zmq_conflate", "1", "tears messages of several frames"),
@@ -421,7 +422,7 @@ def test_a_server_flag_that_is_off_leaves_the_keys_as_they_are(context: Context)
     """libzmq takes it for "no security" wherever it comes behind the keys."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     keys = {"zmq_curve_serverkey": public, "zmq_curve_publickey": public, "zmq_curve_secretkey": secret}
-    options = stream_options(connect=FEED, **keys, zmq_curve_server="0", zmq_plain_server="0")
+    options = stream_options(connect=FEED, **keys, zmq_curve_server="0")
     with new_socket(context, SocketSpec.of_source(options)) as sock:
         assert sock.getsockopt(zmq.MECHANISM) == zmq.CURVE
     with pytest.raises(OptionError, match=r"zmq\.curve_server=00: it takes 1, or 0"):

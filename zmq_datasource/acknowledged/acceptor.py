@@ -181,7 +181,7 @@ class Acceptor:
         self.reception.recover(self._monotonic())
         self._open = OpenSocket(self._spec, self._prepare)
         self.socket = self._open.socket
-        self._rights = NameRights(self._spec.access.clients)
+        self._rights = NameRights(self._spec.allowed_clients)
         self._unfinished = Unfinished(self._open, _MOST_MESSAGE_BYTES)
         self._counters.rcvhwm = int(self.socket.getsockopt(zmq.RCVHWM))
         return self

@@ -14,8 +14,6 @@ from zmq_datasource.options.types import LocalPath
 
 __all__ = [
     "CURVE_KEY_CHARACTERS",
-    "SERVER_FLAGS",
-    "Access",
     "Endpoint",
     "Endpoints",
     "SocketOptions",
@@ -23,8 +21,6 @@ __all__ = [
     "is_on",
 ]
 
-# The options of libzmq that make a socket the server of CURVE or PLAIN.
-SERVER_FLAGS = ("curve_server", "plain_server")
 # The length of a key as text (Z85). A key may look like a path, because Z85 has "@" and "/".
 CURVE_KEY_CHARACTERS = 40
 
@@ -130,20 +126,6 @@ class Endpoints(tuple[Endpoint, ...]):
         return endpoints
 
 
-class Access(NamedTuple):
-    """What a server checks of its clients, beside libzmq's own options.
-
-    Attributes:
-        clients: The directory with the certificates of the CURVE clients that may connect; empty for all clients.
-        passwords: The file with the names and passwords of PLAIN clients.
-        insecure_plain: Whether passwords may cross the network in clear text.
-    """
-
-    clients: str = ""
-    passwords: str = ""
-    insecure_plain: bool = False
-
-
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     """The options of every socket. Subclasses add those of the source, the sink and the proxy."""
 
@@ -163,24 +145,13 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
             "certificate that is added or removed counts for the next connection. See docs/security.md."
         ),
     ] = LocalPath("")
-    plain_passwords: Annotated[
-        LocalPath,
-        doc(
-            "A file with one line `name:password` for each client that may connect to a PLAIN server "
-            "(`zmq.plain_server`). A change counts for the next connection."
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
+            "connect",
         ),
-    ] = LocalPath("")
-    allow_insecure_plain: Annotated[
-        bool,
-        doc(
-            "If true, PLAIN may be used at an endpoint that other machines can reach. PLAIN encrypts nothing."
-        ),
-    ] = False
-
-    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
-        "connect",
-    )
+        "plainpasswords": "allowedClients",
+    }
 
     @property
     def has_endpoints(self) -> bool:
@@ -192,15 +163,11 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         """All endpoints as one text."""
         return ",".join(map(str, (*self.connect, *self.bind)))
 
-    @property
-    def access(self) -> Access:
-        return Access(self.allowed_clients, self.plain_passwords, self.allow_insecure_plain)
-
     def check(self) -> None:
         both = set(self.connect) & set(self.bind)
         if both:
             raise OptionError(f"{', '.join(map(str, both))} is in both connect and bind; keep one")
-        check_security(self.zmq, self.access)
+        check_security(self.zmq, self.allowed_clients)
 
 
 def is_on(options: ZmqOptions, name: str) -> bool:
@@ -208,16 +175,14 @@ def is_on(options: ZmqOptions, name: str) -> bool:
     return options.get(name, "0") != "0"
 
 
-def check_security(options: ZmqOptions, access: Access) -> None:
+def check_security(options: ZmqOptions, allowed_clients: str) -> None:
     """Refuse combinations that libzmq accepts, but that would let no client connect, or every client.
 
     Raises:
-        OptionError: A flag is neither 0 nor 1, or a key is missing; or a server has no way to check its clients, or
-            has two ways.
+        OptionError: A flag is neither 0 nor 1, or a key is missing, or there is no server that checks its clients.
     """
-    for name in SERVER_FLAGS:
-        if options.get(name, "0") not in ("0", "1"):
-            raise OptionError(f"option zmq.{name}={options[name]}: it takes 1, or 0 for a client")
+    if options.get("curve_server", "0") not in ("0", "1"):
+        raise OptionError(f"option zmq.curve_server={options['curve_server']}: it takes 1, or 0 for a client")
     given = {name for name in options if name.startswith("curve_")}
     if is_on(options, "curve_server") and "curve_secretkey" not in given:
         raise OptionError(
@@ -230,13 +195,7 @@ def check_security(options: ZmqOptions, access: Access) -> None:
             f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); without "
             "them the server would not answer"
         )
-    if is_on(options, "plain_server") != bool(access.passwords):
+    if allowed_clients and not is_on(options, "curve_server"):
         raise OptionError(
-            "a PLAIN server needs both zmq.plain_server=1 and plainPasswords, the file of its clients' passwords"
+            f"allowedClients={allowed_clients} needs zmq.curve_server=1: without it no client is asked for a key"
         )
-    if access.clients and not is_on(options, "curve_server"):
-        raise OptionError(
-            f"allowedClients={access.clients} needs zmq.curve_server=1: without it no client is asked for a key"
-        )
-    if access.passwords and access.clients:
-        raise OptionError("a server uses CURVE or PLAIN; keep allowedClients or plainPasswords")

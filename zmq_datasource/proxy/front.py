@@ -72,7 +72,7 @@ class Front:
                     bind=options.router,
                     rcvhwm=options.rcvhwm,
                     zmq=options.zmq,
-                    access=options.access,
+                    allowed_clients=options.allowed_clients,
                 )
                 terms = AcceptorTerms(
                     options.transaction_timeout,

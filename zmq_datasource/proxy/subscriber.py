@@ -26,7 +26,6 @@ __all__ = ["DurableMessage", "DurableSubscriber"]
 
 _T = TypeVar("_T")
 
-_INSECURE = "allowInsecurePlain"
 # How often the session gets its turn while the caller takes messages that are in memory.
 _TURN_SECONDS = 0.5
 # How long the end of a block waits until the last acknowledgement is on the proxy's disk: after an error, and if there
@@ -78,8 +77,7 @@ class DurableSubscriber:
         max_bytes: About how many bytes one answer of the proxy has. Up to two answers are in memory here, each with at
             least one message.
         timeout: Seconds to wait for the proxy, at the start and whenever it is away; None waits for ever.
-        options: Options of libzmq, such as ``zmq_curve_serverkey``, and ``allow_insecure_plain``; in snake_case or as
-            documented.
+        options: Options of libzmq, such as ``zmq_curve_serverkey``; in snake_case or as documented.
 
     Raises:
         OptionError: An argument is wrong.
@@ -395,11 +393,9 @@ def _start(start: str | int | datetime) -> Start:
 
 
 def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
-    wrong = [name for name in given if not name.startswith("zmq.") and name != _INSECURE]
+    wrong = [name for name in given if not name.startswith("zmq.")]
     if wrong:
-        raise OptionError(
-            f"options {wrong}: only libzmq's options are allowed, such as zmq_curve_serverkey, and {_INSECURE}"
-        )
+        raise OptionError(f"options {wrong}: only libzmq's options are allowed, such as zmq_curve_serverkey")
     options = parse(SocketOptions, {**given, "connect": endpoint})
     if len(options.connect) != 1:
         raise OptionError(f"endpoint={endpoint!r}: a subscription has one endpoint")
@@ -409,5 +405,5 @@ def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:
         rcvhwm=100_000,
         sndhwm=1000,
         zmq=options.zmq,
-        access=options.access,
+        allowed_clients=options.allowed_clients,
     )

@@ -186,7 +186,7 @@ class Replayer(Link):
             connect=connect,
             rcvhwm=max(options.rcvhwm, _RCVHWM),
             zmq=options.zmq,
-            access=options.access,
+            allowed_clients=options.allowed_clients,
         )
         self.session = ReplaySession(
             str(endpoint), str(connect), float(options.replay_timeout), counters, tracker

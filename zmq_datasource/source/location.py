@@ -75,7 +75,7 @@ _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by"
 _TERMS = ("wal_retention", "replay_endpoint")
 _RECEIVER_ALONE = (
     *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers", "max_gaps"),
-    *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "plain_passwords", "zmq"),
+    *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "zmq"),
     *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from", "replay_timeout"),
 )
 

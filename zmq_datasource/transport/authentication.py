@@ -1,7 +1,7 @@
-"""Decides which clients may connect to a server of CURVE or PLAIN, by ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""Decides which clients may connect to a server of CURVE, by ZeroMQ's authentication protocol (ZAP, RFC 27).
 
 At each handshake libzmq asks a handler in the socket's context. The handler is pyzmq's. It looks clients up in a
-directory of certificates or a file of passwords. Both may change while the socket is open.
+directory of certificates, which may change while the socket is open.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 import zmq.auth
@@ -21,7 +21,7 @@ import zmq.auth
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.options.socket import is_on
-from zmq_datasource.transport.spec import SocketSpec, options_of, warn_of_readers
+from zmq_datasource.transport.spec import SocketSpec, options_of
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -32,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 _ALL_DOMAINS = "*"
 
-_T = TypeVar("_T")
 _Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -43,23 +42,18 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
         The handler; None if the socket is not a server, or any client may connect.
 
     Raises:
-        OptionError: The directory or the file cannot be read.
+        OptionError: The directory cannot be read.
     """
-    options, access = options_of(spec), spec.access
-    curve = is_on(options, "curve_server") and access.clients
-    if not curve and not is_on(options, "plain_server"):
+    if not (is_on(options_of(spec), "curve_server") and spec.allowed_clients):
         return None
 
     from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - it imports asyncio, which most sockets do not need
 
-    # pyzmq's handler writes passwords into its debug log.
+    # pyzmq's handler logs each client that it refuses, and any stranger may connect often.
     quiet = logging.Logger("zap", logging.ERROR)
     quiet.parent = _log
     handler = ThreadAuthenticator(context, log=quiet)
-    if curve:
-        handler.configure_curve_callback(_ALL_DOMAINS, Clients(access.clients))
-    else:
-        handler.passwords[_ALL_DOMAINS] = _Passwords(Path(access.passwords))  # type: ignore[assignment] # it looks up
+    handler.configure_curve_callback(_ALL_DOMAINS, Clients(spec.allowed_clients))
     try:
         handler.start()
     except BaseException:
@@ -73,43 +67,6 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
         handler.pipe = handler.zap_socket = None  # type: ignore[assignment]
         raise
     return handler
-
-
-class Reread(Generic[_T]):
-    """The content of a file or directory, read again when it has changed.
-
-    Args:
-        path: Its path, for messages.
-        read: Reads the content.
-        stamp: Returns a value that changes with the content.
-        nothing: The content while it cannot be read.
-
-    Attributes:
-        check_seconds: How often the stamp is checked, so that a flood of handshakes does not read it each time.
-    """
-
-    check_seconds = 1.0
-
-    def __init__(self, path: Path, read: Callable[[], _T], stamp: Callable[[], _Stamp], nothing: _T) -> None:
-        self._path, self._read, self._stamp, self._nothing = path, read, stamp, nothing
-        self._seen = stamp()
-        self._value = read()
-        self._next_check = time.monotonic() + self.check_seconds
-
-    def __call__(self) -> _T:
-        if time.monotonic() < self._next_check:
-            return self._value
-        try:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._value, self._seen = self._read(), stamp
-                _log.info("%s has changed: read again", self._path)
-        except (OSError, ValueError) as e:
-            if self._seen:
-                _log.warning("reading %s: %s; no client may connect until it can be read", self._path, e)
-            self._value, self._seen = self._nothing, ()
-        self._next_check = time.monotonic() + self.check_seconds
-        return self._value
 
 
 def _stamp_of(path: Path) -> tuple[str, int, int]:
@@ -138,18 +95,23 @@ class Clients:
     While a certificate cannot be read, its owner may not connect. Its names remain bound: otherwise a disk fault would
     give them to all connected clients.
 
+    Attributes:
+        check_seconds: How often the directory is looked at, so that a flood of handshakes does not read it each time.
+
     Raises:
         OptionError: The directory cannot be read.
     """
+
+    check_seconds = 1.0
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
         self._refusals = LimitedLog(__name__, "clients refused")
         self._certificates: dict[str, _Certificate] = {}
-        self._opening = True
+        self._next_check = 0.0
         try:
-            self._admitted = Reread(self._directory, self._read, self._stamp, frozenset[bytes]())
-            self._opening = False
+            self._seen = self._stamp()
+            self._admitted = self._read(opening=True)
         except OSError as e:
             raise OptionError(
                 f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
@@ -166,13 +128,29 @@ class Clients:
                 stamps.append(_stamp_of(path))
         return tuple(stamps)
 
-    def _read(self) -> frozenset[bytes]:
+    def _reread(self) -> frozenset[bytes]:
+        """The keys of the clients that may connect; the directory is read again when it has changed."""
+        if time.monotonic() < self._next_check:
+            return self._admitted
+        try:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._admitted, self._seen = self._read(), stamp
+                _log.info("%s has changed: read again", self._directory)
+        except OSError as e:
+            if self._seen:
+                _log.warning("reading %s: %s; no client may connect until it can be read", self._directory, e)
+            self._admitted, self._seen = frozenset(), ()
+        self._next_check = time.monotonic() + self.check_seconds
+        return self._admitted
+
+    def _read(self, opening: bool = False) -> frozenset[bytes]:
         found = {}
         for path in self._files():
             try:
                 found[path.name] = _Certificate(zmq.auth.load_certificate(path)[0], _names_in(path), True)
             except (OSError, ValueError) as e:
-                if self._opening and isinstance(e, OSError):
+                if opening and isinstance(e, OSError):
                     raise  # it is unknown which names it binds
                 _log.warning("%s is not a certificate, and its owner may not connect: %s", path, e)
                 if (before := self._certificates.get(path.name)) is not None:
@@ -203,7 +181,7 @@ class Clients:
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether the client with this key, in Z85, may connect; called by pyzmq's handler."""
-        if key in self._admitted():
+        if key in self._reread():
             return True
         self._refusals.warn(
             "a client with the public key %s was refused: it is not in %s", key.decode(), self._directory
@@ -212,7 +190,7 @@ class Clients:
 
     def may_use(self, key: str, name: str) -> bool:
         """Whether the client with this key may commit or subscribe under a name."""
-        self._admitted()
+        self._reread()
         certificates = self._certificates.values()
         own = [pattern for each in certificates if each.key == key.encode() for pattern in each.names]
         return _any_fits(own, name) if own else not any(_any_fits(each.names, name) for each in certificates)
@@ -264,46 +242,3 @@ def _names_in(certificate: Path) -> list[str]:
         if equals and key.strip() == "names":
             return value.strip().strip("\"'").split()
     return []
-
-
-class _Passwords(Mapping[str, str]):
-    """Passwords by the name of the client, for pyzmq's handler to look up."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._refusals = LimitedLog(__name__, "clients refused")
-        try:
-            warn_of_readers(path)
-            self._by_name = Reread(path, self._read, lambda: (_stamp_of(path),), dict[str, str]())
-        except (OSError, ValueError) as e:
-            raise OptionError(
-                f"option plainPasswords: reading {path}: {e}; it is a file with a line name:password for each client"
-            ) from e
-
-    def _read(self) -> dict[str, str]:
-        found = {}
-        for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip() and not line.startswith("#"):
-                name, colon, password = line.partition(":")
-                if not (name and colon and password):
-                    raise ValueError(f"line {number} is not name:password")
-                found[name] = password
-        return found
-
-    def __getitem__(self, name: str) -> str:
-        try:
-            return self._by_name()[name]
-        except KeyError:
-            self._refusals.warn(
-                "a client with the name %r was refused: it is not in %s", name[:64], self._path
-            )
-            raise
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name())
-
-    def __len__(self) -> int:
-        return len(self._by_name())
-
-    def __bool__(self) -> bool:
-        return True  # even without an entry: pyzmq's handler checks whether there is a table

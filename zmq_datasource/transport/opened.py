@@ -79,7 +79,7 @@ class OpenSocket:
         self._authenticator = None
         try:
             self._authenticator = authenticate(self._context, spec)
-            _warn_of_strangers(spec)
+            _warn_of_open_ways(spec)
             prepare(self.socket)
             attach(self.socket, spec.bind, spec.connect, check_hosts)
         except BaseException:
@@ -164,8 +164,18 @@ class OpenSocket:
         return handles
 
 
-def _warn_of_strangers(spec: SocketSpec) -> None:
-    """Warn once of an endpoint to which every program that reaches this machine may connect."""
+def _warn_of_open_ways(spec: SocketSpec) -> None:
+    """Warn once of an endpoint to which every program that reaches this machine may connect, and of a password that
+    crosses the network in clear text."""
+    for endpoint in spec.connect:
+        if "plain_password" in spec.zmq and not endpoint.is_local and str(endpoint) not in _warned:
+            _warned.add(str(endpoint))
+            _log.warning(
+                "%s %s: PLAIN sends the password and all messages in clear text; use CURVE, or a network that encrypts "
+                "(docs/security.md)",
+                spec.kind,
+                endpoint,
+            )
     for endpoint in spec.bind:
         everywhere = endpoint.transport == "tcp" and endpoint.host_port[0] in _ALL_INTERFACES
         if everywhere and not security_of(options_of(spec)) and str(endpoint) not in _warned:

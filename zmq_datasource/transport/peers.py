@@ -131,7 +131,7 @@ _HANDSHAKE_FAILURES = (
 _HUNG_UP = (
     "the peer hung up during the handshake; its socket type does not match ours, or its security does not"
 )
-_REFUSED_HERE = "its credentials were refused (options allowedClients and plainPasswords)"
+_REFUSED_HERE = "its credentials were refused (option allowedClients)"
 _BROKEN_OFF = {
     "CURVE": "the handshake was broken off: a wrong CURVE key, a peer without CURVE, or one that has gone",
     "PLAIN": (

@@ -22,8 +22,6 @@ from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import (
     CURVE_KEY_CHARACTERS,
-    SERVER_FLAGS,
-    Access,
     Endpoints,
     check_security,
     is_on,
@@ -39,12 +37,12 @@ __all__ = [
     "new_socket",
     "options_of",
     "value_of",
-    "warn_of_readers",
 ]
 
 # libzmq's options that are refused, with what to use instead; docs/options.md lists them.
 REFUSED = {
-    "zap_domain": "clients are known by allowedClients or plainPasswords",
+    "plain_server": "it is not offered, because PLAIN encrypts nothing; use zmq.curve_server and allowedClients",
+    "zap_domain": "clients are known by allowedClients",
     "rcvhwm": "use the option rcvhwm",
     "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
     "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
@@ -92,7 +90,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
         linger: Milliseconds; -1 for no limit.
         zmq: The user's options of libzmq, set after the attributes above; ``maxmsgsize`` overrides
             ``max_message_bytes``.
-        access: Which clients may connect.
+        allowed_clients: The directory with the certificates of the CURVE clients that may connect; empty for all.
     """
 
     kind: str
@@ -103,7 +101,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = MAX_MESSAGE_BYTES
     linger: int = Linger(0)
     zmq: ZmqOptions = ZmqOptions()
-    access: Access = Access()
+    allowed_clients: str = ""
 
     @classmethod
     def of_source(cls, options: ReadOptions) -> SocketSpec:
@@ -114,7 +112,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             rcvhwm=options.rcvhwm,
             linger=options.linger,
             zmq=options.zmq,
-            access=options.access,
+            allowed_clients=options.allowed_clients,
         )
 
     @classmethod
@@ -127,7 +125,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             max_message_bytes=_TO_SINK_BYTES,
             linger=options.linger,
             zmq=options.zmq,
-            access=options.access,
+            allowed_clients=options.allowed_clients,
         )
 
     @classmethod
@@ -142,7 +140,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             sndhwm=options.send_hwm,
             linger=options.linger,
             zmq=options.zmq,
-            access=options.access,
+            allowed_clients=options.allowed_clients,
         )
 
     @property
@@ -157,8 +155,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq
     Raises:
         OptionError: An option cannot be set; the error names it.
     """
-    check_security(spec.zmq, spec.access)
-    _check_plain(spec)
+    check_security(spec.zmq, spec.allowed_clients)
     options = options_of(spec)
     sock = context.socket(zmq.XPUB if spec.kind == "PUB" else zmq.SocketType[spec.kind])
     try:
@@ -181,31 +178,19 @@ def options_of(spec: SocketSpec) -> ZmqOptions:
     Raises:
         OptionError: The socket would be both server and client.
     """
-    # A flag that is off is left out: libzmq would read it as "no security", and forget keys that were set before.
-    off = {flag for flag in SERVER_FLAGS if not is_on(spec.zmq, flag)}
-    options = ZmqOptions({name: text for name, text in spec.zmq.items() if name not in off})
-    for server, client in zip(SERVER_FLAGS, ("curve_serverkey", "plain_username"), strict=True):
-        if not (is_on(options, server) and client in options):
-            continue
-        if spec.bind and spec.connect:
-            raise OptionError(
-                f"a socket that binds {spec.bind[0]} and connects to {spec.connect[0]} cannot be server (zmq.{server}) "
-                f"and client (zmq.{client}) at once; use two sockets"
-            )
-        other = {client, "plain_password"} if spec.bind else {server}
-        options = ZmqOptions({name: text for name, text in options.items() if name not in other})
-    return options
-
-
-def _check_plain(spec: SocketSpec) -> None:
-    if spec.access.insecure_plain or not any(name.startswith("plain_") for name in spec.zmq):
-        return
-    for endpoint in (*spec.connect, *spec.bind):
-        if not endpoint.is_local:
-            raise OptionError(
-                f"{endpoint} is reached from other machines, and PLAIN sends its password and all messages in clear "
-                "text; use CURVE, or set allowInsecurePlain=true"
-            )
+    options = spec.zmq
+    if not is_on(options, "curve_server"):
+        # libzmq would read a flag that is off as "no security", and forget keys that were set before.
+        return ZmqOptions({name: text for name, text in options.items() if name != "curve_server"})
+    if "curve_serverkey" not in options:
+        return options
+    if spec.bind and spec.connect:
+        raise OptionError(
+            f"a socket that binds {spec.bind[0]} and connects to {spec.connect[0]} cannot be server "
+            "(zmq.curve_server) and client (zmq.curve_serverkey) at once; use two sockets"
+        )
+    other = "curve_serverkey" if spec.bind else "curve_server"
+    return ZmqOptions({name: text for name, text in options.items() if name != other})
 
 
 def frame_limit(most_bytes: int) -> int:
@@ -311,7 +296,7 @@ def value_of(name: str, text: str) -> str:
             f"option zmq.{name}: reading {path}: {e}; each machine that opens the socket needs this file"
         ) from e
     if name in _SECRET:
-        warn_of_readers(path)
+        _warn_of_readers(path)
     return _key_of(name, path) if _is_certificate(content) else content.strip()
 
 
@@ -333,7 +318,7 @@ def _key_of(name: str, path: Path) -> str:
     return key.decode()
 
 
-def warn_of_readers(path: Path) -> None:
+def _warn_of_readers(path: Path) -> None:
     """Warn once of a file with a secret that other users may read."""
     if path.stat().st_mode & 0o077 and path not in _warned:
         _warned.add(path)
