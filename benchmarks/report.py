@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -141,8 +142,8 @@ def _table(section: Section, found: Mapping[tuple[str, str], Measurement]) -> It
     yield "| --- | --- | --- | --- | --- | --- |"
     for work, m in found.items():
         text, verdict = "", ""
-        if target := targets.get(work):
-            text, met = target.shown(found)
+        with suppress(KeyError):  # no target, or its other figure was not measured yet
+            text, met = targets[work].shown(found)
             verdict = "met" if met else "**missed**"
         yield f"| {m.case} | {m.method} | {_figure(m)} | {text} | {verdict} | {_cpu(m)} |"
 
