@@ -12,8 +12,13 @@
     │   ├── FlushTimeoutError  linger ran out with messages still queued
     │   ├── ConnectionLostError  connections are lost again and again before their rows have left
     │   ├── ProtocolError      the other side of a transaction or a durable subscription uses another protocol
+    │   │   └── UnknownAttemptError  a commit of rows that the receiver does not have
     │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
     │   ├── TransactionError   a transaction that the receiver refused
+    │   │   ├── AttemptLostError   the receiver lost its rows; it is sent again
+    │   │   ├── ConflictError      another transaction has its number, or a later one is committed
+    │   │   └── RefusedByReceiverError  any other refusal, with its code
+    │   ├── RefusedError       the receiver's side of a refusal
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
     ├── DeadLetterError        the storage of a sink's dead letters
@@ -21,7 +26,11 @@
     ├── MetricsError           the storage of metrics; never ends a query
     └── LogError               the message log's storage
         ├── LogLockedError     another writer holds this log
+        │   ├── OvertakenError     another writer took it over
+        │   └── OtherDivisionError  another writer divides the feed in another way
         ├── LogFormatError     not a log, or one of another format version
+        │   └── NoLogError         no log at all
+        ├── KeyTakenError      an object of the log has other content
         ├── LogWriteError      the disk or bucket refused for a reason that stays
         │   └── DiskFaultError     one that may pass: full, gone, no answer; repeated for walRetryTimeout
         ├── DamagedChunkError  a file of the log whose bytes have changed
@@ -35,6 +44,8 @@ generated from the docstrings, which say what has happened and what to do.
 from typing import Self
 
 __all__ = [
+    "AttemptLostError",
+    "ConflictError",
     "ConnectionLostError",
     "DamagedChunkError",
     "DataLossError",
@@ -42,6 +53,7 @@ __all__ = [
     "DiskFaultError",
     "EndpointError",
     "FlushTimeoutError",
+    "KeyTakenError",
     "LogError",
     "LogFetchError",
     "LogFormatError",
@@ -50,14 +62,20 @@ __all__ = [
     "MalformedMessageError",
     "MessageLossError",
     "MetricsError",
+    "NoLogError",
     "NoPeerError",
     "OptionError",
+    "OtherDivisionError",
+    "OvertakenError",
     "ProtocolError",
+    "RefusedByReceiverError",
+    "RefusedError",
     "RowError",
     "SendTimeoutError",
     "SocketError",
     "SubscriptionError",
     "TransactionError",
+    "UnknownAttemptError",
     "WorkbenchError",
     "ZmqDataSourceError",
 ]
@@ -140,6 +158,13 @@ class ProtocolError(SocketError):
     """
 
 
+class UnknownAttemptError(ProtocolError):
+    """A receiver does not have an attempt that a sender commits.
+
+    What to do: Nothing: the sender sends the rows again, as another attempt.
+    """
+
+
 class SubscriptionError(SocketError):
     """The proxy has refused a durable subscription. Another client has taken its name, the name belongs to
     another key, or there are too many names. Or while the subscriber was away, its position was changed or
@@ -159,6 +184,45 @@ class TransactionError(SocketError):
     What to do: The message has the reason. Which transactions are refused:
     docs/delivery.md#which-transactions-are-refused.
     """
+
+
+class AttemptLostError(TransactionError):
+    """The receiver does not have the rows of an attempt any more, because it has started again or was cut off.
+
+    What to do: Nothing: Spark repeats the task, and a ``Producer`` sends the transaction again. If it comes again and
+    again, look into the receiver's log output.
+    """
+
+
+class ConflictError(TransactionError):
+    """Another transaction is committed under this number, or a later one is.
+
+    What to do: The message has the reason. Which transactions are refused:
+    docs/delivery.md#which-transactions-are-refused.
+    """
+
+
+class RefusedByReceiverError(TransactionError):
+    """The receiver has refused a message. ``code`` is the code of the refusal (docs/protocol.md).
+
+    What to do: The message has the receiver's reason.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class RefusedError(SocketError):
+    """A receiver cannot do what a sender's message asks. The sender gets the reason and the ``code``
+    (docs/protocol.md).
+
+    What to do: The message has the reason.
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class MalformedMessageError(SocketError):
@@ -213,6 +277,21 @@ class LogLockedError(LogError):
     """
 
 
+class OvertakenError(LogLockedError):
+    """Another process has taken over the log while this one stalled, and has given out the ids that this one was
+    about to give out.
+
+    What to do: Start the query again: it follows the log.
+    """
+
+
+class OtherDivisionError(LogLockedError):
+    """Another process fills another partition of the log, and divides the feed among receivers in another way.
+
+    What to do: Give both the same ``receivers`` and ``receiversBy``, or stop the other process.
+    """
+
+
 class LogFormatError(LogError):
     """There is no log in the directory or the bucket, files are missing, or it has another format. Or a proxy
     was given a log that a query or ``receive`` has filled.
@@ -220,6 +299,20 @@ class LogFormatError(LogError):
     What to do: Check ``walLocation`` or ``walStore``. Restore what is missing, or use a new ``walLocation`` and
     new checkpoints. Let each query of a log of format 1 read to its end with the release that wrote it. Give a
     proxy a ``walLocation`` of its own.
+    """
+
+
+class NoLogError(LogFormatError):
+    """There is no log in the directory or the bucket.
+
+    What to do: Check ``walLocation`` or ``walStore``, and start what fills the log.
+    """
+
+
+class KeyTakenError(LogError):
+    """There is an object with this key and with other content in the log's directory or bucket.
+
+    What to do: Look for another program that writes there. Each log needs a place of its own.
     """
 
 

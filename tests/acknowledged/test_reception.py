@@ -28,16 +28,10 @@ from zmq_datasource.acknowledged.protocol import (
     encode,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.sessions import (
-    SENDER_BOUNDS,
-    AttemptSession,
-    RefusedError,
-    SenderBounds,
-    Sessions,
-)
+from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, AttemptSession, SenderBounds, Sessions
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.errors import DiskFaultError, LogWriteError, RefusedError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.staging import StagedFile, TransactionPart

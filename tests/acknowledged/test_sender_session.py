@@ -25,12 +25,8 @@ from zmq_datasource.acknowledged.protocol import (
     decode,
     encode,
 )
-from zmq_datasource.acknowledged.sender_session import (
-    ASK_AGAIN_SECONDS,
-    AttemptLostError,
-    SenderSession,
-)
-from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
+from zmq_datasource.acknowledged.sender_session import ASK_AGAIN_SECONDS, SenderSession
+from zmq_datasource.errors import AttemptLostError, RowError, SendTimeoutError, TransactionError
 
 TIMEOUT = 10.0
 ROW = pa.record_batch({"value": [b"x" * 100]})

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from zmq_datasource.acknowledged.protocol import Data, as_text, digest_of, digest_of_rows, rows_of
-from zmq_datasource.acknowledged.transactions import CommittedTransactions, ConflictError, Transaction
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import ConflictError
 from zmq_datasource.messages.packed import pack_columns
 
 # Digests.

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DiskFaultError
+from zmq_datasource.errors import DiskFaultError, KeyTakenError
 from zmq_datasource.log.layout import LOG_NAME
-from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError
+from zmq_datasource.log.store import Content, Entry, Holding
 
 __all__ = ["Check", "Held", "Note", "Now", "Process", "Request", "Steps", "Tried", "World", "every_order"]
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from tests.support import at_failpoints, batch_of, log_rows
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError, OvertakenError
 from zmq_datasource.log import directory_store, local_files
 from zmq_datasource.log.layout import chunk_name, compact_name, open_chunk_name
 from zmq_datasource.log.local_files import OpenChunkFiles
 from zmq_datasource.log.open_chunk import OpenChunkTail, read_groups
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import LogStorage, OvertakenError
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content, Part
 from zmq_datasource.log.writer import LogWriter
 

@@ -24,10 +24,17 @@ from tests.support import REPOSITORY, at_failpoints, wait_for
 from tests.support.bucket_server import BucketServer
 from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
-from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import (
+    DiskFaultError,
+    KeyTakenError,
+    LogFormatError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
 from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
+from zmq_datasource.log.store import Entry, Hold, Store
 from zmq_datasource.options.types import Location
 
 T = TypeVar("T")

@@ -12,13 +12,13 @@ import pytest
 
 from tests.log.machines import Machines, Watched, WatchedDirectory, fill, numbered
 from tests.support import batch_of, wait_for
-from zmq_datasource.errors import DataLossError, LogLockedError
+from zmq_datasource.errors import DataLossError, LogLockedError, OvertakenError
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.storage import LogStorage, OvertakenError
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
 

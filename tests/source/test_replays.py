@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import zmq
-from pyspark.sql.datasource import InputPartition
 
 from tests.source.test_losses import (
     RouterOnItsOwnTerms,
@@ -289,7 +288,12 @@ def test_a_batch_read_asks_for_later_messages_before_silence_ends_it(tmp_path: P
         publisher.ask("send 3")
         reader = ZmqLiveReader(parse(BatchReadOptions, dict(zip(read[::2], read[1::2], strict=True))))
         rows = thread.submit(
-            lambda: [n for b in reader.read(InputPartition(0)) for n in b["sequence"].to_pylist()]
+            lambda: [
+                n
+                for part in reader.partitions()
+                for b in reader.read(part)
+                for n in b["sequence"].to_pylist()
+            ]
         )
         publisher.ask("wait-subscriber")
         publisher.ask("send 2")

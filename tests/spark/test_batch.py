@@ -15,6 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support import Socket, batch_of, bound
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.options import BatchReadOptions
+from zmq_datasource.options.parser import parse
+from zmq_datasource.spark.batch_reader import ZmqLiveReader
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -166,3 +169,43 @@ def test_a_damaged_chunk_fails_the_read_and_is_named(spark: SparkSession, log: P
     chunk.write_bytes(content)
     with pytest.raises(PySparkException, match=f"{chunk.name} .ids 50 to 59.: its checksum differs"):
         read(spark, walLocation=log).count()
+
+
+@pytest.mark.parametrize("evaluated", ["orderBy", "repartitionByRange"])
+def test_a_live_read_that_spark_evaluates_twice_has_each_message_once(
+    spark: SparkSession, context: Context, evaluated: str
+) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(100)])
+    sending.start()
+    df = read(spark, connect=endpoint, socketType="PULL", maxMessages=100, timeout="60s")
+    rows = (df.orderBy("value") if evaluated == "orderBy" else df.repartitionByRange(2, "value")).collect()
+    sending.join(30)
+    assert sorted(int(row["value"]) for row in rows) == list(range(100))
+
+
+def test_looking_at_the_plan_of_a_live_read_receives_nothing(spark: SparkSession, context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    df = read(spark, connect=endpoint, socketType="PULL", maxMessages=1, timeout="60s")
+    sending = threading.Thread(target=push.send, args=(b"x",))
+    sending.start()
+    df.explain()
+    assert df.count() == 1
+    sending.join(30)
+
+
+def test_a_live_read_ends_at_its_bound_of_memory_and_a_repeated_task_reads_the_same(context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    sending = threading.Thread(target=lambda: [push.send(bytes(1 << 20)) for _ in range(60)])
+    sending.start()
+    options = parse(
+        BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "timeout": "60s", "maxMessages": "60"}
+    )
+    reader = ZmqLiveReader(options, most_bytes=32 << 20)
+    partitions = reader.partitions()
+    assert len(partitions) > 1
+    first, repeated = ([batch for part in partitions for batch in reader.read(part)] for _ in range(2))
+    assert first == repeated  # as for a task that Spark repeats
+    assert 32 <= sum(batch.num_rows for batch in first) < 60
+    context.socket(zmq.PULL).connect(endpoint)  # takes the rest
+    sending.join(30)

@@ -27,21 +27,17 @@ from zmq_datasource.acknowledged.protocol import (
     digest_of_rows,
     rows_of,
 )
-from zmq_datasource.acknowledged.sessions import (
-    AcceptorTerms,
-    AttemptSession,
-    CollectedAnswers,
-    RefusedError,
-    Sessions,
-)
-from zmq_datasource.acknowledged.transactions import (
-    CommittedTransactions,
-    Committer,
-    UnknownAttemptError,
-    conflict_with_later,
-)
+from zmq_datasource.acknowledged.sessions import AcceptorTerms, AttemptSession, CollectedAnswers, Sessions
+from zmq_datasource.acknowledged.transactions import CommittedTransactions, Committer, conflict_with_later
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError, ProtocolError
+from zmq_datasource.errors import (
+    DamagedChunkError,
+    DiskFaultError,
+    LogWriteError,
+    ProtocolError,
+    RefusedError,
+    UnknownAttemptError,
+)
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import StagedFile, StagedFiles, Staging, TransactionPart
 

@@ -14,9 +14,15 @@ from typing import Self
 import pyarrow as pa
 
 from zmq_datasource.acknowledged.protocol import INTERNAL, MOST_FRAME_BYTES, MOST_NAME_BYTES, is_name
-from zmq_datasource.acknowledged.sender_session import AttemptLostError, RefusedByReceiverError
 from zmq_datasource.acknowledged.uplink import Uplink
-from zmq_datasource.errors import OptionError, RowError, SocketError, TransactionError
+from zmq_datasource.errors import (
+    AttemptLostError,
+    OptionError,
+    RefusedByReceiverError,
+    RowError,
+    SocketError,
+    TransactionError,
+)
 from zmq_datasource.host.machine import ThisProcess
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.parser import parse, texts_of

@@ -32,10 +32,10 @@ from zmq_datasource.acknowledged.protocol import (
     Message,
     decode,
 )
-from zmq_datasource.acknowledged.sessions import AcceptorTerms, RefusedError
+from zmq_datasource.acknowledged.sessions import AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Committer, Done, TransactionLog
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import ProtocolError
+from zmq_datasource.errors import ProtocolError, RefusedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import StagedFiles, Staging
 from zmq_datasource.transport.authentication import any_name

@@ -43,12 +43,17 @@ from zmq_datasource.acknowledged.protocol import (
     decode,
     encode,
 )
-from zmq_datasource.errors import RowError, SendTimeoutError, TransactionError
+from zmq_datasource.errors import (
+    AttemptLostError,
+    RefusedByReceiverError,
+    RowError,
+    SendTimeoutError,
+)
 from zmq_datasource.host.log_lines import printable
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.transport.session import RequestSession
 
-__all__ = ["ATTEMPT_STATES", "AttemptLostError", "RefusedByReceiverError", "SenderSession"]
+__all__ = ["ATTEMPT_STATES", "SenderSession"]
 
 # After this time without an answer a request is repeated, because the answer may have been lost; earlier if the timeout
 # is short.
@@ -65,22 +70,6 @@ ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
 }
 # The characters of a refusal's reason that are shown.
 _MOST_REASON = 2000
-
-
-class AttemptLostError(TransactionError):
-    """The receiver does not have the attempt (any more). Another attempt may succeed."""
-
-
-class RefusedByReceiverError(TransactionError):
-    """The receiver refused a message.
-
-    Attributes:
-        code: The code of the refusal (docs/protocol.md).
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 _Answered: TypeAlias = Callable[[Message | None], bool]

@@ -25,9 +25,14 @@ from zmq_datasource.acknowledged.protocol import (
     Refusal,
     encode,
 )
-from zmq_datasource.acknowledged.transactions import ConflictError, UnknownAttemptError
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError, ProtocolError, SocketError
+from zmq_datasource.errors import (
+    ConflictError,
+    LogError,
+    ProtocolError,
+    RefusedError,
+    UnknownAttemptError,
+)
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
@@ -36,18 +41,9 @@ __all__ = [
     "AcceptorTerms",
     "AttemptSession",
     "CollectedAnswers",
-    "RefusedError",
     "SenderBounds",
     "Sessions",
 ]
-
-
-class RefusedError(SocketError):
-    """A sender's message cannot be obeyed. ``code`` is for programs (docs/protocol.md)."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class CollectedAnswers:

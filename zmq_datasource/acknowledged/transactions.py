@@ -23,7 +23,13 @@ import pyarrow as pa
 
 from zmq_datasource.acknowledged.protocol import Commit, as_text, digest_of_rows
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError, ProtocolError, TransactionError
+from zmq_datasource.errors import (
+    ConflictError,
+    DamagedChunkError,
+    DiskFaultError,
+    ProtocolError,
+    UnknownAttemptError,
+)
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import CarriedState, FilledFile, Staging
 from zmq_datasource.messages.columns import data_bytes
@@ -31,11 +37,9 @@ from zmq_datasource.messages.columns import data_bytes
 __all__ = [
     "CommittedTransactions",
     "Committer",
-    "ConflictError",
     "Done",
     "Transaction",
     "TransactionLog",
-    "UnknownAttemptError",
     "conflict_with_later",
 ]
 
@@ -44,10 +48,6 @@ _WAY_OUT = (
     "beside the query, a driver that was wrongly taken for dead. End the wrong one, or start it under another name: "
     "with a new checkpoint, transactionId or name of the Producer"
 )
-
-
-class ConflictError(TransactionError):
-    """Another transaction is committed under this number, or a later number is."""
 
 
 class Transaction(NamedTuple):
@@ -165,10 +165,6 @@ class TransactionLog(Protocol):
 
     def cut(self) -> Future[int]:
         """Have all appended rows written. The future is done when they are on disk."""
-
-
-class UnknownAttemptError(ProtocolError):
-    """An attempt is not here (any more). A new attempt may succeed."""
 
 
 class Done(NamedTuple):

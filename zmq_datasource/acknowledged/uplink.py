@@ -14,9 +14,9 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.acknowledged.protocol import digest_of, split_batch
-from zmq_datasource.acknowledged.sender_session import AttemptLostError, SenderSession
+from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.transactions import conflict_with_later
-from zmq_datasource.errors import NoPeerError, SendTimeoutError
+from zmq_datasource.errors import AttemptLostError, NoPeerError, SendTimeoutError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.transport.link import TICK_SECONDS, Link

@@ -89,7 +89,7 @@ from zmq_datasource.log.retrier import Retrier, retry_reading
 from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Entry, Hold, KeyTakenError, Store
+from zmq_datasource.log.store import Entry, Hold, Store
 from zmq_datasource.log.verification import Damage, damage_at, verify_log
 from zmq_datasource.log.writer import LogWriter
 
@@ -113,7 +113,6 @@ __all__ = [
     "FillerFacts",
     "Grown",
     "Hold",
-    "KeyTakenError",
     "LogFollower",
     "LogStorage",
     "LogWriter",

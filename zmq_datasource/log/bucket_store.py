@@ -18,13 +18,20 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import (
+    DiskFaultError,
+    KeyTakenError,
+    LogError,
+    LogLockedError,
+    LogWriteError,
+    OptionError,
+)
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
 from zmq_datasource.log.files import read_file, this_process, writing
-from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError, Part
+from zmq_datasource.log.store import Content, Entry, Holding, Part
 from zmq_datasource.options.types import Location
 
 __all__ = ["SILENT_SECONDS", "BucketStore", "bucket_at"]

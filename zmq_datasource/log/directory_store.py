@@ -18,7 +18,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DiskFaultError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import DiskFaultError, KeyTakenError, LogLockedError, LogWriteError, OptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.host.signals import check_signals
@@ -35,7 +35,7 @@ from zmq_datasource.log.files import (
     this_process,
     writing,
 )
-from zmq_datasource.log.store import Content, Entry, Holding, KeyTakenError, Part
+from zmq_datasource.log.store import Content, Entry, Holding, Part
 from zmq_datasource.options.types import LogLocation
 
 __all__ = ["DirectoryStore"]

@@ -18,7 +18,15 @@ from typing import NamedTuple, Self
 import msgspec
 import pyarrow as pa
 
-from zmq_datasource.errors import RESTORE, DiskFaultError, LogFormatError, LogLockedError
+from zmq_datasource.errors import (
+    RESTORE,
+    DiskFaultError,
+    KeyTakenError,
+    LogFormatError,
+    LogLockedError,
+    NoLogError,
+    OvertakenError,
+)
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.fence import Fence
@@ -34,23 +42,15 @@ from zmq_datasource.log.layout import (
     parse_partition_name,
 )
 from zmq_datasource.log.local_files import OpenChunkFiles, StagedFiles
-from zmq_datasource.log.store import Content, Hold, KeyTakenError, Store
+from zmq_datasource.log.store import Content, Hold, Store
 
-__all__ = ["MOST_LISTINGS", "ChunkEntry", "LogStorage", "NoLogError", "OvertakenError"]
+__all__ = ["MOST_LISTINGS", "ChunkEntry", "LogStorage"]
 
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
 MOST_LISTINGS = 10
 _LEISURE_SECONDS = 10.0
 # The object with the log's id in a bucket, in format 1.
 _FORMER_LOG_NAME = re.compile(r"log-([0-9]+)-[0-9a-f]{32}\.json")
-
-
-class NoLogError(LogFormatError):
-    """There is no log in a directory or a bucket."""
-
-
-class OvertakenError(LogLockedError):
-    """Another writer has given out the ids that this writer was about to give out."""
 
 
 class ChunkEntry(NamedTuple):

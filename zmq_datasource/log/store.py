@@ -13,19 +13,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.errors import LogError
-
-__all__ = ["Content", "Entry", "Hold", "Holding", "KeyTakenError", "Part", "Store"]
+__all__ = ["Content", "Entry", "Hold", "Holding", "Part", "Store"]
 
 Part: TypeAlias = bytes | pa.Buffer
 # The content of an object: its parts, or a file to which nothing is written any more. A directory links the file, which
 # must be durable and in the same file system; a repeated call recognises it by its own name. A bucket gets a copy. The
 # caller deletes the file's own name.
 Content: TypeAlias = Sequence[Part] | Path
-
-
-class KeyTakenError(LogError):
-    """The key of a new object is taken by other content."""
 
 
 class Entry(NamedTuple):

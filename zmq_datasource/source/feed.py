@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError, OtherDivisionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
@@ -25,13 +25,7 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource, IdlePartition
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import (
-    OtherDivisionError,
-    feed_of,
-    log_storage,
-    other_feed,
-    warn_of_terms,
-)
+from zmq_datasource.source.location import feed_of, log_storage, other_feed, warn_of_terms
 
 __all__ = ["Feed"]
 

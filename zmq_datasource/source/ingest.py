@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError, OtherDivisionError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
@@ -26,7 +26,6 @@ from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.facts import SourceFacts, states_of_other_partitions
 from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.location import (
-    OtherDivisionError,
     compare_terms,
     dead_letters_beside,
     feed_of,

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, OtherDivisionError
 from zmq_datasource.log import (
     DEAD_LETTERS_NAME,
     PARTITION,
@@ -38,7 +38,6 @@ from zmq_datasource.options.parser import ZmqOptions, describe
 from zmq_datasource.options.types import Duration, Location, Topics
 
 __all__ = [
-    "OtherDivisionError",
     "compare_terms",
     "dead_letters_beside",
     "default_location",
@@ -78,10 +77,6 @@ _RECEIVER_ALONE = (
     *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "zmq"),
     *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from", "replay_timeout"),
 )
-
-
-class OtherDivisionError(LogLockedError):
-    """Another process fills another partition of the log, and divides the feed among receivers in another way."""
 
 
 def log_storage(options: ReadOptions, partition: int = PARTITION) -> LogStorage:

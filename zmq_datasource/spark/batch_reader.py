@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, read_saved_state, split_range
+from zmq_datasource.messages.columns import LOG_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.offsets import Offset, Place
@@ -34,6 +36,10 @@ __all__ = ["GAPS_DDL", "ZmqGapReader", "ZmqLiveReader", "ZmqLogReader"]
 
 _log = logging.getLogger(__name__)
 
+# A task that Spark sends to an executor may have 128 MiB (spark.rpc.message.maxSize), and carries its messages.
+_PARTITION_BYTES = 16 << 20
+_MOST_RECEIVED_BYTES = 256 << 20
+
 _GAPS_SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -54,22 +60,73 @@ GAPS_DDL = (
 )
 
 
-class ZmqLiveReader(DataSourceReader):
-    """Receives for a bounded time, in one task. Each action on the DataFrame receives again."""
+class _ReceivedPartition(InputPartition):
+    """Received messages, as an Arrow IPC stream. The partition itself carries them to its task."""
 
-    def __init__(self, options: BatchReadOptions, rows: Rows | None = None) -> None:
+    def __init__(self, messages: Sequence[pa.RecordBatch]) -> None:
+        schema = messages[0].schema if messages else LOG_SCHEMA
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as stream:
+            for batch in messages:
+                stream.write_batch(batch)
+        super().__init__(sink.getvalue().to_pybytes())
+
+    def __repr__(self) -> str:
+        return f"_ReceivedPartition({len(self.value)} bytes)"
+
+
+class ZmqLiveReader(DataSourceReader):
+    """Receives for a bounded time, on the driver, when Spark plans an action.
+
+    Spark may run a task of one action twice: to sample for ``orderBy``, or because it has failed. A task that received
+    would find other messages the second time, or none. So the messages are received once, before the tasks, and the
+    partitions carry them.
+
+    Args:
+        options: Where and how long to receive.
+        rows: Makes Spark's rows of messages.
+        most_bytes: Receiving ends when the messages have this many bytes, because Spark keeps them in its memory.
+    """
+
+    def __init__(
+        self, options: BatchReadOptions, rows: Rows | None = None, most_bytes: int = _MOST_RECEIVED_BYTES
+    ) -> None:
         self._options = options
         self._rows = rows or MessageRows(options.include_frames)
+        self._most_bytes = most_bytes
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [InputPartition(0)]
+        """Receive until ``maxMessages``, ``timeout`` or ``idleTimeout``. Ids count from 0."""
+        set_up_worker()
+        partitions: list[InputPartition] = []
+        group: list[pa.RecordBatch] = []
+        group_bytes = total = 0
+        with closing(self._receive()) as received:
+            for batch in received:
+                group.append(batch)
+                group_bytes += batch.nbytes
+                total += batch.nbytes
+                if group_bytes >= _PARTITION_BYTES:
+                    partitions.append(_ReceivedPartition(group))
+                    group, group_bytes = [], 0
+                if total >= self._most_bytes:
+                    _log.warning(
+                        "a batch read of a socket ends at %d MiB of messages, which Spark keeps in memory; set "
+                        "maxMessages or a shorter timeout, or read a longer time into a log (readStream, or "
+                        "zmq-datasource receive)",
+                        self._most_bytes >> 20,
+                    )
+                    break
+        if group or not partitions:
+            partitions.append(_ReceivedPartition(group))
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Receive until ``maxMessages``, ``timeout`` or ``idleTimeout``. Ids count from 0."""
-        return self._rows.of(self._messages())
+        """The rows of the messages of a partition: the same ones each time."""
+        assert isinstance(partition, _ReceivedPartition), partition
+        return self._rows.of(pa.ipc.open_stream(partition.value))
 
-    def _messages(self) -> Iterator[pa.RecordBatch]:
-        set_up_worker()
+    def _receive(self) -> Generator[pa.RecordBatch, None, None]:
         options = self._options
         most = options.max_messages if options.max_messages is not None else 2**63
         counters = SourceCounters()

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
-from zmq_datasource.errors import LogError, LogWriteError
-from zmq_datasource.log import BucketStore, Entry, KeyTakenError, Store
+from zmq_datasource.errors import KeyTakenError, LogError, LogWriteError
+from zmq_datasource.log import BucketStore, Entry, Store
 from zmq_datasource.log.files import make_directory, sync_directory, sync_file, writing
 from zmq_datasource.options.types import Location
 
