@@ -326,7 +326,7 @@ def test_a_killed_holder_of_this_machine_is_followed_at_once(store: Store) -> No
 
 RACER = """
 import pickle, sys
-from zmq_datasource.log.store import KeyTakenError
+from zmq_datasource.errors import KeyTakenError
 store, mine = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2].encode()
 print("ready", flush=True)
 for line in sys.stdin:
