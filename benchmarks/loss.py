@@ -59,7 +59,7 @@ def _lost_by_query(spark: SparkSession, seconds: float) -> Sample:
             "connect": pub.endpoint,
             "walLocation": str(scratch / "log"),
             "framing": "custom",
-            "sequenceFrame": "0",
+            "sequenceAt": "0:0:u64be",
         }
         with noop_query(spark, "zmq", options, scratch / "checkpoint") as query, _busy(spark):
             sent = _publish(pub, seconds)

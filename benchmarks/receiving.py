@@ -21,7 +21,7 @@ _PLAIN = "plain"
 # The options of the source, by the shape of the message.
 _FRAMINGS: Mapping[str, Mapping[str, str]] = {
     _PLAIN: {},
-    "numbered": {"framing": "custom", "sequenceFrame": "0", "deduplicate": "true"},
+    "numbered": {"framing": "custom", "sequenceAt": "0:0:u64be", "deduplicate": "true"},
     "vllm": {"framing": "vllm", "deduplicate": "true"},
     "bitcoin": {"framing": "bitcoin", "deduplicate": "true"},
     "sequenced": {"framing": "sequenced", "deduplicate": "true"},

@@ -60,14 +60,11 @@ def messages_of(data: bytes) -> list[list[bytes]]:
 # Framings.
 
 FRAMINGS: list[dict[str, str]] = [
-    *({"framing": name} for name in ("plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter")),
-    {"framing": "custom", "sequenceFrame": "0", "sequencePath": "$.n.m", "valueFrame": "-1"},
+    *({"framing": name} for name in ("plain", "sequenced", "vllm", "bitcoin", "jupyter")),
+    {"framing": "custom", "sequenceAt": "0:$.n.m", "valueFrame": "-1"},
     {
         "framing": "custom",
-        "sequenceFrame": "1",
-        "sequenceOffset": "3",
-        "sequenceWidth": "4",
-        "sequenceEndian": "little",
+        "sequenceAt": "1:3:u32le",
         "topicFrame": "0",
         "publisherFrame": "2",
         "valueOffset": "7",

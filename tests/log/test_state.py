@@ -28,6 +28,7 @@ from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.raw import RawMessage, raw_of
+from zmq_datasource.sequences import SequenceTracker
 from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.intake import Arrival, Intake
 
@@ -198,6 +199,8 @@ class Recording(Intake):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(stream_options(connect="tcp://feed:1", **options), SourceCounters())
+        assert self.tracker is not None
+        self.tracker = SequenceTracker(self.tracker.numbering, 1000, max_gaps=4)
         self.handed_over: list[tuple[int, object]] = [(0, self.remembered())]
         self.rows = 0
 
@@ -226,7 +229,7 @@ def test_state_and_rows_match_after_a_crash_at_any_step(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[list[tuple[str, int]], str]]
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("crash")
-    options = {"framing": "sequenced", "deduplicate": "true", "maxGaps": 4}
+    options = {"framing": "sequenced", "deduplicate": "true"}
     feed = Recording(**options)
     store = Photographed(tmp_path / "log", tmp_path / "album")
     log = LogWriter(LogStorage(store), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=feed)

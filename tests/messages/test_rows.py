@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.messages.columns import FRAMES, MESSAGE_SCHEMA, only_rows
-from zmq_datasource.messages.framing.presets import whole_layout
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.messages.columns import FRAMES, FRAMING, MESSAGE_SCHEMA, only_rows
+from zmq_datasource.messages.framing import raw_messages
+from zmq_datasource.messages.framing.layout import messages_of
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
-from zmq_datasource.options.framing import Framing
+from zmq_datasource.options import PRESETS
 
 TIMES = times_of([(7, 1), (8, 1)])
 
@@ -77,19 +78,20 @@ def test_long_names_that_are_not_utf8_stay_distinct() -> None:
     assert all(len(text) < 2100 for text in texts)
 
 
-def test_framings_whose_fields_are_whole_frames_store_no_frames() -> None:
-    """Existing logs depend on it: the list must not get shorter."""
-    whole = {name for name in get_args(Framing) if whole_layout(name) is not None}
-    assert whole >= {"sequenced", "vllm", "bitcoin"}
-    assert not whole & {"clone", "dafka", "jupyter", "custom"}
-
-
 def test_a_message_without_a_topic_has_no_frame_for_it() -> None:
-    layout = whole_layout("vllm")
+    layout = PRESETS["vllm"].layout
     assert layout is not None
     topics, values = pa.array([b"t", None], pa.binary()), pa.array([b"a", b"b"], pa.binary())
-    messages = layout.messages_of(topics, topics, pa.array([1, 2], pa.int64()), values)
+    messages = messages_of(layout, topics, topics, pa.array([1, 2], pa.int64()), values)
     assert messages.lists().to_pylist() == [
         [b"t", (1).to_bytes(8, "big"), b"a"],
         [(2).to_bytes(8, "big"), b"b"],
     ]
+
+
+def test_frames_of_a_framing_of_another_release_are_not_restored_as_plain() -> None:
+    batch = message_rows(pa.array([b"a", b"b"], pa.binary()), TIMES).replace_schema_metadata(
+        {FRAMING: b"later"}
+    )
+    with pytest.raises(LogFormatError, match="framing=later, which this release does not know"):
+        raw_messages(batch)

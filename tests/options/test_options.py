@@ -110,7 +110,7 @@ def test_a_secret_is_never_shown() -> None:
 
 VLLM = {"framing": "vllm"}
 CUSTOM = {"framing": "custom"}
-NUMBERED = {"framing": "custom", "sequenceFrame": "0"}
+NUMBERED = {"framing": "custom", "sequenceAt": "0:0:u64be"}
 BOUND = {"bind": "tcp://*:1"}
 ROUTER, DEALER = {"socketType": "ROUTER"}, {"socketType": "DEALER"}
 REPLAY = {"replayEndpoint": "tcp://feed:5557"}
@@ -218,24 +218,33 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "deduplicate": "true"}, "deduplicate", "name the framing"),
     (StreamReadOptions, {**FEED, "framing": "jupyter", "onLoss": "fail"}, "onLoss", "msg_id is no number"),
     (StreamReadOptions, {**FEED, "onMalformed": "fail"}, "onMalformed", "every message fits plain"),
-    (StreamReadOptions, {**FEED, **VLLM, "sequenceFrame": "1"}, "sequenceFrame", "framing=custom"),
-    (StreamReadOptions, {**FEED, **CUSTOM, "sequenceOffset": "1"}, "sequenceOffset", "needs sequenceFrame"),
-    (StreamReadOptions, {**FEED, **CUSTOM, "deduplicate": "true"}, "deduplicate", "sequenceFrame is not set"),
-    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceWidth": "6"}, "sequenceWidth=6", "4 or 8"),
-    (StreamReadOptions, {**FEED, **NUMBERED, "sequencePath": "a..b"}, "'a..b'", "header.frame"),
-    (
-        StreamReadOptions,
-        {**FEED, **NUMBERED, "sequencePath": "a", "sequenceWidth": "4"},
-        "sequenceWidth",
-        "for one in JSON",
+    (StreamReadOptions, {**FEED, **VLLM, "sequenceAt": "1:0:u64be"}, "sequenceAt", "framing=custom"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "deduplicate": "true"}, "deduplicate", "sequenceAt is not set"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "sequenceFrame": "1"}, "sequenceFrame", "'sequenceAt'"),
+    *(
+        (
+            StreamReadOptions,
+            {**FEED, **CUSTOM, "sequenceAt": place},
+            f"sequenceAt='{place}'",
+            "as in 1:3:u32le",
+        )
+        for place in ("1", "1:u32le", "x:0:u32le", "1:0:u16le", "1:-1:u32le", "1:0:U32LE", "1:0:u32le:")
+    ),
+    *(
+        (
+            StreamReadOptions,
+            {**FEED, **CUSTOM, "sequenceAt": place},
+            f"sequenceAt='{place}'",
+            "1:$.header.frame",
+        )
+        for place in ("1:$", "1:$.", "1:$.a..b", "1:$.a.", "$.a", "1:a", "1:$a")
     ),
     (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "publisher"}, "publisher", "set publisherFrame"),
     (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "topic"}, "topic", "set topicFrame"),
     (StreamReadOptions, {**FEED, **NUMBERED, "sequenceBy": "peer"}, "'peer'", "publisher, topic, endpoint"),
-    (StreamReadOptions, {**FEED, **NUMBERED, "sequenceEnd": "0"}, "sequenceEnd=0", "more than sequenceStart"),
     (StreamReadOptions, {**FEED, **VLLM, "sequenceBy": "publisher"}, "vllm", "endpoint or topic"),
     (StreamReadOptions, {**FEED, "framing": "sequenced", "topics": "a"}, "topics=a", "sequenceBy=none"),
-    (StreamReadOptions, {**FEED, "framing": "clone", "topics": "/a/"}, "topics=/a/", "sequenceBy=none"),
+    (StreamReadOptions, {**FEED, **NUMBERED, "topics": "/a/"}, "topics=/a/", "sequenceBy=none"),
     (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "earliest"}, "replayFrom", "needs replayEndpoint"),
     (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "-1"}, "'-1'", "earliest or a sequence"),
     (StreamReadOptions, {**FEED, **REPLAY, "framing": "bitcoin"}, "bitcoin", "framing=vllm"),
@@ -243,13 +252,9 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceBy": "topic"}, "sequenceBy=topic", "remove it"),
     (StreamReadOptions, {**FEED, "sequenceBy": "topic"}, "sequenceBy=topic", "name the framing"),
     (StreamReadOptions, {**FEED, **NUMBERED, "sequenceStart": "-1"}, "sequenceStart=-1", "from 0 to"),
-    (StreamReadOptions, {**FEED, **VLLM, "sequenceEnd": str(2**63)}, "sequenceEnd", "at most"),
-    (StreamReadOptions, {**FEED, "framing": "bitcoin", "sequenceEnd": str(2**32)}, "sequenceEnd", "at most"),
-    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceEnd": "9"}, "sequenceEnd", "remove one"),
-    (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "replayTimeout": "0s"}, "replayTimeout=0s", "1s or more"),
     (
         StreamReadOptions,
-        {"bind": "tcp://*:1", "framing": "clone", "deduplicate": "true"},
+        {"bind": "tcp://*:1", **NUMBERED, "deduplicate": "true"},
         "deduplicate with bind",
         "count by publisher or topic",
     ),
@@ -374,16 +379,14 @@ def test_both_kinds_of_read_take_the_options_of_the_dataframe() -> None:
         ({"framing": "vllm"}, ("endpoint", "topic"), 0, None, True),
         ({"framing": "vllm", **REPLAY}, ("endpoint",), 0, None, True),
         ({"framing": "bitcoin"}, ("endpoint", "topic"), 0, 2**32 - 1, True),
-        ({"framing": "clone"}, ("endpoint",), 1, None, True),
-        ({"framing": "dafka"}, ("publisher", "topic"), 0, None, False),
         ({**NUMBERED}, ("endpoint",), 0, None, True),
         ({**NUMBERED, "publisherFrame": "1"}, ("publisher",), 0, None, True),
         (
-            {**NUMBERED, "topicFrame": "1", "sequenceBy": "endpoint, topic", "sequenceRestart": "never"},
+            {**NUMBERED, "topicFrame": "1", "sequenceBy": "endpoint, topic"},
             ("topic", "endpoint"),
             0,
             None,
-            False,
+            True,
         ),
     ],
 )

@@ -43,7 +43,7 @@ def ranks(count: int, replay: bool) -> Iterator[tuple[list[Publisher], dict[str,
         "zmq_reconnect_ivl": 20,
     }
     if replay:
-        options |= {"replayEndpoint": ",".join(replays), "replayTimeout": "1s"}
+        options |= {"replayEndpoint": ",".join(replays)}
     try:
         yield publishers, options
     finally:

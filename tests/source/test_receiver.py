@@ -81,8 +81,7 @@ def test_topics_before_a_delimiter_have_counters_of_their_own(context: Context) 
         topicDelimiter=" ",
         framing="custom",
         topicFrame=0,
-        sequenceFrame=-1,
-        sequencePath="seq",
+        sequenceAt="-1:$.seq",
         sequenceBy="endpoint,topic",
     )
     counters = SourceCounters()

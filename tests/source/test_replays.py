@@ -77,10 +77,9 @@ def test_a_restart_during_silence_is_found(second_has: int, heard_by: str, tmp_p
     """Its new messages have numbers that were received before, or that are expected."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
-    options |= {"replayTimeout": "1s"}
     first = Publisher("vllm", endpoint, replay=replay)
     try:
-        with ingesting(tmp_path, **options) as ingest:
+        with ingesting(tmp_path, replay_timeout=1.0, **options) as ingest:
             first.ask("wait-subscriber")
             first.ask("send 10")
             wait_for_rows(ingest, 10)
@@ -93,7 +92,7 @@ def test_a_restart_during_silence_is_found(second_has: int, heard_by: str, tmp_p
             first.kill()
             with Publisher("vllm", endpoint, replay=replay, values_from=1000) as second:
                 second.ask(f"skip {second_has}")
-                with ingesting(tmp_path, **options) as ingest:
+                with ingesting(tmp_path, replay_timeout=1.0, **options) as ingest:
                     finish(second, ingest, second_has)
     finally:
         first.kill()
@@ -199,7 +198,7 @@ def test_a_replay_without_its_last_reply_is_requested_again(context: Context, tm
             connect=publisher.endpoint,
             framing="vllm",
             replayEndpoint=router.endpoint,
-            replayTimeout="200ms",
+            replay_timeout=0.2,
         ) as ingest,
     ):
         publisher.ask("wait-subscriber")
@@ -215,7 +214,7 @@ def test_gaps_of_a_publisher_are_not_filled_after_its_restart(tmp_path: Path) ->
     """The restarted publisher has other messages under these numbers."""
     endpoint, replay = free_endpoint(), free_endpoint()
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay, "zmq_reconnect_ivl": 20}
-    with ingesting(tmp_path, replayTimeout="60s", **options) as ingest:
+    with ingesting(tmp_path, replay_timeout=60.0, **options) as ingest:
         with Publisher("vllm", endpoint) as first:  # no publisher answers the request for the gap
             first.ask("wait-subscriber")
             first.ask("send 2")

@@ -211,9 +211,7 @@ def test_a_query_with_a_replay_receives_though_another_query_received_first(
             publisher.ask("skip 5")
             publisher.ask("send 10")
             notebook.until(20)
-            with query(
-                tmp_path, startingOffsets="earliest", replayEndpoint=replay, replayTimeout="1s", **options
-            ) as job:
+            with query(tmp_path, startingOffsets="earliest", replayEndpoint=replay, **options) as job:
                 wait_for(lambda: (notebook.step(), job.step())[1] == 25, "the messages that were missing")
                 assert job.receives
                 notebook.until(25)
@@ -246,9 +244,7 @@ def test_a_program_without_a_replay_gives_way_to_a_query_with_one(replay: str, t
             publisher.ask("send 5")
             publisher.ask("skip 5")
             publisher.ask("send 5")
-            with query(
-                tmp_path, startingOffsets="earliest", replayEndpoint=replay, replayTimeout="1s", **options
-            ) as job:
+            with query(tmp_path, startingOffsets="earliest", replayEndpoint=replay, **options) as job:
                 job.until(15)
                 assert job.receives
             wait_for(lambda: LogStorage(str(tmp_path)).is_written(), "the program receives again")
@@ -330,7 +326,7 @@ def is_there(thread: str) -> bool:
 @pytest.mark.spark  # no Spark, but a process
 def test_a_gap_for_which_the_receiver_still_asks_is_no_loss(replay: str, tmp_path: Path) -> None:
     with Publisher("vllm", replay=replay, buffer=3) as publisher:
-        options = vllm(publisher) | {"replayEndpoint": replay, "replayTimeout": "1s"}
+        options = vllm(publisher) | {"replayEndpoint": replay}
         with query(tmp_path, **options) as first:
             first.step()
             publisher.ask("wait-subscriber")

@@ -120,14 +120,15 @@ def test_mode_decides_about_values_that_do_not_fit(
         "reading the value of message 1 of log partition 0 as Arrow: it is not an Arrow IPC stream" in logged
     )
     assert (
-        "message 2 of log partition 0 as Arrow: column 'x' is string, and the schema says int32; it is left out"
+        "message 2 of log partition 0 as Arrow: column 'x' is string, and does not fit int32: Failed to parse"
         in logged
     )
     with pytest.raises(
         PySparkException, match=r"message 1 of log partition 0.*Correct the schema, or set mode"
     ):
         read("x INT", mode="FAILFAST")
-    assert read("x STRING", mode="DROPMALFORMED") == [("text",)]  # another schema, the same log
+    # Another schema, the same log.
+    assert read("x STRING", mode="DROPMALFORMED") == [("1",), ("2",), ("text",), ("3",)]
 
 
 @pytest.mark.parametrize(

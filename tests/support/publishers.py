@@ -88,33 +88,6 @@ class Bitcoin(Format):
         return [self.topic, value, sequence.to_bytes(4, "little")]
 
 
-class Clone(Format):
-    """The Clustered Hashmap Protocol, 12/CHP: the topic is the key."""
-
-    first = 1  # a server counts before it publishes
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        return [self.topic, _u64(sequence), uuid.uuid4().bytes, b"", value]
-
-    def controls(self, last: int) -> list[Frames]:
-        # KTHXBAI ends a snapshot and is not published by a server of the guide.
-        return [[key, _u64(last), b"", b"", b""] for key in (b"HUGZ", b"KTHXBAI")]
-
-
-class Dafka(Format):
-    """Dafka's RECORD and HEAD; ``publisher`` is the producer's address."""
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        return [self._head(b"M", sequence), value]
-
-    def controls(self, last: int) -> list[Frames]:
-        return [[self._head(b"H", last)]]
-
-    def _head(self, kind: bytes, sequence: int) -> bytes:
-        strings = b"".join(bytes([len(text)]) + text for text in (self.publisher, self.topic))
-        return kind + self.topic + b"\0" + b"\x01" + strings + _u64(sequence)
-
-
 class Jupyter(Format):
     """A kernel's stream messages on IOPub, signed; ``publisher`` is the session. They have no sequence."""
 
@@ -164,8 +137,6 @@ class Sequenced(Format):
 FORMATS: dict[str, type[Format]] = {
     "vllm": Vllm,
     "bitcoin": Bitcoin,
-    "clone": Clone,
-    "dafka": Dafka,
     "jupyter": Jupyter,
     "detector": Detector,
     "sequenced": Sequenced,

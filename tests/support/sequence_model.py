@@ -82,6 +82,6 @@ class Model:
         """Of all positions that have this number, the one nearest to the expected; ahead if two are."""
         if self.numbering.end is None:
             return number
-        turn = self.numbering.end - self.numbering.start + 1
+        turn = self.numbering.end + 1
         nearest = number + (expected - number) // turn * turn
         return min((nearest - turn, nearest, nearest + turn), key=lambda p: (abs(p - expected), p < expected))

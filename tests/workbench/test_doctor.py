@@ -198,12 +198,6 @@ def test_a_number_at_a_place_of_its_own_is_found_and_can_be_read_with_what_is_sa
     assert (reader.newest(), reader.lost) == ({("",): 99}, 0)
 
 
-def test_five_frames_with_a_number_are_not_yet_a_clone() -> None:
-    messages = [[b"weather", u64(n), b"station", u64(n), b"value"] for n in range(50)]
-    options = guess(raw_of(messages))
-    assert (options["framing"], options["sequenceFrame"], options["sequenceWidth"]) == ("custom", "1", "8")
-
-
 TOPICS = (b"a", b"b", b"c")
 PER_TOPIC = {"topicFrame": "0", "sequenceBy": "endpoint,topic"}
 
@@ -215,7 +209,7 @@ def test_numbers_in_json_are_found_for_each_topic_or_for_the_feed(whole: bool) -
         for n in range(60)
         for at, topic in enumerate(TOPICS)
     ]
-    expected = {"framing": "custom", "sequenceFrame": "1", "sequencePath": "head.n"}
+    expected = {"framing": "custom", "sequenceAt": "1:$.head.n"}
     assert guess(raw_of(messages)) == (expected if whole else {**expected, **PER_TOPIC})
     one_topic = guess(raw_of(messages[::3] if not whole else messages), {"topics": "a"})
     assert one_topic == {**expected, **PER_TOPIC} if not whole else expected
@@ -259,7 +253,7 @@ def test_equal_numbers_of_different_messages_are_told_from_duplicates() -> None:
     assert (reader.compared, reader.unequal) == (30, 30)
     assert per_topic(two_topics, options, reader.by) == {"sequenceBy": "endpoint,topic"}
     same_value = raw_of([[topic, u64(n), b"y"] for n in range(30) for topic in (b"a", b"b")])
-    custom = {"framing": "custom", "sequenceFrame": "1"}  # which does not say what the topic is
+    custom = {"framing": "custom", "sequenceAt": "1:0:u64be"}  # which does not say what the topic is
     reader = numbered(**custom)
     reader.follow(same_value)
     assert (reader.compared, reader.unequal) == (30, 30)
@@ -472,14 +466,11 @@ def test_a_counter_for_each_topic_is_never_answered_with_deduplicate() -> None:
 
 
 def test_numbers_in_json_come_with_the_options_that_read_them() -> None:
-    options = {"sequenceFrame": "1", "sequencePath": "n", **PER_TOPIC}
+    options = {"sequenceAt": "1:$.n", **PER_TOPIC}
     numbers = Numbers(framing="custom", options=options, judged=True, counters=3)
     (finding,) = diagnose([examined(numbers=numbers)], None, Expected())
     assert (finding.id, finding.severity) == ("numbers_in_json", "note")
-    assert (
-        "framing=custom, sequenceFrame=1, sequencePath=n, topicFrame=0, sequenceBy=endpoint,topic"
-        in finding.fix
-    )
+    assert "framing=custom, sequenceAt=1:$.n, topicFrame=0, sequenceBy=endpoint,topic" in finding.fix
 
 
 def test_the_report_shows_facts_and_findings_in_a_hundred_columns() -> None:

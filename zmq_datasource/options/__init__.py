@@ -6,8 +6,9 @@ libzmq can check are checked in ``transport.spec``.
 
 from typing import Final
 
-from zmq_datasource.options.framing import FramingOptions, Numbering
+from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.parser import OptionSet
+from zmq_datasource.options.presets import PRESETS, Layout, Numbering, SequenceAt
 from zmq_datasource.options.proxy import ProxyOptions
 from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.receiving import share_of
@@ -15,13 +16,16 @@ from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions
 
 __all__ = [
+    "PRESETS",
     "SETS",
     "BatchReadOptions",
     "FramingOptions",
+    "Layout",
     "Numbering",
     "ProxyOptions",
     "ReadOptions",
     "ReceiveOptions",
+    "SequenceAt",
     "SocketOptions",
     "StreamReadOptions",
     "WriteOptions",

@@ -1,85 +1,34 @@
 """Options about the frames and sequences of messages, and about messages that are malformed or missing.
 
 A preset of ``framing`` says where topic, publisher, sequence and value are, and how its publishers count
-(``Numbering``). With ``custom``, options say both.
+(``presets``). With ``custom``, options say both.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
+from zmq_datasource.options.presets import PRESETS, Layout, Numbering, Preset, SequenceAt
 from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
     CountedBy,
     Delimiter,
-    Duration,
-    JsonPath,
     Location,
     ReplayFrom,
 )
 
-__all__ = ["FramingOptions", "Numbering"]
+__all__ = ["FramingOptions"]
 
 
-class Numbering(NamedTuple):
-    """How publishers number their messages, for ``sequences``, which tracks them.
-
-    Attributes:
-        by: What has a counter of its own: some of ``publisher``, ``topic`` and ``endpoint``.
-        start: The first sequence of a counter.
-        end: The last sequence, after which the counter starts again; None if there is no last one.
-        restarts: Whether a publisher that starts again keeps its name and counts from ``start``. If not, a lower
-            sequence never means a restart.
-        window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
-        whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
-    """
-
-    by: tuple[str, ...]
-    start: int = 0
-    end: int | None = None
-    restarts: bool = True
-    window: int = 1000
-    whole: bool = False
-
-    def is_like(self, other: Numbering) -> bool:
-        """Whether counters have the same meaning. The rules for restarts may differ."""
-        return (self.by, self.start, self.end) == (other.by, other.start, other.end)
-
-
-class _Preset(NamedTuple):
-    """How the publishers of a framing count. The places of its fields are in ``messages.framing``.
-
-    Attributes:
-        numbering: How they count; None if they do not.
-        nameless: Whether messages lack the name of their publisher.
-        unnumbered: Why messages have no numbers, for errors.
-    """
-
-    numbering: Numbering | None
-    nameless: bool = False
-    unnumbered: str = ""
-
-
-_PRESETS = {
-    "sequenced": _Preset(Numbering(("publisher",), restarts=False, whole=True)),
-    "vllm": _Preset(Numbering(("endpoint", "topic")), nameless=True),
-    "bitcoin": _Preset(Numbering(("endpoint", "topic"), end=2**32 - 1), nameless=True),
-    "clone": _Preset(Numbering(("endpoint",), start=1), nameless=True),
-    "dafka": _Preset(Numbering(("publisher", "topic"), restarts=False)),
-    "jupyter": _Preset(None, unnumbered="Jupyter's msg_id is no number"),
-}
-_PLAIN = _Preset(None, unnumbered="plain framing has no sequences")
-
-
-# How a message's frames carry its fields, at the source.
-Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "clone", "dafka", "jupyter", "custom"]
+# How a message's frames carry its fields, at the source: the presets, and ``custom``.
+Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "jupyter", "custom"]
 
 # The framings of other programs.
-_FOREIGN = ", ".join(f"`{name}`" for name in _PRESETS if name != "sequenced")
+_FOREIGN = ", ".join(f"`{name}`" for name in PRESETS if name not in ("plain", "sequenced"))
 
 
 def _plain(text: str, *roles: Role, **constraints: Any) -> Meta:
@@ -88,10 +37,6 @@ def _plain(text: str, *roles: Role, **constraints: Any) -> Meta:
 
 def _custom(text: str, *roles: Role, **constraints: Any) -> Meta:
     return _plain(text, Role.CUSTOM, *roles, **constraints)
-
-
-def _binary(text: str, **constraints: Any) -> Meta:
-    return _custom(text, Role.SEQUENCE, Role.BINARY, **constraints)
 
 
 def _numbered(text: str, **constraints: Any) -> Meta:
@@ -150,25 +95,12 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     value_offset: Annotated[
         int, _custom("`custom`: the number of bytes before the value in its frame.", ge=0)
     ] = 0
-    sequence_frame: Annotated[
-        int | None, _custom("`custom`: the number of the frame that contains the sequence.")
-    ] = None
-    sequence_offset: Annotated[
-        int, _binary("`custom`: the number of bytes before the sequence in its frame.", ge=0)
-    ] = 0
-    sequence_width: Annotated[
-        int, _binary("`custom`: the number of bytes of the sequence, 4 or 8.", ge=4, le=8)
-    ] = 8
-    sequence_endian: Annotated[
-        Literal["big", "little"], _binary("`custom`: the byte order of the sequence, `big` or `little`.")
-    ] = "big"
-    sequence_signed: Annotated[bool, _binary("`custom`: whether the sequence is a signed number.")] = False
-    sequence_path: Annotated[
-        JsonPath | None,
+    sequence_at: Annotated[
+        SequenceAt | None,
         _custom(
-            "`custom`: the place of the sequence in the JSON text of `sequenceFrame`, such as `frameNumber` "
-            "or `header.frame`. It is then not in bytes.",
-            Role.SEQUENCE,
+            "`custom`: the place of the sequence. `1:3:u32le` is an integer in bytes: in frame 1 from byte 3, "
+            "unsigned, of 32 bits, little-endian (`u` or `i`, `32` or `64`, `le` or `be`). `1:$.header.frame` is a "
+            "number in the JSON text of frame 1."
         ),
     ] = None
     sequence_by: Annotated[
@@ -183,30 +115,6 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         int | None,
         _numbered(
             "The first sequence of a counter. If it is not set, the framing decides. For `custom` it is 0."
-        ),
-    ] = None
-    sequence_end: Annotated[
-        int | None,
-        _numbered(
-            "The last sequence of a counter. After it the counter continues with `sequenceStart`. If it is not "
-            "set, the framing decides. For `custom` there is no last one."
-        ),
-    ] = None
-    sequence_restart: Annotated[
-        Literal["start", "never"] | None,
-        _numbered(
-            "What a lower sequence can mean. `start`: the publisher has started again, if the sequence is "
-            "`sequenceStart`, if it is more than `sequenceWindow` behind, or if it came by a new connection and "
-            "messages are counted by endpoint. `never`: a publisher that starts again has "
-            "a new name. If it is not set, the framing decides. For `custom` it is `start`."
-        ),
-    ] = None
-    sequence_window: Annotated[
-        int | None,
-        _numbered(
-            "A sequence that is at most this far behind is late or a duplicate. If it is not set, it is 1000.",
-            ge=1,
-            le=2**31 - 1,
         ),
     ] = None
     deduplicate: Annotated[
@@ -234,14 +142,6 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             le=10_000_000,
         ),
     ] = 10_000
-    max_gaps: Annotated[
-        int,
-        _numbered(
-            "The maximum number of rows of the gap table. When there are more, the oldest is forgotten.",
-            ge=1,
-            le=10_000_000,
-        ),
-    ] = 10_000
     replay_endpoint: Annotated[
         Endpoints,
         _numbered(
@@ -257,12 +157,11 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "a sequence."
         ),
     ] = None
-    replay_timeout: Annotated[
-        Duration,
-        _numbered(
-            "How long a replay may be silent before the request is repeated. Three requests in all are sent."
-        ),
-    ] = Duration(5)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the fields of a message are; None if they are not at fixed places."""
+        return self._preset.layout
 
     @property
     def numbering(self) -> Numbering | None:
@@ -270,43 +169,43 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         preset = self._preset.numbering
         if preset is None or self.sequence_by == ():
             return None
-        return Numbering(
+        return preset._replace(
             by=preset.by if self.sequence_by is None else self.sequence_by,
             start=preset.start if self.sequence_start is None else self.sequence_start,
-            end=preset.end if self.sequence_end is None else self.sequence_end,
-            restarts=preset.restarts if self.sequence_restart is None else self.sequence_restart == "start",
-            window=preset.window if self.sequence_window is None else self.sequence_window,
-            whole=preset.whole,
         )
 
     @property
-    def _preset(self) -> _Preset:
-        nameless = self.publisher_frame is None
-        if self.framing == "custom" and self.sequence_frame is None:
-            return _Preset(None, nameless, "sequenceFrame is not set")
+    def _preset(self) -> Preset:
         if self.framing == "custom":
-            return _Preset(Numbering(("endpoint",) if nameless else ("publisher",)), nameless)
+            return self._custom
         if self.framing == "vllm" and self.replay_endpoint:
             # There is one publisher for each endpoint, and a replayed message does not always have its topic.
-            return _Preset(Numbering(("endpoint",)), nameless=True)
-        return _PRESETS.get(self.framing, _PLAIN)
+            return PRESETS["vllm"]._replace(numbering=Numbering(("endpoint",)))
+        return PRESETS[self.framing]
+
+    @property
+    def _custom(self) -> Preset:
+        value = -1 if self.value_frame is None else self.value_frame
+        at = self.sequence_at
+        named = (self.topic_frame, self.publisher_frame, None if at is None else at.frame, value)
+        layout = Layout(
+            max(place + 1 if place >= 0 else -place for place in named if place is not None),
+            self.topic_frame,
+            self.publisher_frame,
+            at,
+            value,
+            self.value_offset,
+            exact=False,
+        )
+        if at is None:
+            return Preset(layout, unnumbered="sequenceAt is not set")
+        return Preset(layout, Numbering(("endpoint" if self.publisher_frame is None else "publisher",)))
 
     def check(self) -> None:
         super().check()
         if self.framing != "custom":
             self.refuse(
                 self.of_role(Role.CUSTOM), f"is for framing=custom; framing={self.framing} knows its layout"
-            )
-        elif self.sequence_frame is None:
-            self.refuse(
-                self.of_role(Role.SEQUENCE), "needs sequenceFrame, the frame that contains the sequence"
-            )
-        if self.sequence_width not in (4, 8):
-            raise OptionError(f"sequenceWidth={self.sequence_width}: a sequence has 4 or 8 bytes")
-        if self.sequence_path is not None:
-            self.refuse(
-                self.of_role(Role.BINARY),
-                "is for a sequence in bytes, and sequencePath is for one in JSON",
             )
         if self.framing == "plain":
             self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
@@ -327,7 +226,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         return f"{self._preset.unnumbered}; name the framing that your publisher uses"
 
     def _check_numbering(self, numbering: Numbering) -> None:
-        if "publisher" in numbering.by and self._preset.nameless:
+        if "publisher" in numbering.by and self._preset.is_nameless:
             raise OptionError(
                 f"sequenceBy={','.join(numbering.by)}: framing={self.framing} names no publisher"
                 f"{'; set publisherFrame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
@@ -339,32 +238,15 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             )
         if "topic" in numbering.by and self.framing == "custom" and self.topic_frame is None:
             raise OptionError(f"sequenceBy={','.join(numbering.by)}: set topicFrame, or count by endpoint")
-        low, high = self._range
+        layout = self.layout
+        assert layout is not None and layout.sequence is not None, "numbered messages have a sequence"  # noqa: PT018
+        low, high = layout.sequence.range
         if not low <= numbering.start <= high:
             raise OptionError(f"sequenceStart={numbering.start} must be from {low} to {high}")
-        if numbering.end is not None and not numbering.start < numbering.end <= high:
-            raise OptionError(
-                f"sequenceEnd={numbering.end} must be more than sequenceStart={numbering.start}, and {high} at most"
-            )
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        """The lowest and the highest sequence that fits its field."""
-        largest = 2**63 - 1  # the column is a BIGINT
-        preset = self._preset.numbering
-        if self.framing != "custom" or self.sequence_path is not None:
-            return 0, largest if preset is None or preset.end is None else preset.end
-        bits = 8 * self.sequence_width
-        if self.sequence_signed:
-            return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        return 0, min(2**bits - 1, largest)
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
-            self.refuse(
-                ("replay_from", "replay_timeout"),
-                "needs replayEndpoint, where missing messages are requested",
-            )
+            self.refuse(("replay_from",), "needs replayEndpoint, where missing messages are requested")
             return
         if self.framing != "vllm":
             raise OptionError(
@@ -376,10 +258,6 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"replayEndpoint={self.replay_endpoint} must name one endpoint for each of connect={self.connect}, in "
                 "the same order, and bind none: a missing message is asked of the publisher that sent it"
             )
-        if numbering.end is not None:
-            raise OptionError("sequenceEnd with replayEndpoint: vLLM's numbers never start again; remove one")
-        if self.replay_timeout <= 0:
-            raise OptionError("replayTimeout=0s gives no publisher time to answer; set 1s or more")
         if numbering.by != ("endpoint",):
             raise OptionError(
                 f"sequenceBy={','.join(numbering.by)}: with replayEndpoint it is endpoint, one publisher for each; "

@@ -58,8 +58,6 @@ class Role(enum.Enum):
     WRITER = "a process that writes a log"
     ROWS = "rows of messages, not the gap table"
     CUSTOM = "framing=custom"
-    SEQUENCE = "framing=custom with a sequence"
-    BINARY = "framing=custom with a sequence in bytes"
     NUMBERED = "numbered messages"
 
 

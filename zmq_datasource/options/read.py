@@ -259,6 +259,8 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         "groupidprefix": "reader",
         "kafka.group.id": "reader",
         "hwm": "rcvhwm",
+        "sequenceframe": "sequenceAt",
+        "sequencepath": "sequenceAt",
     }
 
     def check(self) -> None:

@@ -21,7 +21,6 @@ __all__ = [
     "CountedBy",
     "Delimiter",
     "Duration",
-    "JsonPath",
     "Linger",
     "LocalPath",
     "Location",
@@ -60,22 +59,6 @@ class CountedBy(tuple[str, ...]):
         if not set(parts) <= set(cls.allowed):
             raise ValueError("it must be none, or a list of publisher, topic, endpoint")
         return cls(name for name in cls.allowed if name in parts)
-
-
-class JsonPath(tuple[str, ...]):
-    """Names from the top of a JSON text to one of its values."""
-
-    words: ClassVar[str] = "a path"
-
-    def __str__(self) -> str:
-        return ".".join(self)
-
-    @classmethod
-    def read(cls, text: str) -> JsonPath:
-        names = text.removeprefix("$").removeprefix(".").split(".")
-        if not all(names):
-            raise ValueError("a path is names with dots between, as in frameNumber or header.frame")
-        return cls(names)
 
 
 class Delimiter(bytes):

@@ -19,8 +19,8 @@ And these are the rules beside them:
 * A replay shows a restart, too: the publisher has another message under a number that was received, or it has none from
   there on, and has messages before.
 * A replay can be *ahead* of the live flow. Messages that the live flow then brings once more *overlap*.
-* A counter that wraps goes from its last number to its first. "Less" is then the shorter way round, and the first
-  number is a restart unless it follows the last.
+* A counter that wraps goes from its last number to 0. "Less" is then the shorter way round, and the first number is a
+  restart unless it follows the last.
 * Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``). Then
   they are a gap.
 

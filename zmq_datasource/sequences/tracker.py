@@ -15,7 +15,10 @@ from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.records import Ahead, Counter, Gap, GapTable, Key, SequenceFindings, Totals
 from zmq_datasource.sequences.runs import Run
 
-__all__ = ["SequenceTracker"]
+__all__ = ["MOST_GAPS", "SequenceTracker"]
+
+# The table of gaps has at most this many rows.
+MOST_GAPS = 10_000
 
 
 class SequenceTracker:
@@ -34,14 +37,14 @@ class SequenceTracker:
         counters: The other state of each counter.
     """
 
-    def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int) -> None:
+    def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int = MOST_GAPS) -> None:
         self.numbering = numbering
         self.totals = Totals()
         self.gaps = GapTable(max_gaps)
         self.connections: dict[bytes, int] = {}
         self.division = ""
         self._max_counters = max_counters
-        self._turn = None if numbering.end is None else numbering.end - numbering.start + 1
+        self._turn = None if numbering.end is None else numbering.end + 1
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
         self.expected: dict[Key, int | None] = {}
         self.counters: dict[Key, Counter] = {}
@@ -351,9 +354,7 @@ class SequenceTracker:
 
     def number(self, position: int) -> int:
         """The number at a position."""
-        if self._turn is None:
-            return position
-        return (position - self.numbering.start) % self._turn + self.numbering.start
+        return position if self._turn is None else position % self._turn
 
     def _position_expected(self, key: Key) -> int:
         expected = self.next_number(key)

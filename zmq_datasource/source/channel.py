@@ -16,7 +16,6 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
-from zmq_datasource.messages.framing import subscriptions
 from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
@@ -167,6 +166,7 @@ class Replayer(Link):
         replay_endpoint: The endpoint of its ROUTER.
         counters: The counters to increase.
         tracker: Tracks the sequences of the feed.
+        timeout: Seconds without a reply after which the request is repeated.
 
     Attributes:
         session: The session.
@@ -179,6 +179,7 @@ class Replayer(Link):
         replay_endpoint: Endpoint,
         counters: SourceCounters,
         tracker: SequenceTracker,
+        timeout: float,
     ) -> None:
         connect = Endpoints((replay_endpoint,))
         spec = SocketSpec(
@@ -188,9 +189,7 @@ class Replayer(Link):
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
-        self.session = ReplaySession(
-            str(endpoint), str(connect), float(options.replay_timeout), counters, tracker
-        )
+        self.session = ReplaySession(str(endpoint), str(connect), timeout, counters, tracker)
         super().__init__(spec, self.session, _ask_for_topics)
 
     def keep_alive(self) -> None:
@@ -234,13 +233,16 @@ def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
 
 
 def make_channels(
-    options: ReadOptions, counters: SourceCounters, tracker: SequenceTracker | None
+    options: ReadOptions,
+    counters: SourceCounters,
+    tracker: SequenceTracker | None,
+    replay_timeout: float,
 ) -> list[Channel]:
     """Make the channels of a feed. They are not open yet."""
     numbering = options.numbering
     spec, prefixes = SocketSpec.of_source(options), []
     if options.socket_type == "SUB":
-        prefixes = list(subscriptions(options.framing, options.topics))
+        prefixes = [topic.encode() for topic in options.topics]
     if numbering is None or "endpoint" not in numbering.by:
         return [Channel(spec, counters, prefixes, counts_connections=False)]
     none = Endpoints()
@@ -252,7 +254,7 @@ def make_channels(
             prefixes,
             None
             if replay is None or tracker is None
-            else Replayer(options, endpoint, replay, counters, tracker),
+            else Replayer(options, endpoint, replay, counters, tracker, replay_timeout),
         )
         for endpoint, replay in zip(options.connect, replays, strict=True)
     ]

@@ -34,7 +34,7 @@ from zmq_datasource.source.location import (
     naming_other_feed,
     refuse_other_division,
 )
-from zmq_datasource.source.receiver import LogReceiver, Receiver
+from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Receiver
 from zmq_datasource.source.receiving import ReceivingThread, loss_at_stop
 from zmq_datasource.transport.spec import SocketSpec
 
@@ -55,6 +55,7 @@ class Ingest:
         options: The options of the whole feed.
         partition: The number of the log partition, and of the receiver whose share it gets.
         counters: The counters to increase.
+        replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
 
     Attributes:
         filler: Receives, and appends to ``log``.
@@ -75,6 +76,7 @@ class Ingest:
         options: StreamReadOptions,
         partition: int = PARTITION,
         counters: SourceCounters | None = None,
+        replay_timeout: float = REPLAY_SECONDS,
     ) -> None:
         self._options = options
         self.counters = counters or SourceCounters()
@@ -98,7 +100,9 @@ class Ingest:
             self.filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)
         else:
             beside_log = dead_letters_beside(options, self.storage)
-            receiver = Receiver(share, self.counters, chunk_bytes, beside_log=beside_log)
+            receiver = Receiver(
+                share, self.counters, chunk_bytes, beside_log=beside_log, replay_timeout=replay_timeout
+            )
             self._state = receiver.intake
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self.filler = LogReceiver(receiver, self.log, options.socket_type)

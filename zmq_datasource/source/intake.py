@@ -98,11 +98,7 @@ class Intake(CarriedState):
         self._options = options
         self._framing = make_framing(options)
         numbering = options.numbering
-        self.tracker = (
-            None
-            if numbering is None
-            else SequenceTracker(numbering, options.max_publishers, options.max_gaps)
-        )
+        self.tracker = None if numbering is None else SequenceTracker(numbering, options.max_publishers)
 
     def read(self, raw: RawMessages, arrivals: Sequence[Arrival]) -> tuple[pa.RecordBatch, Findings]:
         """Turn one message or more of the live flow into rows.

@@ -57,15 +57,7 @@ _log = logging.getLogger(__name__)
 # The framing options that decide which rows a message becomes.
 _ROWS_BY = (
     *("framing", "topic_delimiter", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
-    *(
-        "sequence_frame",
-        "sequence_offset",
-        "sequence_width",
-        "sequence_endian",
-        "sequence_signed",
-        "sequence_path",
-    ),
-    *("sequence_by", "sequence_start", "sequence_end", "sequence_restart", "sequence_window", "deduplicate"),
+    *("sequence_at", "sequence_by", "sequence_start", "deduplicate"),
 )
 # The options that say which feed it is.
 _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by", *_ROWS_BY)
@@ -73,9 +65,9 @@ _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by"
 # that follows, the others only in the process that receives.
 _TERMS = ("wal_retention", "replay_endpoint")
 _RECEIVER_ALONE = (
-    *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers", "max_gaps"),
+    *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers"),
     *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "zmq"),
-    *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from", "replay_timeout"),
+    *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from"),
 )
 
 

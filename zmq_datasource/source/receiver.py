@@ -28,7 +28,7 @@ from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-__all__ = ["BATCH_MESSAGES", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
+__all__ = ["BATCH_MESSAGES", "REPLAY_SECONDS", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
 
 # Bounds of one round: the messages of each socket, and the bytes of all sockets. They keep a round short, because the
 # thread has other duties, and small: a round exceeds the bytes by one message at most, so it fits an Arrow batch.
@@ -42,6 +42,9 @@ _HOUSEKEEPING_SECONDS = 0.1
 # receiver, so a PULL has longer. A SUB wants only those from before the stop.
 _DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
 
+# How long a replay may be silent before its request is repeated. Three requests in all are sent.
+REPLAY_SECONDS = 5.0
+
 
 class Receiver:
     """The SUB or PULL sockets of a feed; use it in a ``with`` block, in one thread.
@@ -52,6 +55,7 @@ class Receiver:
         batch_bytes: The bytes at which a batch is ready and a round ends, which bound the memory.
         clock: Seconds since the epoch, for ``timestamp``.
         beside_log: Where dead letters go, up to a bound, if ``deadLetterLocation`` is not set.
+        replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
 
     Attributes:
         intake: Turns messages into rows. Restore its state, if at all, before the ``with`` block.
@@ -65,13 +69,14 @@ class Receiver:
         batch_bytes: int = BATCH_BYTES,
         clock: Callable[[], float] = time.time,
         beside_log: Location | None = None,
+        replay_timeout: float = REPLAY_SECONDS,
     ) -> None:
         self._options = options
         self._counters = counters
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
         self.intake = Intake(options, counters)
-        self.channels = make_channels(options, counters, self.intake.tracker)
+        self.channels = make_channels(options, counters, self.intake.tracker, replay_timeout)
         letters = _dead_letters(options, counters, beside_log)
         self._incidents = Incidents(options, self.intake.tracker, letters)
         self._poller: zmq.Poller | None = None

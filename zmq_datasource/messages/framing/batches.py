@@ -3,7 +3,7 @@
 ``frames`` of a row is null where the other columns give the frames back exactly, so an ordinary message is stored once.
 The metadata (``framing``) of the schema says how to restore the frames, in a batch and in each chunk of the log: a
 reader needs no options for that. Without that metadata, the framing is plain: one frame is the value; of
-several the first is the topic, and the last the value.
+several the first is the topic, and the last the value. A framing that this release does not know is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zmq_datasource.errors import LogFormatError
 from zmq_datasource.messages.columns import (
     FRAMING,
     LOG_SCHEMA,
@@ -24,9 +25,10 @@ from zmq_datasource.messages.columns import (
     text,
 )
 from zmq_datasource.messages.framing.fields import Fields
-from zmq_datasource.messages.framing.presets import whole_layout
+from zmq_datasource.messages.framing.layout import messages_of
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
+from zmq_datasource.options import PRESETS
 
 __all__ = ["decode_plain", "make_batch", "raw_messages", "to_rows"]
 
@@ -96,9 +98,13 @@ def make_batch(
         sequence=fields.sequences,
         frames=_kept_frames(framing, fields, raw, bad),
     )
-    return (
-        batch if whole_layout(framing) is None else batch.replace_schema_metadata({FRAMING: framing.encode()})
-    )
+    return batch.replace_schema_metadata({FRAMING: framing.encode()} if _is_exact(framing) else None)
+
+
+def _is_exact(framing: str) -> bool:
+    """Whether the fields of messages with this framing give back their frames."""
+    preset = PRESETS.get(framing)
+    return preset is not None and preset.layout is not None
 
 
 def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
@@ -110,7 +116,7 @@ def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
 
 def _kept_frames(framing: str, fields: Fields, raw: RawMessages, bad: set[int]) -> pa.Array | None:
     """The frames of the rows whose other columns do not give them back."""
-    if whole_layout(framing) is not None:
+    if _is_exact(framing):
         return only_rows(fields.of(raw.lists()), bad) if bad else None
     plain = pc.equal(fields.of(raw.counts()), number(fields.plain_frames, pa.int32()))
     if bad:
@@ -145,10 +151,16 @@ def raw_messages(batch: pa.RecordBatch) -> RawMessages:
 
 
 def _of_fields(batch: pa.RecordBatch) -> RawMessages:
-    layout = whole_layout((batch.schema.metadata or {}).get(FRAMING, b"").decode())
     topics = pc.cast(batch.column("topic"), pa.binary())
     values = batch.column("value")
-    if layout is None:  # plain
+    framing = (batch.schema.metadata or {}).get(FRAMING, b"").decode()
+    if not framing:  # plain
         return RawMessages(topics, values)
+    preset = PRESETS.get(framing)
+    if preset is None or preset.layout is None:
+        raise LogFormatError(
+            f"restoring the frames of messages with framing={framing}, which this release does not know; read this log "
+            "with the release that wrote it, or without includeFrames"
+        )
     publishers = pc.cast(batch.column("publisher"), pa.binary())
-    return layout.messages_of(topics, publishers, batch.column("sequence"), values)
+    return messages_of(preset.layout, topics, publishers, batch.column("sequence"), values)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import json
+import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -14,7 +16,6 @@ import pyarrow.compute as pc
 
 from zmq_datasource.messages.columns import (
     all_true,
-    binary_of,
     integers_of,
     join_frames,
     number,
@@ -23,25 +24,21 @@ from zmq_datasource.messages.columns import (
 )
 from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed, UnfitError
 from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.options import Layout, SequenceAt
 
-__all__ = ["BinarySequence", "JsonSequence", "Layout", "SequenceField"]
+__all__ = ["LayoutFraming", "messages_of"]
 
-_LARGEST = 2**63 - 1  # what a BIGINT holds
 _FAR = 2**31 - 1  # beyond the end of any frame
 
 
-class SequenceField(Protocol):
-    """Where a message's sequence is."""
-
-    @property
-    def frame(self) -> int:
-        """The place of the frame that has it."""
+class _Sequences(Protocol):
+    """Reads the sequences of messages."""
 
     def read(self, frame: bytes) -> int:
         """Read the number from a frame.
 
         Raises:
-            UnfitError: The frame has no number, or one that no counter can have.
+            UnfitError: The frame has no number, or one that a BIGINT does not hold.
         """
 
     def fitting(self, frames: pa.Array) -> pa.Array:
@@ -50,77 +47,56 @@ class SequenceField(Protocol):
     def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Read the numbers of frames that are ``fitting``.
 
-        Returns them, and a mask of those that a counter can have.
+        Returns them, and a mask of those that ``read`` accepts.
         """
 
 
-@dataclass(frozen=True)
-class BinarySequence:
-    """A sequence that is a binary integer.
+class _Integers:
+    """Reads integers in bytes of a frame; if they are ``whole``, the frame has no other bytes."""
 
-    Attributes:
-        offset: The number of bytes in front of it in its frame; None if it is the whole frame.
-        width: 4 or 8 bytes.
-        low, high: The numbers that a counter can have.
-    """
-
-    frame: int
-    offset: int | None = None
-    width: int = 8
-    endian: Literal["big", "little"] = "big"
-    signed: bool = False
-    low: int = -(2**63)
-    high: int = _LARGEST
+    def __init__(self, at: SequenceAt, whole: bool) -> None:
+        self._at, self._whole = at, whole
+        self._end = at.offset + at.width
 
     def read(self, frame: bytes) -> int:
-        if self.offset is None:
-            if len(frame) != self.width:
-                raise UnfitError(f"the sequence has {len(frame)} bytes, {self.width} expected")
-            value = int.from_bytes(frame, self.endian, signed=self.signed)
-        else:
-            end = self.offset + self.width
-            if len(frame) < end:
-                raise UnfitError(f"the frame with the sequence has {len(frame)} bytes, {end} needed")
-            value = int.from_bytes(frame[self.offset : end], self.endian, signed=self.signed)
-        return _within(value, self.low, self.high)
+        if self._whole and len(frame) != self._end:
+            raise UnfitError(f"the sequence has {len(frame)} bytes, {self._end} expected")
+        if len(frame) < self._end:
+            raise UnfitError(f"the frame with the sequence has {len(frame)} bytes, {self._end} needed")
+        content = frame[self._at.offset : self._end]
+        return _within(int.from_bytes(content, self._at.endian, signed=self._at.signed), self._at)
 
     def fitting(self, frames: pa.Array) -> pa.Array:
-        sizes = pc.binary_length(frames)
-        if self.offset is None:
-            return pc.equal(sizes, number(self.width, pa.int32()))
-        return pc.greater_equal(sizes, number(self.offset + self.width, pa.int32()))
+        compare = pc.equal if self._whole else pc.greater_equal
+        return compare(pc.binary_length(frames), number(self._end, pa.int32()))
 
     def read_all(self, frames: pa.Array) -> tuple[pa.Array, pa.Array]:
-        if self.offset is not None:
-            frames = pc.binary_slice(frames, self.offset, self.offset + self.width)
-        numbers = numbers_from(frames, self.width, self.endian, self.signed)
-        low = self.low
-        if not self.signed and self.low < 0:  # an unsigned number beyond a column's range is negative in it
-            low = 0
-        return numbers, pc.and_(
-            pc.greater_equal(numbers, number(low)), pc.less_equal(numbers, number(self.high))
-        )
+        if not self._whole:
+            frames = pc.binary_slice(frames, self._at.offset, self._end)
+        numbers = numbers_from(frames, self._at.width, self._at.endian, self._at.signed)
+        # An unsigned number that a BIGINT does not hold is negative in this column.
+        return numbers, pc.greater_equal(numbers, number(self._at.range[0]))
 
 
 # A header is small. Parsing a large text would keep the receiving thread from the socket.
 _MOST_HEADER_BYTES = 256 << 10
+_WHOLE_NUMBER = re.compile(r"\s*([+-]?[0-9]{1,19})(?:\.0*)?\s*", re.ASCII)
 
 
-class JsonSequence:
-    """A sequence that is an integer in a frame of JSON.
+class _JsonNumbers:
+    """Reads numbers in the JSON text of a frame.
 
-    Args:
-        path: The names that lead to it, from the top. No Python object is made for other parts of the text.
-        low, high: The numbers that a counter can have.
+    A message that has come must not look lost because of another field of its text. So a text that strict JSON refuses
+    is read leniently: with NaN and Infinity, a byte order mark, NULs at its end, bytes that are not UTF-8; and the
+    number may be ``12.0`` or ``"12"``.
     """
 
-    def __init__(self, frame: int, path: Sequence[str], low: int = -(2**63), high: int = _LARGEST) -> None:
-        self.frame = frame
-        self._low, self._high = low, high
+    def __init__(self, at: SequenceAt) -> None:
+        self._at = at
+        # No Python object is made for other parts of the text.
         kind: Any = int
-        for name in reversed(path):
+        for name in reversed(at.path):
             kind = msgspec.defstruct("Header", [("found", kind)], rename={"found": name})
-        self._depth = len(path)
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, frame: bytes) -> int:
@@ -130,10 +106,25 @@ class JsonSequence:
             found = self._decoder.decode(frame)
         # A deeply nested text is an attack on the stack: RecursionError.
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-            raise UnfitError(f"the header does not hold the sequence: {e}") from e
-        for _ in range(self._depth):
+            leniently = self._find_leniently(frame)
+            if leniently is None:
+                raise UnfitError(f"the header does not hold the sequence: {e}") from e
+            return _within(leniently, self._at)
+        for _ in self._at.path:
             found = found.found
-        return _within(found, self._low, self._high)
+        return _within(found, self._at)
+
+    def _find_leniently(self, frame: bytes) -> int | None:
+        text = frame.removeprefix(codecs.BOM_UTF8).rstrip(b"\0 \t\r\n").decode("utf-8", "replace")
+        try:
+            found = json.loads(text, parse_float=str)
+            for name in self._at.path:
+                found = found[name]
+        except (ValueError, RecursionError, LookupError, TypeError):
+            return None
+        if isinstance(found, str) and (whole := _WHOLE_NUMBER.fullmatch(found)):
+            return int(whole[1])
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def fitting(self, frames: pa.Array) -> pa.Array:
         return pc.less_equal(pc.binary_length(frames), number(_MOST_HEADER_BYTES, pa.int32()))
@@ -150,7 +141,8 @@ class JsonSequence:
         ).cast(pa.bool_())
 
 
-def _within(value: int, low: int, high: int) -> int:
+def _within(value: int, at: SequenceAt) -> int:
+    low, high = at.range
     if not low <= value <= high:
         raise UnfitError(f"the sequence {value} is outside {low} to {high}")
     return value
@@ -184,62 +176,48 @@ class _Fitting:
         return self._frames[place]
 
     def others(self) -> Iterator[int]:
-        """The places of the messages that were not kept, in order: also of those without content."""
+        """The places of the messages that were not kept, in order."""
         if self.rows is not None:
             everywhere = pa.arange(0, len(self._all))
             yield from everywhere.filter(pc.invert(pc.is_in(everywhere, value_set=self.rows))).to_pylist()
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The places of a message's fields among its frames. Negative places count from the end.
+class LayoutFraming:
+    """Decodes messages whose fields are at fixed places, and restores messages from their fields."""
 
-    Attributes:
-        frames: The number of frames that a message has; with ``more``, the least number.
-        controls: The topics of messages without content.
-        ends: Whether a message without the last frame, the value, announces that its publisher has ended. The sequence
-            of such a message is the number of messages that the publisher has sent.
-    """
-
-    frames: int
-    more: bool = False
-    topic: int | None = None
-    publisher: int | None = None
-    sequence: SequenceField | None = None
-    value: int = -1
-    value_offset: int = 0
-    controls: frozenset[bytes] = frozenset()
-    ends: bool = False
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._sequences: _Sequences | None = None
+        if layout.sequence is not None:
+            at = layout.sequence
+            self._sequences = _JsonNumbers(at) if at.path else _Integers(at, layout.exact)
 
     def decode(self, raw: RawMessages) -> Fields:
         """Find the fields. Raises nothing for any bytes."""
+        layout = self._layout
         fitting = _Fitting(raw)
-        counts = raw.counts()
-        expected = number(self.frames, pa.int32())
-        fitting.keep(pc.greater_equal(counts, expected) if self.more else pc.equal(counts, expected))
-        topics = None if self.topic is None else fitting.frame(self.topic)
-        if topics is not None and self.controls:
-            fitting.keep(pc.invert(pc.is_in(topics, value_set=binary_of(sorted(self.controls)))))
-        if self.value_offset:
+        compare = pc.equal if layout.exact else pc.greater_equal
+        fitting.keep(compare(raw.counts(), number(layout.frames, pa.int32())))
+        if layout.value_offset:
             fitting.keep(
                 pc.greater_equal(
-                    pc.binary_length(fitting.frame(self.value)), number(self.value_offset, pa.int32())
+                    pc.binary_length(fitting.frame(layout.value)), number(layout.value_offset, pa.int32())
                 )
             )
         sequences = None
-        if self.sequence is not None:
-            fitting.keep(self.sequence.fitting(fitting.frame(self.sequence.frame)))
-            sequences, fits = self.sequence.read_all(fitting.frame(self.sequence.frame))
+        if layout.sequence is not None and self._sequences is not None:
+            fitting.keep(self._sequences.fitting(fitting.frame(layout.sequence.frame)))
+            sequences, fits = self._sequences.read_all(fitting.frame(layout.sequence.frame))
             if not all_true(fits):
                 sequences = sequences.filter(fits)
             fitting.keep(fits)
-        values = fitting.frame(self.value)
-        if self.value_offset:
-            values = pc.binary_slice(values, self.value_offset, _FAR)  # without an end Arrow 26 fails
+        values = fitting.frame(layout.value)
+        if layout.value_offset:
+            values = pc.binary_slice(values, layout.value_offset, _FAR)  # without an end Arrow 26 fails
         fields = Fields(
             values,
-            None if self.topic is None else fitting.frame(self.topic),
-            None if self.publisher is None else fitting.frame(self.publisher),
+            None if layout.topic is None else fitting.frame(layout.topic),
+            None if layout.publisher is None else fitting.frame(layout.publisher),
             sequences,
             fitting.rows,
             self._plain_frames,
@@ -251,74 +229,67 @@ class Layout:
     @property
     def _plain_frames(self) -> int:
         """See ``Fields.plain_frames``."""
-        if self.value_offset or self.value not in (-1, (0 if self.topic is None else 1)):
+        layout = self._layout
+        if layout.value_offset or layout.value not in (-1, (0 if layout.topic is None else 1)):
             return 0
-        return {None: 1, 0: 2}.get(self.topic, 0)
+        return {None: 1, 0: 2}.get(layout.topic, 0)
 
     def _note_other(self, fields: Fields, row: int, frames: list[bytes]) -> None:
-        """Note a message that has no row: as a control message, as an announcement, or with the reason."""
-        if self._is_control(frames):
-            fields.skipped += 1
-            return
+        """Note a message that has no row: as an announcement, or with the reason."""
+        layout = self._layout
         try:
-            if self.ends and len(frames) == self.frames - 1:
+            if layout.ends and len(frames) == layout.frames - 1:
                 fields.announced.append(self._announced(row, frames))
                 return
             self._check_count(len(frames))
-            size = len(frames[self.value])
-            if size < self.value_offset:
-                raise UnfitError(f"the frame with the value has {size} bytes, {self.value_offset} needed")
-            assert self.sequence is not None, "nothing else can be wrong"
-            self.sequence.read(frames[self.sequence.frame])
+            size = len(frames[layout.value])
+            if size < layout.value_offset:
+                raise UnfitError(f"the frame with the value has {size} bytes, {layout.value_offset} needed")
+            self._read_sequence(frames)
         except UnfitError as e:
             fields.malformed.append(Malformed(row, str(e)))
         else:
             raise AssertionError(f"message {row} was left out, and fits")
 
-    @property
-    def whole(self) -> bool:
-        """Whether each frame is a field, so that ``messages_of`` restores all frames."""
-        sequence = self.sequence
-        if self.more or self.value_offset or not isinstance(sequence, BinarySequence):
-            return False
-        named = {self.topic, self.publisher, sequence.frame, self.value} - {None}
-        return sequence.offset is None and named == set(range(self.frames))
-
-    def messages_of(
-        self, topics: pa.Array, publishers: pa.Array, sequences: pa.Array, values: pa.Array
-    ) -> RawMessages:
-        """Restore messages from their fields, with a ``whole`` layout.
-
-        If the topic is null, the message has no such frame.
-        """
-        assert isinstance(self.sequence, BinarySequence), "a layout that is whole"
-        places = {
-            self.topic: topics,
-            self.publisher: publishers,
-            self.sequence.frame: numbers_to(sequences, self.sequence.width, self.sequence.endian),
-            self.value: values,
-        }
-        columns = [places[at] for at in range(self.frames)]
-        if topics.null_count:
-            return RawMessages.of_lists(join_frames(columns))
-        return RawMessages(columns[0], columns[-1], join_frames(columns[1:-1]))
+    def _read_sequence(self, frames: list[bytes]) -> int:
+        assert self._layout.sequence is not None
+        assert self._sequences is not None
+        return self._sequences.read(frames[self._layout.sequence.frame])
 
     def _check_count(self, count: int) -> None:
-        if count == self.frames or (self.more and count > self.frames):
+        layout = self._layout
+        if count == layout.frames or (not layout.exact and count > layout.frames):
             return
-        expected = f"{self.frames} or more" if self.more else str(self.frames)
+        expected = str(layout.frames) if layout.exact else f"{layout.frames} or more"
         raise UnfitError(f"it has {count} frame{'s' * (count != 1)}, {expected} expected")
 
-    def _is_control(self, frames: list[bytes]) -> bool:
-        return bool(self.controls) and self.topic == 0 and frames[0] in self.controls
-
     def _announced(self, row: int, frames: list[bytes]) -> Announced:
-        assert self.sequence is not None
-        total = self.sequence.read(frames[self.sequence.frame])
+        layout = self._layout
         return Announced(
             row,
-            None if self.topic is None else frames[self.topic],
-            None if self.publisher is None else frames[self.publisher],
-            total - 1,
+            None if layout.topic is None else frames[layout.topic],
+            None if layout.publisher is None else frames[layout.publisher],
+            self._read_sequence(frames) - 1,
             end=True,
         )
+
+
+def messages_of(
+    layout: Layout, topics: pa.Array, publishers: pa.Array, sequences: pa.Array, values: pa.Array
+) -> RawMessages:
+    """Restore messages from their fields, with an ``exact`` layout.
+
+    If the topic is null, the message has no such frame.
+    """
+    at = layout.sequence
+    assert at is not None, "an exact layout has a sequence"
+    places = {
+        layout.topic: topics,
+        layout.publisher: publishers,
+        at.frame: numbers_to(sequences, at.width, at.endian),
+        layout.value: values,
+    }
+    columns = [places[place] for place in range(layout.frames)]
+    if topics.null_count:
+        return RawMessages.of_lists(join_frames(columns))
+    return RawMessages(columns[0], columns[-1], join_frames(columns[1:-1]))

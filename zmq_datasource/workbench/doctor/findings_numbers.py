@@ -38,12 +38,13 @@ def number_findings(one: Examined) -> Iterator[Finding]:
         )
     if not numbers.judged:
         return
-    if "sequencePath" in numbers.options and numbers.guessed:
+    _, dollar, path = numbers.options.get("sequenceAt", "").partition("$")
+    if dollar and numbers.guessed:
         yield Finding(
             id="numbers_in_json",
             severity=_NOTE,
             what="The messages have sequence numbers in their JSON text.",
-            evidence=f"$.{numbers.options['sequencePath']} goes up by one "
+            evidence=f"${path} goes up by one "
             + (f"for each topic ({numbers.counters:,})" if _by_topic(numbers) else "over the whole feed"),
             cause="The publisher numbers its messages in the payload. The source reads the numbers and counts what is "
             "missing, if you say where they are.",

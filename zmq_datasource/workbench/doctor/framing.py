@@ -42,7 +42,7 @@ _SURELY = 0.9
 # And its numbers must not be larger than this: a counter of 4 bytes with 4 other bytes beside it, read as a number of 8
 # bytes, may go up by one, too.
 _LARGEST = 2**48
-_PRESETS = ("sequenced", "dafka", "clone", "vllm", "bitcoin", "jupyter")
+_PRESETS = ("sequenced", "vllm", "bitcoin", "jupyter")
 # A number in JSON is a time, and not a counter, if it is within a day of now in one of these units.
 _CLOCKS, _CLOCK_SECONDS = (1, 10**3, 10**6, 10**9), 86_400
 _MOST_PATHS, _MOST_DEPTH, _MOST_JSON_BYTES = 20, 4, 64 << 10
@@ -275,11 +275,9 @@ def _fit(raw: RawMessages, options: Mapping[str, str]) -> float | None:
 def _presets(raw: RawMessages) -> Iterator[dict[str, str]]:
     """Each framing of the package, as it is and with the other way of counting: by topic, or over all topics."""
     for name in _PRESETS:
-        if name == "clone" and not _has_uuid(raw):
-            continue
         yield {"framing": name}
         numbering = parse(ReadOptions, {"connect": "tcp://feed:1", "framing": name}).numbering
-        if numbering is not None and name != "dafka":
+        if numbering is not None:
             by = [part for part in numbering.by if part != "topic"]
             yield {
                 "framing": name,
@@ -287,26 +285,14 @@ def _presets(raw: RawMessages) -> Iterator[dict[str, str]]:
             }
 
 
-def _has_uuid(raw: RawMessages) -> bool:
-    """Whether the third frame can be a kvmsg's UUID. Else any five frames with a number would pass for ``clone``."""
-    if raw.middle is None or pc.min(raw.counts()).as_py() < 4:
-        return False
-    return set(pc.unique(pc.binary_length(raw.frame(2))).to_pylist()) <= {0, 16}
-
-
 def _places(raw: RawMessages) -> Iterator[dict[str, str]]:
     """A number at the beginning of a frame, in 8 or 4 bytes of either order."""
     for frame in _frames(raw):
         least = pc.min(pc.binary_length(raw.frame(frame))).as_py()
         for width in (8, 4):
-            for endian in ("big", "little"):
+            for endian in ("be", "le"):
                 if least >= width:
-                    place = {
-                        "sequenceFrame": str(frame),
-                        "sequenceWidth": str(width),
-                        "sequenceEndian": endian,
-                    }
-                    yield from _counted(place, frame)
+                    yield from _counted(f"{frame}:0:u{8 * width}{endian}", frame)
 
 
 def _json_paths(raw: RawMessages) -> Iterator[dict[str, str]]:
@@ -317,7 +303,7 @@ def _json_paths(raw: RawMessages) -> Iterator[dict[str, str]]:
         for path in list(texts[0])[:_MOST_PATHS]:
             values = {text.get(path) for text in texts}
             if len(values) > 1 and not _is_time(texts[0][path]):
-                yield from _counted({"sequenceFrame": str(frame), "sequencePath": path}, frame)
+                yield from _counted(f"{frame}:$.{path}", frame)
 
 
 def _frames(raw: RawMessages) -> range:
@@ -326,9 +312,9 @@ def _frames(raw: RawMessages) -> range:
     return range(most if fewest == most else 0)
 
 
-def _counted(place: dict[str, str], frame: int) -> Iterator[dict[str, str]]:
+def _counted(place: str, frame: int) -> Iterator[dict[str, str]]:
     """Numbers at this place, counted over the whole feed, and for each topic."""
-    options = {"framing": "custom", **place}
+    options = {"framing": "custom", "sequenceAt": place}
     yield options
     if frame > 0:
         yield {**options, "topicFrame": "0", "sequenceBy": "endpoint,topic"}

@@ -21,11 +21,10 @@ from msgspec.structs import replace
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import printable
 from zmq_datasource.messages.columns import integers_of, number
-from zmq_datasource.messages.framing import raw_messages, subscriptions
+from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import name_of
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Topics
 from zmq_datasource.source.receiver import ROUND_BYTES, ROUND_MESSAGES, Receiver
 from zmq_datasource.transport.connections import unread, unsent_by_peer
 from zmq_datasource.transport.peers import PeerWatch
@@ -144,8 +143,7 @@ class Probe:
         framing: Mapping[str, str] | None = None,
         by_place: bool = False,
     ) -> None:
-        prefixes = (prefix.decode() for prefix in subscriptions(options.framing, options.topics))
-        as_frames = replace(options, framing="plain", topics=Topics(prefixes), dead_letter_location=None)
+        as_frames = replace(options, framing="plain", dead_letter_location=None)
         self._bind, self._given = bool(options.bind), given
         self._endpoint = str((*options.connect, *options.bind)[0])
         self._receiver = Receiver(as_frames, SourceCounters())
