@@ -21,8 +21,7 @@ from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.open_chunk import read_groups
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.messages.arrow_types import UnfitValueError
-from zmq_datasource.messages.arrow_values import ArrowValues
+from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import read_reply, read_request

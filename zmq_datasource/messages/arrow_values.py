@@ -5,24 +5,26 @@ program that knows Arrow.
 
 The rules of reading:
 
-* A column is found by its name. Its type must be that of the schema, or convert to it without loss (``arrow_types``).
-* Any bytes become rows or an ``UnfitValueError``. What Arrow reads is validated in full before it is used, and the
-  memory that rows take beyond the bytes of the value is bounded.
+* A column is found by its name, and cast to the type of the schema (``cast(safe=True)``).
+* Any bytes become rows or an ``UnfitValueError``. Arrow's casts rely on valid data: a wrong offset, length or scale can
+  end the process. So a column is examined and validated in full before the cast, and the memory of its rows is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 
-from zmq_datasource.messages.arrow_types import MemoryBudget, UnfitValueError, column_as, short, width_of
 from zmq_datasource.messages.columns import LOG_SCHEMA, integers_of
 
-__all__ = ["CORRUPT_RECORD", "MESSAGE_COLUMNS", "ArrowValues", "values_of"]
+__all__ = ["CORRUPT_RECORD", "MESSAGE_COLUMNS", "ArrowValues", "UnfitValueError", "values_of"]
+
+_t: Any = pa.types
 
 # A schema may have these columns beside those of the values: facts about the message, and a value that does not fit.
 MESSAGE_COLUMNS = {
@@ -38,9 +40,44 @@ _Columns: TypeAlias = dict[str, pa.Array] | None
 _BATCH_ROWS, _BATCH_BYTES = 10_000, 32 << 20
 # A record batch without buffers can claim any number of rows.
 _MOST_ROWS = 1 << 24
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+# Beyond so many digits Arrow does not notice an overflow.
+_MOST_DIGITS = 38
+# The rows of one value may take this much memory, and as much more for each byte of the value as an element can: an
+# honest one of 8 bits may become a decimal.
+_BUDGET_BYTES = 256 << 20
+_ELEMENT_BYTES = 16
 # The bytes that Python needs for a record batch of any size.
 _BATCH_COST = 2048
-_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class UnfitValueError(ValueError):
+    """A value is not a table with the schema. The text says why, without quoting the value."""
+
+
+class _Budget:
+    """The memory that the rows of one value may take.
+
+    Nulls without buffers, repeated values of a dictionary, and views of one text can claim any number of bytes.
+    """
+
+    def __init__(self, value_bytes: int) -> None:
+        self._left = _BUDGET_BYTES + _ELEMENT_BYTES * value_bytes
+
+    def spend(self, size: int) -> None:
+        """Count memory, in bytes, before it is allocated.
+
+        Raises:
+            UnfitValueError: It is more than what is left.
+        """
+        self._left -= size
+        if self._left < 0:
+            raise UnfitValueError(f"its rows take {_BUDGET_BYTES >> 20} MiB more than its bytes")
+
+
+def _fields_of(kind: pa.DataType) -> int:
+    """How many columns a null of this type takes: also of a struct in it."""
+    return 1 + sum(_fields_of(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def values_of(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> pa.Array:
@@ -125,13 +162,16 @@ class ArrowValues:
         rows = size = 0
         values = batch.column("value")
         for at in range(batch.num_rows):
-            budget = MemoryBudget()
+            value = values[at].as_buffer()
+            budget = _Budget(value.size)
             try:
-                found = self._read(values[at].as_buffer(), budget)
+                found = self._read(value, budget)
                 made = [self._with_message(*each, batch, at, budget) for each in found]
             except UnfitValueError as e:
                 unfit(batch.column("partition")[at].as_py(), batch.column("id")[at].as_py(), e)
-                made = [self._with_message(None, 1, batch, at, MemoryBudget())] if self.permissive else []
+                made = (
+                    [self._with_message(None, 1, batch, at, _Budget(value.size))] if self.permissive else []
+                )
             for each in made:
                 if not each.num_rows:
                     continue
@@ -144,7 +184,7 @@ class ArrowValues:
         if gathered:
             yield _together(gathered)
 
-    def _read(self, value: pa.Buffer, budget: MemoryBudget) -> list[tuple[_Columns, int]]:
+    def _read(self, value: pa.Buffer, budget: _Budget) -> list[tuple[_Columns, int]]:
         """Read the columns of each record batch in a value, and their length."""
         source = pa.BufferReader(value)
         found: list[tuple[_Columns, int]] = []
@@ -165,14 +205,14 @@ class ArrowValues:
         # Arrow's errors, MemoryError for an impossible size, and anything that an extension type registered in this
         # process raises.
         except Exception as e:
-            raise UnfitValueError(f"it is not an Arrow IPC stream: {short(e)}") from None
+            raise UnfitValueError(f"it is not an Arrow IPC stream: {_short(e)}") from None
         if left:
             raise UnfitValueError(f"{left} bytes follow the Arrow IPC stream")
         if value.slice(max(0, value.size - len(_END))).to_pybytes() != _END:
             raise UnfitValueError("the end of the Arrow IPC stream is missing")
         return found
 
-    def _columns(self, batch: pa.RecordBatch, budget: MemoryBudget) -> _Columns:
+    def _columns(self, batch: pa.RecordBatch, budget: _Budget) -> _Columns:
         if not 0 <= batch.num_rows <= _MOST_ROWS:
             raise UnfitValueError(
                 f"it has a record batch of {batch.num_rows} rows; the most are {_MOST_ROWS}"
@@ -182,11 +222,11 @@ class ArrowValues:
             places = batch.schema.get_all_field_indices(wanted.name)
             if len(places) != 1:
                 raise UnfitValueError(f"it has {len(places)} columns {wanted.name!r}")
-            columns[wanted.name] = column_as(batch.column(places[0]), wanted, budget)
+            columns[wanted.name] = _column_as(batch.column(places[0]), wanted, budget)
         return columns
 
     def _with_message(
-        self, columns: _Columns, length: int, batch: pa.RecordBatch, at: int, budget: MemoryBudget
+        self, columns: _Columns, length: int, batch: pa.RecordBatch, at: int, budget: _Budget
     ) -> pa.RecordBatch:
         arrays = []
         for column in self.schema:
@@ -197,18 +237,127 @@ class ArrowValues:
             elif columns is None and column.name == CORRUPT_RECORD:
                 arrays.append(_repeated(batch.column("value")[at], length, budget))
             else:
-                budget.spend(length * width_of(column.type))
+                budget.spend(length * _ELEMENT_BYTES * _fields_of(column.type))
                 arrays.append(pa.nulls(length, column.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _repeated(value: pa.Scalar, length: int, budget: MemoryBudget) -> pa.Array:
+def _repeated(value: pa.Scalar, length: int, budget: _Budget) -> pa.Array:
     """Repeat a value in each row. A single row takes nothing beyond the message, which has the value."""
     if length > 1:
-        text = value.as_buffer().size if pa.types.is_string(value.type) and value.is_valid else 0
-        budget.spend(length * (width_of(value.type) + text))
+        text = value.as_buffer().size if _t.is_string(value.type) and value.is_valid else 0
+        budget.spend(length * (_ELEMENT_BYTES + text))
     return pa.repeat(value, length)
 
 
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+# Columns of unknown origin.
+
+
+def _short(what: object) -> str:
+    """Cut a text of unknown origin to 200 characters, in one line."""
+    return " ".join(str(what)[:200].split())
+
+
+def _column_as(column: pa.Array, wanted: pa.Field, budget: _Budget) -> pa.Array:
+    """Cast a column of a value to the type of a field.
+
+    Raises:
+        UnfitValueError: The column is damaged, cannot be cast, or has nulls that the field forbids.
+    """
+    where = f"column {wanted.name!r}"
+    try:
+        found = _cast(column, wanted.type, budget)
+    except UnfitValueError:
+        raise
+    except Exception as e:  # Arrow raises errors of many types
+        raise UnfitValueError(
+            f"{where} is {_short(column.type)}, and does not fit {_short(wanted.type)}: {_short(e)}"
+        ) from None
+    _check_nulls(found, wanted.nullable, where)
+    return found
+
+
+def _cast(column: pa.Array, wanted: pa.DataType, budget: _Budget) -> pa.Array:
+    column.validate()
+    if _t.is_dictionary(column.type):
+        column.validate(full=not _is_view(column.type.value_type))
+        values = _cast(column.dictionary, wanted, budget)
+        budget.spend(len(column) * _ELEMENT_BYTES)
+        if _t.is_binary(wanted) or _t.is_string(wanted):
+            budget.spend(pc.sum(pc.binary_length(values).take(column.indices).cast(pa.int64())).as_py() or 0)
+        return values.take(column.indices)
+    _examine(column, wanted, budget)  # in full only then: many views can show the same megabyte
+    column.validate(full=True)
+    found = column.cast(wanted, safe=True)
+    # Arrow does not validate the offsets of an empty list, and crashes when it follows wrong ones: a copy has none.
+    return found.take(pa.arange(0, len(found))) if _t.is_nested(wanted) else found
+
+
+def _examine(column: pa.Array, wanted: pa.DataType, budget: _Budget) -> None:
+    """Count the memory that a column will take, and refuse what makes a cast of Arrow crash or give other values."""
+    given = column.type
+    budget.spend(len(column) * _ELEMENT_BYTES)
+    if _t.is_null(given):
+        budget.spend(len(column) * _ELEMENT_BYTES * _fields_of(wanted))
+    elif _is_list(given) and _t.is_list(wanted):
+        _examine(column.values, wanted.value_type, budget)
+    elif _t.is_map(given) and _t.is_map(wanted):
+        _examine(column.keys, wanted.key_type, budget)
+        _examine(column.items, wanted.item_type, budget)
+    elif _t.is_struct(given) and _t.is_struct(wanted):
+        if [field.name for field in given] != [field.name for field in wanted]:
+            raise pa.ArrowTypeError("the fields of the struct differ")
+        for place in range(given.num_fields):
+            _examine(column.field(place), wanted.field(place).type, budget)
+    elif _t.is_nested(given) or _t.is_nested(wanted) or isinstance(given, pa.BaseExtensionType):
+        raise pa.ArrowTypeError("the types are too different")
+    elif _is_view(given):
+        _examine_views(column, budget)
+    elif _t.is_decimal(given):
+        more = max(0, wanted.scale - given.scale) if _t.is_decimal(wanted) else 0
+        if not 0 <= given.scale <= given.precision or (more and given.precision + more > _MOST_DIGITS):
+            raise pa.ArrowInvalid("the scales differ by too much")
+
+
+def _examine_views(column: pa.Array, budget: _Budget) -> None:
+    _, views, *data = column.buffers()
+    # Each view of 16 bytes begins with the length of its text. A cast follows those of nulls, too.
+    count, begin = len(column), column.offset
+    lengths = pa.Array.from_buffers(pa.int32(), 4 * (begin + count), [None, views])
+    lengths = lengths.take(pa.arange(4 * begin, 4 * (begin + count), 4)).cast(pa.int64())
+    if (pc.min(lengths).as_py() or 0) < 0:
+        raise pa.ArrowInvalid("a view has a negative length")
+    budget.spend(pc.sum(lengths).as_py() or 0)
+    pa.Array.from_buffers(column.type, count, [None, views, *data], 0, begin).validate(full=True)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(_t.is_list(kind) or _t.is_large_list(kind) or _t.is_fixed_size_list(kind))
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(_t.is_string_view(kind) or _t.is_binary_view(kind))
+
+
+def _check_nulls(column: pa.Array, nullable: bool, where: str) -> None:
+    """Check that a column has no null where its type forbids it, at any depth. Spark relies on that.
+
+    Raises:
+        UnfitValueError: The column has such a null.
+    """
+    if column.null_count and not nullable:
+        raise UnfitValueError(f"{where} has nulls, and the schema says NOT NULL")
+    kind = column.type
+    if _t.is_list(kind):
+        _check_nulls(column.flatten(), kind.value_field.nullable, f"{where}[]")
+    elif _t.is_map(kind):
+        _check_nulls(column.keys, False, f"{where} key")
+        _check_nulls(column.items, kind.item_field.nullable, f"{where}{{}}")
+    elif _t.is_struct(kind):
+        present = column.drop_null() if column.null_count else column
+        for child, field in zip(present.flatten(), kind, strict=True):
+            _check_nulls(child, field.nullable, f"{where}.{field.name}")

@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 from zmq_datasource.errors import MalformedMessageError, OptionError
 from zmq_datasource.host.log_lines import printable
 from zmq_datasource.log import Deletions, LogStorage, Slice, read_slices
-from zmq_datasource.messages.arrow_types import UnfitValueError
-from zmq_datasource.messages.arrow_values import ArrowValues
+from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.columns import row_schema
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.options import ReadOptions
