@@ -55,7 +55,7 @@ class _Integers:
     """Reads integers in bytes of a frame; if they are ``whole``, the frame has no other bytes."""
 
     def __init__(self, at: SequenceAt, whole: bool) -> None:
-        self._at, self._whole = at, whole
+        self._at, self._whole, self._bounds = at, whole, at.range
         self._end = at.offset + at.width
 
     def read(self, frame: bytes) -> int:
@@ -64,7 +64,7 @@ class _Integers:
         if len(frame) < self._end:
             raise UnfitError(f"the frame with the sequence has {len(frame)} bytes, {self._end} needed")
         content = frame[self._at.offset : self._end]
-        return _within(int.from_bytes(content, self._at.endian, signed=self._at.signed), self._at)
+        return _within(int.from_bytes(content, self._at.endian, signed=self._at.signed), self._bounds)
 
     def fitting(self, frames: pa.Array) -> pa.Array:
         compare = pc.equal if self._whole else pc.greater_equal
@@ -75,7 +75,7 @@ class _Integers:
             frames = pc.binary_slice(frames, self._at.offset, self._end)
         numbers = numbers_from(frames, self._at.width, self._at.endian, self._at.signed)
         # An unsigned number that a BIGINT does not hold is negative in this column.
-        return numbers, pc.greater_equal(numbers, number(self._at.range[0]))
+        return numbers, pc.greater_equal(numbers, number(self._bounds[0]))
 
 
 # A header is small. Parsing a large text would keep the receiving thread from the socket.
@@ -92,7 +92,7 @@ class _JsonNumbers:
     """
 
     def __init__(self, at: SequenceAt) -> None:
-        self._at = at
+        self._path, self._bounds = at.path, at.range
         # No Python object is made for other parts of the text.
         kind: Any = int
         for name in reversed(at.path):
@@ -109,16 +109,16 @@ class _JsonNumbers:
             leniently = self._find_leniently(frame)
             if leniently is None:
                 raise UnfitError(f"the header does not hold the sequence: {e}") from e
-            return _within(leniently, self._at)
-        for _ in self._at.path:
+            return _within(leniently, self._bounds)
+        for _ in self._path:
             found = found.found
-        return _within(found, self._at)
+        return _within(found, self._bounds)
 
     def _find_leniently(self, frame: bytes) -> int | None:
         text = frame.removeprefix(codecs.BOM_UTF8).rstrip(b"\0 \t\r\n").decode("utf-8", "replace")
         try:
             found = json.loads(text, parse_float=str)
-            for name in self._at.path:
+            for name in self._path:
                 found = found[name]
         except (ValueError, RecursionError, LookupError, TypeError):
             return None
@@ -141,8 +141,8 @@ class _JsonNumbers:
         ).cast(pa.bool_())
 
 
-def _within(value: int, at: SequenceAt) -> int:
-    low, high = at.range
+def _within(value: int, bounds: tuple[int, int]) -> int:
+    low, high = bounds
     if not low <= value <= high:
         raise UnfitError(f"the sequence {value} is outside {low} to {high}")
     return value
