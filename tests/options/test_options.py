@@ -221,6 +221,7 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, **VLLM, "sequenceAt": "1:0:u64be"}, "sequenceAt", "framing=custom"),
     (StreamReadOptions, {**FEED, **CUSTOM, "deduplicate": "true"}, "deduplicate", "sequenceAt is not set"),
     (StreamReadOptions, {**FEED, **CUSTOM, "sequenceFrame": "1"}, "sequenceFrame", "'sequenceAt'"),
+    (StreamReadOptions, {**FEED, **CUSTOM, "topicFrame": "99999999999"}, "topicFrame", "<= 1000000"),
     *(
         (
             StreamReadOptions,

@@ -158,7 +158,6 @@ FEEDS: dict[str, list[Any]] = {
     "sequenced": [[b"t", b"station", u64(n), b"x"] for n in range(50)],
     "vllm": [[b"kv", u64(7 + 2 * (n // 3) + n), b"payload"] for n in range(50)],  # with gaps
     "bitcoin": [[b"hashtx", b"h" * 32, struct.pack("<I", 900 + n)] for n in range(50)],
-    "clone": [[b"key", u64(n + 1), b"u" * 16, b"", b"body"] for n in range(50)],
     "jupyter": [[b"k", b"<IDS|MSG>", b"", b'{"session": "s"}', b"{}", b"{}", b"{}"]] * 20,
 }
 

@@ -35,8 +35,12 @@ def _plain(text: str, *roles: Role, **constraints: Any) -> Meta:
     return doc(text, Role.SOCKET, Role.UNACKNOWLEDGED, *roles, **constraints)
 
 
-def _custom(text: str, *roles: Role, **constraints: Any) -> Meta:
-    return _plain(text, Role.CUSTOM, *roles, **constraints)
+def _custom(text: str, **constraints: Any) -> Meta:
+    return _plain(text, Role.CUSTOM, **constraints)
+
+
+def _frame(text: str) -> Meta:
+    return _custom(text, ge=-1_000_000, le=1_000_000)
 
 
 def _numbered(text: str, **constraints: Any) -> Meta:
@@ -78,22 +82,22 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = None
     topic_frame: Annotated[
         int | None,
-        _custom(
+        _frame(
             "`custom`: the number of the frame that is the topic. Numbers start at 0, and negative ones count "
             "from the end."
         ),
     ] = None
     publisher_frame: Annotated[
-        int | None, _custom("`custom`: the number of the frame that names the publisher.")
+        int | None, _frame("`custom`: the number of the frame that names the publisher.")
     ] = None
     value_frame: Annotated[
         int | None,
-        _custom(
+        _frame(
             "`custom`: the number of the frame that is the value. If it is not set, it is the last frame."
         ),
     ] = None
     value_offset: Annotated[
-        int, _custom("`custom`: the number of bytes before the value in its frame.", ge=0)
+        int, _custom("`custom`: the number of bytes before the value in its frame.", ge=0, le=1 << 30)
     ] = 0
     sequence_at: Annotated[
         SequenceAt | None,
