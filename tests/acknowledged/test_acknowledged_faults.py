@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,17 +18,15 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.acknowledged.test_acknowledged import accept_with, commit, receiving, rows, stage, uplink, values
+from tests.acknowledged.test_acknowledged import receiving, rows, stage, uplink, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError, TransactionError
 from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.protocol import Commit, as_text, decode, digest_of
 from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.acknowledged.sender_session import SenderSession
-from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, SenderBounds, Sessions
-from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
-from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, LogWriteError, ZmqDataSourceError
+from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, Sessions
+from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
@@ -61,18 +59,6 @@ def sessions_of(ingest: Ingest) -> Sessions:
 
 
 # "Committed again" is answered only for the same rows.
-
-
-def test_an_older_number_is_refused(context: Context, tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
-        for number in range(3):
-            assert sender.commit("q", number, [sender.stage("q", number, b"a")], 1)["kind"] == "K"
-        refused = sender.commit("q", 1, [], 1)
-        assert (refused["kind"], refused["code"]) == ("X", "conflict")
-        assert "already has transaction 2" in refused["reason"]
-        assert "a new checkpoint" in refused["reason"]
-    assert values(tmp_path) == ["a"] * 3
 
 
 def test_data_of_an_older_number_is_refused_without_a_file(context: Context, tmp_path: Path) -> None:
@@ -168,38 +154,6 @@ def commit_with_digest(endpoint: str, attempt: str, value: str, number: int) -> 
         return link.commit([attempt], 1, digest_of(rows(value)))
 
 
-def test_a_sender_with_an_older_number_is_refused_before_it_sends_rows(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        for number in range(2):
-            commit(endpoint, [stage(endpoint, "a", number=number)], 1, number=number)
-        with (
-            uplink(endpoint, number=0) as link,
-            pytest.raises(TransactionError, match=r"restored checkpoint.*a new checkpoint, transactionId"),
-        ):
-            link.greet()
-        with uplink(endpoint, number=1) as link:
-            assert link.greet()  # the last one may be repeated
-
-
-def test_a_copy_of_a_producer_is_refused_and_its_rows_are_kept(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with (
-        receiving(tmp_path, endpoint),
-        Producer(endpoint, name="p") as one,
-        Producer(endpoint, name="p") as two,
-    ):
-        one.send("a")
-        one.flush()
-        two.send("b")
-        two.flush()
-        one.send("c")
-        with pytest.raises(TransactionError, match="another producer of this name"):
-            one.flush()
-        one.close()
-    assert values(tmp_path) == ["a", "b"]
-
-
 frames = st.lists(st.binary(max_size=6), min_size=1, max_size=3)
 
 
@@ -235,21 +189,6 @@ def test_a_digest_depends_on_the_bytes_but_not_on_the_column_type() -> None:
     assert as_text(digest_of(pa.record_batch({"topic": ["t"], "value": ["v"]}))) == "8f33520e4922b7a9"
 
 
-def test_transactions_are_restored_from_the_state_of_the_log() -> None:
-    transactions = CommittedTransactions(SourceCounters(), 10)
-    transactions.commit("q", Transaction(7, "attempt", 2, as_text(5)))
-    transactions.commit("r", Transaction(1, "x", 4))
-    transactions.commit("q", Transaction(8, "newer", 5))
-    again = CommittedTransactions(SourceCounters(), 10)
-    assert again.restore(transactions.state())
-    last = again.last("q")
-    assert last == Transaction(8, "newer", 5)
-    assert again.last("r") == Transaction(1, "x", 4)
-    last.check_is("q", 8, 5, as_text(1))  # the transaction has no digest
-    with pytest.raises(TransactionError, match="already has transaction 8"):
-        last.check_is("q", 7, 5, None)
-
-
 @pytest.mark.parametrize(
     "properties",
     [{}, {"sql.streaming.queryId": "q"}, {"streaming.sql.batchId": "7"}],
@@ -282,28 +221,6 @@ def test_a_sender_that_only_asks_takes_no_place(context: Context, tmp_path: Path
             producer.send("a")
             producer.flush()
     assert values(tmp_path) == ["a"]
-
-
-def begin(sender: RawSender, attempt: str) -> None:
-    sender.ask("H", "W", attempt=attempt, producer=attempt)
-    assert sender.data(attempt, 0, b"x", attempt=attempt)["kind"] == "T"
-
-
-def test_the_session_that_is_silent_for_longest_is_replaced(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint, now = free_endpoint(), [0.0]
-    accept_with(monkeypatch, SenderBounds(places=3), clock=lambda: now[0])
-    with receiving(tmp_path, endpoint), ExitStack() as stack:
-        *others, sender = [stack.enter_context(raw(context, endpoint)) for _ in range(4)]
-        for number, other in enumerate(others):
-            begin(other, f"{number:032x}")
-            now[0] += 1
-        assert sender.data("q", 0, b"x", attempt=f"{9:032x}")["code"] == "busy"
-        assert sender.ask("H", "W", attempt=f"{9:032x}", producer="q")["busy"]
-        now[0] += SENDER_BOUNDS.silent_seconds - 1
-        begin(sender, f"{9:032x}")
-        assert sender.data("0" * 32, 0, b"x", attempt="0" * 32, index=1)["code"] == "unknown"
 
 
 def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,55 +327,3 @@ def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
             assert sender.commit("q", 0, [attempt], 1)["code"] == "internal"
         assert not sender.commit("q", 0, [attempt], 1)["again"]
     assert values(tmp_path) == ["a"]
-
-
-def test_storage_that_fails_at_a_commit_still_ends_the_receiver(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fault is not in one message, and nothing after it can be made durable."""
-    endpoint = free_endpoint()
-
-    def full(*args: Any) -> None:
-        raise LogWriteError("no space left")
-
-    with (
-        pytest.raises(LogWriteError, match="no space left"),
-        receiving(tmp_path, endpoint) as ingest,
-        raw(context, endpoint) as sender,
-    ):
-        attempt = sender.stage("q", 0, b"a")
-        monkeypatch.setattr("zmq_datasource.log.writer.LogWriter.append_whole", full)
-        sender.say("M", producer="q", number=0, attempts=[attempt], rows=1)
-
-        def ended() -> bool:
-            try:
-                ingest.check()
-            except LogWriteError:
-                return True
-            return False
-
-        wait_for(ended, "the receiver to end")
-    assert values(tmp_path) == []
-
-
-def with_a_hidden_state(content: bytes) -> bytes:
-    """A chunk with one flipped bit, so that Arrow reads its rows but not its state."""
-    assert content.count(b"state\0") == 1
-    return content.replace(b"state\0", b"rtate\0")
-
-
-def test_a_flipped_bit_does_not_let_a_transaction_into_the_log_twice(tmp_path: Path) -> None:
-    """A receiver that did not notice the damage would have forgotten which transactions are in the log."""
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        assert not commit(endpoint, [stage(endpoint, "debit", "credit")], 2)
-    (chunk,) = (tmp_path / "0").glob("[0-9]*.arrow")
-    whole = chunk.read_bytes()
-    chunk.write_bytes(with_a_hidden_state(whole))
-    with pytest.raises(DamagedChunkError, match=chunk.name), receiving(tmp_path, endpoint):
-        commit(endpoint, [stage(endpoint, "debit", "credit")], 2)
-    assert values(tmp_path) == ["debit", "credit"]
-    chunk.write_bytes(whole)
-    with receiving(tmp_path, endpoint), uplink(endpoint) as link:
-        assert link.greet()  # the transaction is in the log
-    assert values(tmp_path) == ["debit", "credit"]

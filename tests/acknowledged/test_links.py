@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +16,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-from tests.support import at_failpoints, log_at, log_rows
-from tests.support.bucket_server import BucketServer
+from tests.support import log_at, log_rows
 from zmq_datasource.acknowledged.protocol import (
-    Abort,
     Commit,
     Committed,
     Data,
@@ -35,10 +31,8 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, LogLockedError, LogWriteError
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.staging import Staging
-from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.packed import pack_columns
 
@@ -180,20 +174,6 @@ def test_a_large_part_becomes_a_chunk_by_a_link(tmp_path: Path, monkeypatch: pyt
         assert committed(receiver.commit([attempt], LARGE)) == [("q", 0, True)]
 
 
-def test_a_log_that_passes_rows_on_reads_the_staged_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A proxy passes rows on to its subscribers."""
-    monkeypatch.setattr(LogWriter, "takes_files", False)
-    with Receiver(tmp_path) as receiver:
-        attempt = receiver.stage(LARGE)
-        file = staged_path(tmp_path, attempt).stat().st_ino
-        receiver.commit([attempt], LARGE)
-        receiver.settled()
-        assert chunks(tmp_path)[0].stat().st_ino != file
-    assert values(tmp_path) == batch(LARGE)
-
-
 @pytest.mark.parametrize("sizes", [(LARGE, SMALL), (SMALL, LARGE), (LARGE, LARGE, SMALL)])
 def test_several_parts_become_one_chunk_in_their_order(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """The other parts are appended to the file of the first one, if that is large."""
@@ -206,23 +186,6 @@ def test_several_parts_become_one_chunk_in_their_order(tmp_path: Path, sizes: tu
         assert (chunk.stat().st_ino == first) is (sizes[0] == LARGE)
         assert not staged(tmp_path)
     assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
-
-
-def test_transactions_in_one_chunk_keep_their_order_and_numbers(tmp_path: Path) -> None:
-    """A file becomes the chunk, and later rows are in the same chunk."""
-    sizes = [SMALL, SMALL, LARGE, SMALL, LARGE]
-    with Receiver(tmp_path) as receiver:
-        attempts = [receiver.stage(n, 0, producer=f"q{i}", letter=b"%d" % i) for i, n in enumerate(sizes)]
-        for i, attempt in enumerate(attempts):
-            receiver.commit([attempt], sizes[i], producer=f"q{i}")
-        assert committed(receiver.settled()) == [(f"q{i}", 0, False) for i in range(5)]
-    assert values(tmp_path) == [value for i, n in enumerate(sizes) for value in batch(n, b"%d" % i)]
-    last, second, first = reversed(chunks(tmp_path))
-    for path, count in ((last, 5), (second, 4), (first, 2)):
-        assert set(json.loads(read_saved_state(log_at(tmp_path)))["transactions"]) == {
-            f"q{i}" for i in range(count)
-        }
-        path.unlink()
 
 
 def test_a_staged_file_of_another_process_is_read(tmp_path: Path) -> None:
@@ -280,201 +243,7 @@ def test_rows_that_were_staged_while_the_log_was_away_are_requested_again(tmp_pa
     assert values(location) == batch(LARGE)
 
 
-def test_a_flipped_bit_in_a_staged_file_is_noticed_in_the_chunk(tmp_path: Path) -> None:
-    """A file that becomes a chunk by a link is not read, so its checksums are verified later."""
-    with Receiver(tmp_path) as receiver:
-        attempt = receiver.stage(LARGE)
-        path = staged_path(tmp_path, attempt)
-        content = path.read_bytes()
-        at = content.index(batch(LARGE)[1500])
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(b"b")
-        receiver.commit([attempt], LARGE)
-        assert committed(receiver.settled()) == [("q", 0, False)]
-    with pytest.raises(DamagedChunkError, match=r"ids 1000 to 1999"):
-        values(tmp_path)
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_full_disk_at_the_end_of_a_chunk_leaves_the_attempt_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
-    sizes, refused = (LARGE,), list[str]()
-
-    def refuse(name: str) -> None:
-        if name == "log.group.after_write" and len(refused) < 3:
-            refused.append(name)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def stage_and_commit() -> None:
-        with Receiver(tmp_path, retry_timeout=20.0 if waits else 0.0) as receiver:
-            attempts.extend(receiver.stage(n, partition=p, letter=b"%d" % p) for p, n in enumerate(sizes))
-            sizes_before = [staged_path(tmp_path, attempt).stat().st_size for attempt in attempts]
-            at_failpoints(monkeypatch, refuse)
-            receiver.commit(attempts, sum(sizes))
-            try:
-                assert committed(receiver.settled()) == [("q", 0, False)]
-            finally:
-                if not waits:
-                    assert [staged_path(tmp_path, a).stat().st_size for a in attempts] == sizes_before
-
-    attempts: list[str] = []
-    if waits:
-        stage_and_commit()
-    else:
-        with pytest.raises(LogWriteError, match="No space left"):
-            stage_and_commit()
-        monkeypatch.undo()
-        assert not chunks(tmp_path)
-        with Receiver(tmp_path) as receiver:
-            receiver.commit(attempts, sum(sizes))
-            assert committed(receiver.settled()) == [("q", 0, False)]
-    assert len(refused) == (3 if waits else 1)
-    assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
-    assert not staged(tmp_path)
-
-
-@pytest.mark.parametrize("refusals", [1, 2])
-def test_a_disk_that_refuses_the_rows_of_another_part_takes_them_in_a_chunk_of_their_own_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
-) -> None:
-    writes = 0
-
-    def refuse(name: str) -> None:
-        nonlocal writes
-        writes += name == "log.group.after_write"
-        if name == "log.group.after_write" and writes == refusals:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with Receiver(tmp_path) as receiver:
-        attempts = [receiver.stage(LARGE), receiver.stage(LARGE, partition=1, letter=b"b")]
-        first = staged_path(tmp_path, attempts[0]).stat().st_ino
-        at_failpoints(monkeypatch, refuse)
-        receiver.commit(attempts, 2 * LARGE)
-        assert committed(receiver.settled()) == [("q", 0, False)]
-        assert chunks(tmp_path)[0].stat().st_ino != first
-        assert not staged(tmp_path)
-    assert writes == refusals
-    assert values(tmp_path) == batch(LARGE) + batch(LARGE, b"b")
-
-
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_part_that_is_damaged_is_refused_before_it_is_appended(tmp_path: Path, part: int) -> None:
-    """The first part is found damaged only if its size has changed."""
-    with Receiver(tmp_path) as receiver:
-        attempts = [receiver.stage(LARGE, partition=p) for p in range(2)]
-        path = staged_path(tmp_path, attempts[part])
-        os.truncate(path, path.stat().st_size - 5000)
-        (refusal,) = receiver.commit(attempts, 2 * LARGE)
-        assert isinstance(refusal, Refusal)
-        assert refusal.code == "unknown"
-        attempts[part] = receiver.stage(LARGE, partition=part)
-        receiver.commit(attempts, 2 * LARGE)
-        assert committed(receiver.settled()) == [("q", 0, False)]
-    assert values(tmp_path) == 2 * batch(LARGE)
-
-
-def test_rows_that_a_crash_has_appended_to_a_staged_file_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A crash may have appended any part of them."""
-    path = tmp_path / "log"
-    with Receiver(path) as receiver:
-        first, second = receiver.stage(LARGE), receiver.stage(LARGE, partition=1, letter=b"b")
-        file = staged_path(path, first)
-        whole = file.stat().st_size
-        kept: list[bytes] = []
-
-        def keep(name: str) -> None:
-            if name == "log.chunk.before_put":
-                kept.append(file.read_bytes())
-
-        at_failpoints(monkeypatch, keep)
-        receiver.commit([first, second], 2 * LARGE)
-        receiver.settled()
-        monkeypatch.undo()
-    ((content),) = kept
-    assert len(content) > 2 * whole - 10_000
-    for size in (whole, whole + 1, whole + 700, 2 * whole - 5000, len(content) - 1, len(content)):
-        log = tmp_path / f"after{size}"
-        with Receiver(log) as receiver:
-            second = receiver.stage(LARGE, partition=1, letter=b"b")
-        staged_path(log, first).write_bytes(content[:size])
-        with Receiver(log) as receiver:
-            receiver.commit([first, second], 2 * LARGE)
-            assert committed(receiver.settled()) == [("q", 0, False)]
-        assert values(log) == batch(LARGE) + batch(LARGE, b"b")
-
-
 # Two at a time.
-
-
-class Stopped:
-    """Stops the first thread at a failpoint, until the test lets it continue."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-        self._point = point
-        self._there, self._go_on = threading.Event(), threading.Event()
-        at_failpoints(monkeypatch, self._stop)
-
-    def _stop(self, name: str) -> None:
-        if name == self._point and not self._there.is_set():
-            self._there.set()
-            assert self._go_on.wait(30)
-
-    def wait(self) -> None:
-        assert self._there.wait(30)
-
-    def go_on(self) -> None:
-        self._go_on.set()
-
-
-@pytest.mark.parametrize("point", ["log.group.before_write", "log.store.before_link", "log.chunk.after_put"])
-def test_a_file_that_becomes_a_chunk_is_not_discarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    """Neither by a newer attempt that needs its room, nor by its sender, nor after the timeout."""
-    with Receiver(tmp_path, most_staged_bytes=10 << 20) as receiver:
-        one, other = receiver.stage(LARGE), receiver.stage(LARGE)
-        stopped = Stopped(monkeypatch, point)
-        receiver.commit([one], LARGE)
-        receiver.reception.cut()
-        stopped.wait()
-        receiver.tell(Abort(producer="q", number=0, attempts=[one]))
-        receiver.send(LARGE, producer="p")  # there is no room for it
-        receiver.now = 1000.0
-        receiver.reception.check_timeouts(receiver.now)
-        stopped.go_on()
-        assert committed(receiver.settled()) == [("q", 0, False)]
-        assert not staged_path(tmp_path, other).exists()
-    assert values(tmp_path) == batch(LARGE)
-
-
-@pytest.mark.parametrize("point", ["log.group.before_write", "log.store.before_link"])
-def test_a_stopped_writer_is_overtaken_by_one_that_commits_its_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    """A shared file system gives the lock of a host that is cut off to another host."""
-
-    def commit_with_the_first() -> list[Message]:
-        with Receiver(tmp_path) as first:
-            attempts.append(first.stage(LARGE))
-            stopped = Stopped(monkeypatch, point)
-            first.commit(attempts, LARGE)
-            first.reception.cut()
-            stopped.wait()
-            (tmp_path / "0" / "writer.lock").unlink()
-            with Receiver(tmp_path) as second:
-                second.commit(attempts, LARGE)
-                assert committed(second.settled()) == [("q", 0, False)]
-            stopped.go_on()
-            return first.settled()
-
-    attempts: list[str] = []
-    with pytest.raises(LogWriteError if point == "log.group.before_write" else LogLockedError):
-        commit_with_the_first()
-    assert values(tmp_path) == batch(LARGE)
 
 
 # A kill.
@@ -544,36 +313,6 @@ def test_a_kill_leaves_all_of_a_transaction_or_nothing(killed: Path, point: str,
 
 
 # In a bucket.
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_staged_file_becomes_a_chunk_in_a_bucket(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with BucketServer() as server:
-        location = server.location(f"logs/{uuid.uuid4().hex}")
-        with Receiver(location) as receiver:
-            attempts = [receiver.stage(LARGE, partition=p, letter=b"%d" % p) for p in range(parts)]
-            if parts == 1:
-                reads_nothing(monkeypatch)
-            receiver.commit(attempts, parts * LARGE)
-            assert committed(receiver.settled()) == [("q", 0, False)]
-            assert not receiver.files.names()
-        assert values(location) == [value for p in range(parts) for value in batch(LARGE, b"%d" % p)]
-        with Receiver(location) as receiver:
-            assert committed(receiver.commit(attempts, parts * LARGE)) == [("q", 0, True)]
-
-
-def test_a_commit_waits_for_a_bucket_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    with BucketServer() as server:
-        location = server.location(f"logs/{uuid.uuid4().hex}")
-        with Receiver(location, retry_timeout=60.0) as receiver:
-            attempt = receiver.stage(LARGE)
-            server.stop()
-            receiver.commit([attempt], LARGE)
-            back = threading.Timer(1.0, server.start)
-            back.start()
-            assert committed(receiver.settled()) == [("q", 0, False)]
-            back.join()
-        assert values(location) == batch(LARGE)
 
 
 def test_a_repeated_end_without_a_free_descriptor_does_not_end_the_receiver(

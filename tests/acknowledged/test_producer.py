@@ -24,7 +24,6 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.acknowledged.test_acknowledged import receiving, values
 from tests.support import RawSender, Socket, free_endpoint, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource import (
-    DataLossError,
     LogError,
     LogLockedError,
     OptionError,
@@ -37,7 +36,6 @@ from zmq_datasource import (
 from zmq_datasource.acknowledged.protocol import Committed, decode
 from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.cli import main
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
@@ -327,18 +325,6 @@ def test_after_an_error_of_the_receiver_the_commit_is_unknown(context: zmq.Conte
         assert len(committed) == 1
 
 
-def test_a_transaction_with_an_unknown_commit_is_committed_by_flush(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with Producer(endpoint, connectTimeout="100ms", **FAST) as producer:
-        with pytest.raises(SocketError, match="Start the receiver"):
-            transfer(producer)
-        with receiving(tmp_path, endpoint):
-            with pytest.raises(TransactionError, match=r"Call flush\(\)"):
-                transfer(producer)
-            producer.flush()
-    assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
-
-
 def test_many_short_lived_producers_find_places(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
@@ -537,60 +523,6 @@ def test_a_query_reads_a_log_that_another_process_fills(
         assert values(tmp_path) == ["c"]
     # The receiver has ended. Its log is still there.
     assert read(one, newer, one.latestOffset(newer, ALL)) == ["c"]
-
-
-def test_a_reader_that_has_not_committed_keeps_what_it_needs(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    records = ReaderRecords(LogStorage(str(tmp_path)))
-    with receiving(tmp_path, endpoint) as ingest, Producer(endpoint) as producer:
-        for value in "abc":
-            producer.send(value)
-            producer.flush()
-        ingest.commit_readers()
-        assert ingest.log.earliest == 0
-        records.write("fast", ReaderRecord({0: 3}, 1e9))
-        records.write("slow", ReaderRecord({0: 1}, 1e9))
-        ingest.commit_readers()
-        assert ingest.log.earliest == 1
-        assert {name: record.needs(0) for name, record in records.all().items()} == {
-            "fast": 3,
-            "slow": 1,
-        }
-
-
-def test_a_reader_that_has_read_everything_empties_a_full_log(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with (
-        receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest,
-        Producer(endpoint, sendTimeout="20s") as producer,
-    ):
-        for _ in range(3):
-            producer.send("x" * 60_000)
-            producer.flush()
-            if ingest.log.full:
-                break
-        assert ingest.log.full
-        it = follower(tmp_path, startingOffsets="earliest")
-        end = it.latestOffset(it.initialOffset(), ALL)
-        it.latestOffset(end, ALL)  # there is nothing new while the log is full
-        ingest.commit_readers()
-        producer.send("goes on")
-        producer.flush()
-    assert values(tmp_path)[-1] == "goes on"
-
-
-def test_a_log_that_is_replaced_under_a_query_is_an_error(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    endpoint = free_endpoint()
-    with receiving(log, endpoint), Producer(endpoint) as producer:
-        producer.send("a")
-    it = follower(log, startingOffsets="earliest")
-    begin = it.initialOffset()
-    log.rename(tmp_path / "old")
-    with receiving(log, endpoint), Producer(endpoint) as producer:
-        producer.send("b")
-    with pytest.raises(DataLossError, match="it was created again"):
-        wait_for(lambda: it.latestOffset(begin, ALL)["log"] == "", "the error")
 
 
 def test_an_invalid_record_of_a_reader_is_a_log_error(tmp_path: Path) -> None:

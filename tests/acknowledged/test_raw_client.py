@@ -157,22 +157,6 @@ def test_a_client_that_follows_the_docs_commits_a_transaction(context: Context, 
     assert set(log_rows(tmp_path).column("publisher").to_pylist()) == {"mine"}
 
 
-def test_parts_of_several_connections_are_in_the_order_of_partitions(
-    context: Context, tmp_path: Path
-) -> None:
-    with receiving(tmp_path) as endpoint:
-        attempts = []
-        for partition in (1, 0):
-            client = Client(context, endpoint)
-            attempt = uuid.uuid4().hex
-            client.hello(attempt)
-            assert client.data(attempt, 0, 0, f"part {partition}", partition=partition)[0] == "T"
-            assert client.end(attempt, 0, 1, 1)[0] == "S"
-            attempts.append(attempt)
-        assert Client(context, endpoint).commit(attempts, 0, 2)[0] == "K"  # without a greeting
-    assert values(tmp_path) == ["part 0", "part 1"]
-
-
 def test_numbers_may_be_left_out_but_not_used_twice(context: Context, tmp_path: Path) -> None:
     with receiving(tmp_path) as endpoint:
         client = Client(context, endpoint)
@@ -209,23 +193,6 @@ def test_a_wrong_number_of_rows_is_refused_and_can_be_corrected(context: Context
         assert refusal(client.commit([attempt], 0, 4)) == ("unknown", None)
         assert client.commit([attempt], 0, 3)[0] == "K"
     assert values(tmp_path) == ["a", "b", "c"]
-
-
-def test_data_after_a_missing_message_is_not_taken(context: Context, tmp_path: Path) -> None:
-    with receiving(tmp_path) as endpoint:
-        client = Client(context, endpoint)
-        attempt = uuid.uuid4().hex
-        client.hello(attempt)
-        client.data(attempt, 0, 0, "a")
-        fields = {"attempt": attempt, "producer": "mine", "number": 0, "partition": 0}
-        client.send("D", fields | {"index": 2, "rows": 1, "columns": ["value"]}, *buffers("c"))
-        assert client.hear() == ("T", {"attempt": attempt, "received": 1})
-        letter, welcome = client.hello(attempt)
-        assert (letter, welcome["received"], welcome["busy"]) == ("W", 1, False)
-        assert client.data(attempt, 0, 1, "b") == ("T", {"attempt": attempt, "received": 2})
-        assert client.data(attempt, 0, 2, "c") == ("T", {"attempt": attempt, "received": 3})
-        assert client.data(attempt, 0, 3, "d")[0] == "T"
-        assert client.end(attempt, 0, 4, 4)[0] == "S"
 
 
 def test_an_attempt_without_data_is_unknown(context: Context, tmp_path: Path) -> None:
