@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,28 +20,23 @@ from tests.support import Socket, free_endpoint, keep_handlers, stream_options, 
 from tests.support.middlebox import Middlebox
 from tests.support.proxies import Client, ProxyThreads, endpoints, receive, subscriber
 from zmq_datasource import (
-    DataLossError,
     DurableSubscriber,
     NoPeerError,
     OptionError,
     SubscriptionError,
 )
 from zmq_datasource.cli import main as cli
-from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
-from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.proxy import fetch_wire, subscriber_session
-from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Lost, Open, Opened, Refused, session_number
+from zmq_datasource.proxy import fetch_wire
+from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, session_number
 from zmq_datasource.proxy.fetch_wire import Request, Router
 from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Position, Positions
-from zmq_datasource.proxy.view import LogMoment, LogView, Progress
+from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.transport.answers import Answers
 
 SIDES = ("pull", "durable", "replay")
 
@@ -120,25 +114,6 @@ def test_a_subscriber_that_was_away_gets_missed_messages_and_then_live_ones(
             assert me.receive(0.05) is None
 
 
-def test_the_next_block_of_a_subscriber_begins_with_the_message_at_which_the_last_one_failed(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, [b"0"], [b"1"], [b"2"])
-        me = DurableSubscriber(proxy.sides["durable"], "me")
-        with pytest.raises(ZeroDivisionError), me:
-            assert take(me, 2) == [b"0", b"1"]
-            raise ZeroDivisionError
-        with pytest.raises(ZeroDivisionError), me:
-            assert take(me, 1) == [b"1"]
-            raise ZeroDivisionError
-        with me:
-            assert take(me, 2) == [b"1", b"2"]
-        with me:
-            assert me.receive(0.05) is None
-            assert not me.new
-
-
 def test_a_batch_has_the_messages_of_an_answer_in_columns_and_is_acknowledged_as_a_whole(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
@@ -191,21 +166,6 @@ def test_only_what_was_acknowledged_does_not_come_again(context: zmq.Context[Soc
         wait_for(lambda: places(proxy) == {"me": 10}, "all acknowledged")
 
 
-def test_a_position_is_sent_while_a_slow_caller_still_has_messages(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with (
-        ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy,
-        DurableSubscriber(proxy.sides["durable"], "me") as me,
-    ):
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(60)))
-        for message in me:
-            assert message.id < 50, "its position was never sent"
-            time.sleep(0.1)  # the caller processes it
-            if any(account["nextId"] for account in proxy.status.get("durable", ())):
-                break
-
-
 def test_topics_are_prefixes_and_other_topics_are_no_backlog(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
@@ -234,20 +194,6 @@ def test_where_a_new_subscription_begins(context: zmq.Context[Socket], tmp_path:
                 assert take(me, 1) == [first]
 
 
-def test_a_name_is_taken_over_and_its_client_before_is_refused(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, [b"t", b"0"], [b"t", b"1"])
-        first = DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False)
-        with pytest.raises(SubscriptionError, match="another client has subscribed as 'me'"), first:
-            assert take(first, 1) == [b"0"]
-            with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as second:
-                assert take(second, 2) == [b"0", b"1"]
-                while True:
-                    first.receive(30)
-
-
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_deleted_messages_are_reported_as_lost(
     context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture, in_batches: bool
@@ -264,35 +210,6 @@ def test_deleted_messages_are_reported_as_lost(
             assert first > 1
             assert me.lost == first - 1
     assert "were deleted before" in caplog.text
-
-
-def test_a_proxy_knows_its_subscribers_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints(*SIDES)
-    with ProxyThreads(tmp_path, sides) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
-        with DurableSubscriber(sides["durable"], "me") as me:
-            take(me, 4)
-    with ProxyThreads(tmp_path, sides) as proxy, DurableSubscriber(sides["durable"], "me") as me:
-        assert not me.new
-        assert take(me, 6) == [b"%d" % i for i in range(4, 10)]
-
-
-def test_a_client_continues_after_a_restart_of_the_proxy(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints(*SIDES)
-    me = DurableSubscriber(sides["durable"], "me", auto_ack=False)
-    with ProxyThreads(tmp_path, sides) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(5)))
-        me.__enter__()
-        assert take(me, 3) == [b"0", b"1", b"2"]
-        me.ack(1)
-    with ProxyThreads(tmp_path, sides) as proxy:
-        feed(context, proxy, [b"t", b"5"])
-        assert take(me, 3) == [b"3", b"4", b"5"]  # and none that it has already
-        me.ack(5, wait=True)
-        me.__exit__(None, None, None)
-        wait_for(lambda: places(proxy) == {"me": 6}, "acknowledged")
 
 
 def test_a_client_of_a_replaced_log_is_refused(context: zmq.Context[Socket], tmp_path: Path) -> None:
@@ -360,57 +277,6 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], problem: str)
         DurableSubscriber(**given)  # type: ignore[arg-type]
 
 
-def test_acknowledged_ids_are_not_given_to_other_messages(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    """A crash of the machine has lost the newest chunk (walSync=false), or the log is an older copy."""
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="10ms") as proxy:
-        for i in range(3):
-            feed(context, proxy, [b"t", b"%d" % i])
-            wait_for(lambda i=i: proxy.flow.journal.log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            assert take(me, 3) == [b"0", b"1", b"2"]
-    storage = LogStorage(str(tmp_path))
-    storage.delete_chunk(max(storage.chunks()).first)
-    sides = endpoints(*SIDES)
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.IMMEDIATE, 1)
-    push.connect(sides["pull"])
-    with (
-        pytest.raises(DataLossError, match=r"reader 'subscriber\.me' has read the ids below 3"),
-        ProxyThreads(tmp_path, sides),
-    ):
-        pass
-    assert not push.poll(100, zmq.POLLOUT), "it has received before it has compared the positions"
-
-
-def test_messages_behind_a_new_position_are_not_deleted(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records, older = ReaderRecords(LogStorage(str(tmp_path))), SubscriberNotes("older", 1, [], 0.0)
-    options = {"walFlushInterval": "10ms", "walRetention": "0s"}
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
-        records.write("subscriber.older", ReaderRecord({0: 0}, 1e9, subscriber=older))
-        log = proxy.flow.journal.log
-        for i in range(3):
-            feed(context, proxy, [b"t", b"%d" % i])
-            wait_for(lambda i=i: log.durable_end == i + 1, "a chunk of its own")  # type: ignore[misc]
-        place = Positions.open
-
-        def open_as_the_older_one_leaves(known: Positions, *given: Any) -> Position:
-            placed = place(known, *given)
-            records.remove("subscriber.older")
-            log.retention.remove_expired()
-            return placed
-
-        monkeypatch.setattr(Positions, "open", open_as_the_older_one_leaves)
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            assert take(me, 3) == [b"0", b"1", b"2"]
-            assert me.lost == 0
-        wait_for(lambda: log.earliest == 2, "the acknowledged messages to be deleted")
-    assert [path.name for path in (tmp_path / "readers").glob("*.json")] == ["subscriber.me.json"]
-
-
 # Replay.
 
 
@@ -424,43 +290,6 @@ def ask(context: zmq.Context[Socket], proxy: ProxyThreads, request: bytes, name:
 
 
 END = b"\xff" * 8
-
-
-def test_several_clients_replay_ranges_at_once(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
-        feed(context, proxy, *([b"t%d" % (i % 3), b"%d" % i] for i in range(1000)))
-        wait_for(lambda: proxy.server.view.end == 1000, "the server to follow the log")
-        all_of_it = ask(context, proxy, number(0))
-        some = ask(context, proxy, number(400) + number(600), b"topic:1")
-        late = ask(context, proxy, number(5000))
-        assert receive(all_of_it, 1001) == [
-            *([b"", number(i), b"%d" % i] for i in range(1000)),
-            [b"", END, b""],
-        ]
-        assert receive(some, 201) == [
-            *([b"", b"t%d" % (i % 3), number(i), b"%d" % i] for i in range(400, 600)),
-            [b"", b"", END, b""],
-        ]
-        assert receive(late, 1) == [[b"", END, b""]]
-
-
-def test_a_replay_client_that_reads_nothing_does_not_delay_others(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 4096}) as proxy:
-        feed(context, proxy, *([b"t", b"." * 1000] for i in range(5000)))
-        wait_for(lambda: proxy.server.view.end == 5000, "the server to follow the log")
-        stalled = context.socket(zmq.DEALER)
-        stalled.setsockopt(zmq.RCVHWM, 10)
-        stalled.setsockopt(zmq.RCVBUF, 4096)
-        stalled.connect(proxy.sides["replay"])
-        stalled.send_multipart([b"", number(0)])
-        wait_for(lambda: proxy.status.get("replays", {}).get("clients") == 1, "the replay to begin")
-        assert len(receive(ask(context, proxy, number(0)), 5001)) == 5001
-        assert proxy.next_status()["replays"]["sent"] <= 5000 + 2100, (
-            "2 MiB, of which one may be in the system"
-        )
-        assert len(receive(stalled, 5001)) == 5001
 
 
 def test_replies_that_a_client_does_not_read_are_bounded_in_bytes(
@@ -537,16 +366,6 @@ def test_a_source_fetches_missing_messages_from_the_proxy(
 # Large messages, lost connections, lost messages.
 
 
-def test_an_answer_has_one_message_at_least(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    value = b"." * 200_000
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, *([b"t", value] for _ in range(150)))
-        with DurableSubscriber(proxy.sides["durable"], "me", max_bytes=1) as me:
-            assert take(me, 150) == [value] * 150
-        with DurableSubscriber(proxy.sides["durable"], "hoarder", auto_ack=False) as hoarder:
-            assert len(take(hoarder, 150)) == 150  # which acknowledges nothing
-
-
 def test_a_connection_that_is_cut_leaves_no_gap(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as between:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(5000)))
@@ -560,61 +379,11 @@ def test_a_connection_that_is_cut_leaves_no_gap(context: zmq.Context[Socket], tm
         assert between.connections >= 3
 
 
-def test_messages_keep_their_order_while_an_acknowledgement_is_awaited(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(300)))
-        got = []
-        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, max_bytes=200) as me:
-            for _ in range(300):
-                message = me.receive(30)
-                assert message is not None
-                got.append(message.value)
-                if message.id % 10 == 0:
-                    me.ack(message, wait=True)
-        assert got == [b"%d" % i for i in range(300)]
-
-
-def test_an_acknowledgement_that_gets_no_answer_loses_nothing(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints(*SIDES)
-    me = DurableSubscriber(sides["durable"], "me", auto_ack=False, timeout=0.5)
-    with ProxyThreads(tmp_path, sides) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(6)))
-        me.__enter__()
-        assert take(me, 2) == [b"0", b"1"]
-    with pytest.raises(NoPeerError, match="acknowledging id 1"):
-        me.ack(1, wait=True)
-    with ProxyThreads(tmp_path, sides):
-        assert take(me, 4) == [b"2", b"3", b"4", b"5"]
-        me.ack(5, wait=True)
-        me.__exit__(None, None, None)
-
-
 def test_a_subscriber_outside_of_its_block_is_an_error_that_says_so() -> None:
     me = DurableSubscriber(free_endpoint(), "me")
     for act in (me.receive, me.receive_batch, me.forget, lambda: me.seek("earliest"), lambda: me.ack(0)):
         with pytest.raises(OptionError, match="outside of its block"):
             act()
-
-
-@pytest.mark.parametrize("seconds", [0.2, 5.0])
-def test_a_proxy_that_stays_silent_is_an_error_however_short_each_call_waits(
-    context: zmq.Context[Socket], seconds: float, tmp_path: Path
-) -> None:
-    sides = endpoints(*SIDES)
-    me = DurableSubscriber(sides["durable"], "me", timeout=1.0)
-    with ProxyThreads(tmp_path, sides) as proxy:
-        feed(context, proxy, [b"0"])
-        me.__enter__()
-        assert take(me, 1) == [b"0"]
-    time.sleep(1.5)  # busy for longer than the timeout, of which the proxy is not to blame
-    assert me.receive(0.2) is None
-    with pytest.raises(NoPeerError, match="the proxy has been silent for"):
-        wait_for(lambda: me.receive(seconds), "a message", 20)
-    me.__exit__(NoPeerError, None, None)
 
 
 def test_a_displaced_client_does_not_disturb_its_successor(
@@ -658,6 +427,8 @@ def test_lost_messages_are_counted_once_though_the_client_is_killed(
                 message = me.receive(30)
                 assert message is not None
                 came.append((me.lost, message.id))
+                # A killed server would never count the ids again behind which the client continues.
+                assert notes(tmp_path, "me").lost == message.id - 10
                 raise ZeroDivisionError
         assert came[0] == (message.id - 10, message.id)
         # The killed client may have acknowledged the loss, but never the message behind it.
@@ -667,27 +438,6 @@ def test_lost_messages_are_counted_once_though_the_client_is_killed(
         assert places(proxy)["me"] in (10, message.id)
 
 
-def test_a_loss_is_on_the_disk_before_it_is_reported(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    """The client continues behind the lost ids, so a killed server would never count them again."""
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
-        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
-            take(me, 20)
-            me.ack(9, wait=True)
-        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
-        log = proxy.flow.journal.log
-        wait_for(
-            lambda: not log.unsealed and log.size <= (1 << 20) - 5 * (1 << 16),
-            "the oldest messages to be deleted",
-        )
-        wait_for(lambda: proxy.server.view.earliest == log.earliest, "the server to know")
-        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
-            message = me.receive(30)
-            assert message is not None
-            # A kill would leave this.
-            assert notes(tmp_path, "me").lost == me.lost == message.id - 10
-
-
 def test_topics_that_are_not_text_match_prefixes(context: zmq.Context[Socket], tmp_path: Path) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"\xff\xfe\x01", b"0"], [b"ok", b"1"], [b"\xff\xfe\x02", b"x", b"2"])
@@ -695,37 +445,6 @@ def test_topics_that_are_not_text_match_prefixes(context: zmq.Context[Socket], t
             assert take(me, 2) == [b"0", b"2"]
         with DurableSubscriber(proxy.sides["durable"], "other", topics=["\ufffd"]) as other:
             assert other.receive(0.1) is None
-
-
-def test_with_wait_a_late_subscriber_keeps_the_messages_that_it_needs(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Retention, "records_seconds", 0.0)
-    options = {"walMaxBytes": "1m", "whenFull": "wait", "walFlushInterval": "50ms"}
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(50)))
-        wait_for(lambda: proxy.flow.journal.log.retention.committed == 50, "no reader needs them")
-        with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
-            wait_for(lambda: proxy.flow.journal.log.retention.committed == 0, "the subscriber needs them")
-            push = context.socket(zmq.PUSH)
-            push.setsockopt(zmq.SNDHWM, 10)
-            push.connect(proxy.sides["pull"])
-            assert push.poll(30_000, zmq.POLLOUT)  # connected
-            while push.poll(500, zmq.POLLOUT):
-                push.send(b"." * 10_000)
-            assert proxy.flow.journal.log.earliest == 0
-            assert take(me, 50) == [b"%d" % i for i in range(50)]
-            assert me.lost == 0
-
-
-def test_one_message_as_large_as_the_log_does_not_end_the_feed(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="50ms") as proxy:
-        with DurableSubscriber(proxy.sides["durable"], "away"):
-            pass
-        feed(context, proxy, [b"t", b"." * (2 << 20)])
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
 
 
 def test_a_published_message_can_be_replayed_at_once(context: zmq.Context[Socket], tmp_path: Path) -> None:
@@ -778,95 +497,6 @@ def test_an_unexpected_error_at_one_subscriber_does_not_affect_others(
                 assert take(other, 1) == [b"bad"]  # the position has not moved
         assert proxy.failure is None
     assert "Traceback" in caplog.text
-
-
-def test_an_open_chunk_that_cannot_be_read_now_ends_no_server(
-    context: zmq.Context[Socket],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    faults = [DiskFaultError("too many open files")]
-    read = LogView.moment
-
-    def refuse(view: LogView) -> LogMoment:
-        if faults:
-            raise faults.pop()
-        return read(view)
-
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, [b"t", b"0"])
-        monkeypatch.setattr(LogView, "moment", refuse)
-        with DurableSubscriber(proxy.sides["durable"], "me", start="last") as me:
-            assert take(me, 1) == [b"0"]
-        assert proxy.failure is None
-    assert "too many open files" in caplog.text
-
-
-def test_an_unexpected_error_in_one_replay_ends_only_that_one(
-    context: zmq.Context[Socket],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    read = fetch_wire.raw_messages
-
-    def raw_messages(batch: pa.RecordBatch) -> RawMessages:
-        raise ZeroDivisionError("an error without a name")
-
-    monkeypatch.setattr(fetch_wire, "raw_messages", raw_messages)
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, caplog.at_level(logging.ERROR):
-        feed(context, proxy, [b"a", b"good"])
-        feed(context, proxy, [b"a", b"bad"])
-        wait_for(lambda: proxy.server.view.end == 2, "the server to follow the log")
-        asking = context.socket(zmq.DEALER)
-        asking.connect(proxy.sides["replay"])
-        asking.send_multipart([b"", number(0) + number(2)])
-        wait_for(lambda: "an error without a name" in caplog.text, "the error in the log output")
-        monkeypatch.setattr(fetch_wire, "raw_messages", read)
-        asking.send_multipart([b"", number(0) + number(2)])
-        got: list[bytes] = []
-        while b"" not in got:  # the value of the last reply
-            assert asking.poll(10_000)
-            got.append(asking.recv_multipart()[-1])
-        assert got[-3:] == [b"good", b"bad", b""]
-        assert proxy.failure is None
-    assert "Traceback" in caplog.text
-
-
-def test_a_message_that_takes_long_to_transfer_arrives_once(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subscriber_session, "SILENCE_SECONDS", 0.5)
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy, Middlebox(proxy.sides["durable"]) as slow:
-        slow.bytes_per_second = 4_000_000
-        feed(context, proxy, [b"t", b"small"], [b"t", bytes(10_000_000)], [b"t", b"after"])
-        with DurableSubscriber(slow.endpoint, "me") as me:
-            values = take(me, 3)
-        assert [len(value) for value in values] == [5, 10_000_000, 5]
-        assert slow.bytes < 14_000_000, "it was sent again"
-
-
-def test_a_proxy_without_durable_subscribers_keeps_what_they_need(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    options = {"walRetention": "0s", "walFlushInterval": "50ms"}
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            assert take(me, 4) == [b"0", b"1", b"2", b"3"]
-    with ProxyThreads(tmp_path, endpoints("pull", "replay"), **options) as proxy:
-        for i in range(10, 15):
-            feed(context, proxy, [b"t", b"%d" % i])
-        chunks = proxy.flow.journal.log.chunks
-        proxy.flow.journal.log.retention.remove_expired()
-        assert proxy.flow.journal.log.earliest <= 4, chunks
-    with (
-        ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy,
-        DurableSubscriber(proxy.sides["durable"], "me") as me,
-    ):
-        assert take(me, 11) == [b"%d" % i for i in range(4, 15)]
-        assert me.lost == 0
 
 
 def test_a_live_process_that_reads_no_status_stops_no_subscriber(
@@ -1009,27 +639,6 @@ def test_a_confirmation_is_answered_though_another_subscriber_begins_at_that_mom
         assert isinstance(other.receive()[0], Opened)
 
 
-def test_the_newest_session_has_the_name_and_the_one_before_is_refused(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        first, second = (Client(context, proxy.sides["durable"]) for _ in range(2))
-        first.open("me", 1)
-        first.send(Fetch(name="me", session=1, first=0, done=0, wait=1000))
-        second.open("me", 2)
-        assert first.refused().code == "taken"
-        for message in (
-            Fetch(name="me", session=1, first=0, done=0),
-            Open(name="me", session=1),
-            Forget(name="me", session=1),
-        ):
-            first.send(message)
-            assert first.refused().code == "taken"
-        assert [a["name"] for a in proxy.next_status()["durable"]] == ["me"]
-        feed(context, proxy, [b"t", b"0"])
-        assert second.fetch("me", 0, 2, wait=1000)[1] == [b"0"]
-
-
 def test_a_late_open_of_an_earlier_session_does_not_take_the_name_back(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
@@ -1090,49 +699,6 @@ def test_a_fetch_beyond_the_end_of_the_log_is_refused(context: zmq.Context[Socke
 
 
 # A range of ids, without a name.
-
-
-def test_a_range_is_replayed_without_a_name(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
-        feed(context, proxy, *([b"t%d" % (i % 3), b"%d" % i] for i in range(900)))
-        proxy.flow.journal.log.commit(0)
-        feed(context, proxy, *([b"t%d" % (i % 3), b"%d" % i] for i in range(900, 1000)))
-        wait_for(lambda: proxy.server.view.end == 1000, "the server to follow the log")
-        client = Client(context, proxy.sides["durable"])
-
-        def all_of(first: int, until: int | None, topics: Sequence[bytes] = (), **header: Any) -> list[bytes]:
-            got: list[bytes] = []
-            while True:
-                batch, values = client.replay(first, topics, until=until, **header)
-                assert (batch.first, batch.end, batch.done) == (first, 1000, None)
-                got += values
-                first = batch.next
-                if first >= (1000 if until is None else until):
-                    return got
-
-        assert all_of(0, None) == [b"%d" % i for i in range(1000)]
-        assert all_of(0, None, max_bytes=500) == [b"%d" % i for i in range(1000)]
-        assert all_of(400, 600, [b"t1"]) == [b"%d" % i for i in range(400, 600) if i % 3 == 1]
-        assert all_of(880, 920, [b"t0", b"t2"]) == [b"%d" % i for i in range(880, 920) if i % 3 != 1]
-        assert all_of(0, 1000, [b"no"]) == []
-        assert all_of(1000, None) == []
-        assert not ReaderRecords(LogStorage(str(tmp_path))).names()
-        assert proxy.next_status()["durable"] == []
-
-
-def test_a_deleted_range_is_reported_as_lost(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
-        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
-        log = proxy.flow.journal.log
-        wait_for(lambda: log.earliest > 10 and not log.unsealed, "the oldest messages to be deleted")
-        wait_for(lambda: proxy.server.view.earliest == log.earliest, "the server to know")
-        client = Client(context, proxy.sides["durable"])
-        client.send(Fetch(first=3, until=300))
-        lost, _ = client.receive()
-        assert isinstance(lost, Lost)
-        assert (lost.first, lost.next, lost.done) == (3, log.earliest, None)
-        batch, values = client.replay(lost.next, until=lost.next + 2)
-        assert (len(values), batch.next) == (2, lost.next + 2)
 
 
 def test_too_many_replays_at_once_are_refused(context: zmq.Context[Socket], tmp_path: Path) -> None:
@@ -1264,38 +830,6 @@ def readers(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["log", "readers", *map(str, arguments)])
 
 
-def test_the_command_line_moves_a_subscriber_that_is_away_and_none_that_is_present(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep_handlers(monkeypatch)
-    with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(present_seconds=1.5)) as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
-        proxy.flow.journal.log.commit(0)
-        wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            assert take(me, 6) == [b"%d" % i for i in range(6)]
-            for _ in range(4):  # it is present as long as it asks
-                assert me.receive(0.6) is not None or True
-                for command in (
-                    ("seek", tmp_path, "subscriber.me", "--to", "1"),
-                    ("drop", tmp_path, "subscriber.me"),
-                ):
-                    result = readers(*command)
-                    assert result.exit_code == 1, result.output
-                    assert "its client is there" in result.output
-        left = record(tmp_path, "me").next
-        wait_for(lambda: account(proxy, "me").get("connected") is False, "the subscriber to be away")
-        result = wait_for(
-            lambda: (r := readers("seek", tmp_path, "subscriber.me", "--to", "2")).exit_code == 0 and r,
-            "moved",
-        )
-        assert left == {0: 10}
-        assert record(tmp_path, "me").next == {0: 2}
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            assert not me.new
-            assert take(me, 8) == [b"%d" % i for i in range(2, 10)]
-
-
 @pytest.mark.parametrize("command", ["seek", "drop"])
 def test_a_client_that_the_command_line_has_moved_is_refused(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -1330,29 +864,6 @@ def test_a_client_that_was_away_continues_without_an_open(
                 assert take(me, 10) == [b"%d" % i for i in range(begin, begin + 10)]
                 wait_for(lambda: account(proxy, "me").get("connected") is False, "the subscriber to be away")
         assert record(tmp_path, "me").next == {0: 30}
-
-
-@pytest.mark.slow
-def test_a_subscriber_that_is_away_for_too_long_is_forgotten(
-    context: zmq.Context[Socket],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    brief = NameBounds(present_seconds=0.5)
-    with ProxyThreads(tmp_path, endpoints(*SIDES), names=brief, subscriberExpiry="2s") as proxy:
-        feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
-        with DurableSubscriber(proxy.sides["durable"], "here", auto_ack=False) as here:
-            with DurableSubscriber(proxy.sides["durable"], "away") as away:
-                take(away, 4)
-            wait_for(lambda: here.receive(0.1) is None and "away" in places(proxy), "known")
-            wait_for(lambda: here.receive(0.1) is None and "away" not in places(proxy), "forgotten")
-            assert places(proxy) == {"here": 0}
-        assert "durable subscriber 'away' has been away for" in caplog.text
-        assert "dropped the position of reader 'subscriber.away'" in caplog.text
-        assert ReaderRecords(LogStorage(str(tmp_path))).names() == ["subscriber.here"]
-        with DurableSubscriber(proxy.sides["durable"], "away") as away:
-            assert away.new
-            assert take(away, 10) == [b"%d" % i for i in range(10)]
 
 
 # Bounds.
@@ -1409,38 +920,6 @@ def test_the_topics_of_all_durable_subscriptions_have_a_bound(
         old = f"{next(at for at, answer in enumerate(answers) if isinstance(answer, Opened))}"
         for session, (name, topics) in enumerate(((old, large), (old, large[:10]), ("new", large[:900]))):
             asking.open(name, 1000 + session, topics)
-
-
-def test_clients_that_never_read_cost_bounded_memory_and_no_time(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sends are counted, not timed. ``test_process`` measures the memory of a proxy."""
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 64 << 10}) as proxy:
-        feed(context, proxy, *([b"t", bytes(1000)] for _ in range(2000)))
-        silent = Client(context, proxy.sides["durable"], rcvhwm=1, rcvbuf=4096)
-        silent.open("silent")
-        for _ in range(5):  # one answer is in its queue, one on the way, and the rest waits
-            silent.send(Fetch(name="silent", session=1, first=0, done=0, wait=1000))
-            proxy.next_status()
-        sent = account(proxy, "silent")["sent"]
-        tries: list[object] = []
-        begin = Answers.begin
-        monkeypatch.setattr(Answers, "begin", lambda *given: tries.append(0) or begin(*given))
-        turns: list[object] = []
-        turn = Router.receive
-        monkeypatch.setattr(Router, "receive", lambda *given: turns.append(0) or turn(*given))
-        began = time.monotonic()
-        for _ in range(4):
-            proxy.next_status()  # a quarter of a second, or twice that
-        assert len(turns) < 2 * 200 * (time.monotonic() - began), "the server does not loop without waiting"
-        assert (tries, account(proxy, "silent")["sent"]) == ([], sent)
-        # When it begins to read, it gets answers again.
-        first = 0
-        while first < 2000:
-            silent.send(Fetch(name="silent", session=1, first=first, done=first, wait=1000))
-            batch, _ = silent.batch()
-            if batch.first == first:  # otherwise it answers an earlier request
-                first = batch.next
 
 
 def test_a_disk_that_is_slow_at_one_name_holds_up_no_messages_of_others(

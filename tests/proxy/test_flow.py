@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket as stdlib_socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import zmq
 from tests.support import Socket, log_rows, wait_for
 from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
-from zmq_datasource import LogFormatError, LogLockedError, OptionError, Producer
+from zmq_datasource import LogFormatError, OptionError, Producer
 from zmq_datasource.log import ReaderRecord, ReaderRecords, local_files
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
@@ -25,7 +24,6 @@ from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.figures import PublishedFigures
 from zmq_datasource.proxy.journal import Written
-from zmq_datasource.transport import core
 from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.spec import SocketSpec
 
@@ -73,46 +71,6 @@ def test_plain_publishes_the_frames_as_they_came(context: zmq.Context[Socket], t
     assert log_rows(tmp_path).num_rows == 4
 
 
-@pytest.mark.parametrize("size", [10, 20_000])
-def test_messages_of_any_size_are_unchanged(size: int, context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("pull", "publish")
-    with ProxyThreads(tmp_path, sides, slowSubscriber="wait") as proxy:
-        sub = subscriber(context, proxy, b"")
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        sent = []
-        for i in range(300):
-            value = str(i).encode().ljust(size, b".")
-            sent.append([[b"t", value], [value], [b"t", value, value]][i % 3])
-            push.send_multipart(sent[-1])
-        got = receive(sub, 300)
-    assert [m[1] for m in got] == [number(i) for i in range(300)]
-    assert [m[:1] + m[2:] if m[0] else m[2:] for m in got] == sent
-    rows = log_rows(tmp_path)
-    assert rows.column("value").to_pylist() == [m[-1] for m in sent]
-    assert rows.column("frames").to_pylist() == [m if len(m) > 2 else None for m in sent]
-
-
-def test_a_message_that_no_row_can_hold_is_discarded_and_counted(
-    context: zmq.Context[Socket],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(core, "MAX_MESSAGE_BYTES", 1000)
-    sides = endpoints("pull", "publish")
-    with ProxyThreads(tmp_path, sides) as proxy:
-        sub = subscriber(context, proxy, b"")
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        sent = [[b"%d" % i, b"." * 300, b"." * 100] for i in range(20)]  # most bytes are in the middle frame
-        for each in (sent[0], [b"", b"x" * 1001, b""], *sent[1:]):
-            push.send_multipart(each)
-        assert receive(sub, 20) == [[m[0], number(i), *m[1:]] for i, m in enumerate(sent)]
-        assert proxy.flow_status()["oversize"] == 1
-    assert f"{sides['pull']}: discarded a message of 1001 bytes" in caplog.text
-
-
 def test_nothing_is_published_before_it_is_on_disk(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,43 +97,6 @@ def test_nothing_is_published_before_it_is_on_disk(
         assert not sub.poll(100)
         let_go.set()
         assert receive(sub, 2) == [[b"", number(0), b"1"], [b"", number(1), b"2"]]
-
-
-def test_a_slow_disk_delays_no_publisher(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_go = threading.Event()
-    sync = local_files.sync_file
-
-    def stuck(path: Path) -> None:
-        assert let_go.wait(60)
-        sync(path)
-
-    sides = endpoints("pull", "publish")
-    with ProxyThreads(tmp_path, sides, walSync=True, walChunkBytes=100_000) as proxy:
-        sub = subscriber(context, proxy, b"")
-        push = context.socket(zmq.PUSH)
-        push.setsockopt(zmq.SNDHWM, 1)
-        push.connect(sides["pull"])
-        monkeypatch.setattr(local_files, "sync_file", stuck)
-        flow, sent = proxy.flow, 0
-        try:
-            for _ in range(50):
-                push.send(b"x")
-                sent += 1
-                wait_for(lambda: flow.received == sent, f"message {sent} taken")  # noqa: B023
-            # But memory holds no more than a chunk of them.
-            while sent < 1000:
-                push.send(b"x" * 10_000)
-                sent += 1
-                try:
-                    wait_for(lambda: flow.received == sent, f"message {sent} taken", seconds=3)  # noqa: B023
-                except AssertionError:
-                    break
-            assert 55 < sent < 100
-        finally:
-            let_go.set()
-        assert [m[1] for m in receive(sub, sent)] == [number(i) for i in range(sent)]
 
 
 def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
@@ -244,21 +165,6 @@ def test_a_peer_cannot_end_the_subscriptions_of_others(context: zmq.Context[Sock
         assert receive(sub, 1)[0][0] == b"live.1"
 
 
-def test_waited_seconds_grow_while_publishing_waits(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("pull", "publish")
-    small = {"zmq.sndbuf": 4096, "sndhwm": 10, "slowSubscriber": "wait", "linger": 0}
-    with ProxyThreads(tmp_path, sides, **small) as proxy:
-        subscriber(context, proxy, b"", rcvhwm=10, rcvbuf=4096)
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        deadline = time.monotonic() + 30
-        while not (waited := proxy.flow.status()["waitedSeconds"]):
-            with suppress(zmq.Again):
-                push.send(bytes(10_000), zmq.NOBLOCK)
-            assert time.monotonic() < deadline
-        wait_for(lambda: proxy.flow.status()["waitedSeconds"] > waited, "more, while it still waits")
-
-
 def test_transactions_are_published_once_they_are_committed(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
@@ -274,20 +180,6 @@ def test_transactions_are_published_once_they_are_committed(
             assert got == [[b"orders", number(i), b"order %d" % i] for i in range(first, first + 3)]
             sub.close(0)
     assert log_rows(tmp_path).column("value").to_pylist() == [b"order %d" % i for i in range(6)]
-
-
-def test_ids_continue_after_a_restart(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("pull", "publish")
-    for start in (0, 10):
-        with ProxyThreads(tmp_path, sides) as proxy:
-            sub = subscriber(context, proxy, b"")
-            push = context.socket(zmq.PUSH)
-            push.connect(sides["pull"])
-            for i in range(10):
-                push.send(b"%d" % i)
-            assert [m[1] for m in receive(sub, 10)] == [number(start + i) for i in range(10)]
-            sub.close(0)
-            push.close(0)
 
 
 def test_messages_are_dropped_for_a_stalled_subscriber_only(
@@ -374,32 +266,6 @@ def test_with_wait_a_full_subscriber_holds_the_publisher_back_and_nothing_is_los
         assert proxy.flow.status()["waitedSeconds"] > 0
 
 
-def test_the_log_stays_within_its_size_and_its_age(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("pull", "publish")
-    with ProxyThreads(
-        tmp_path, sides, walMaxBytes="1m", walFlushInterval="100ms", slowSubscriber="wait"
-    ) as proxy:
-        sub = subscriber(context, proxy, b"", rcvhwm=100_000)
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        for i in range(4000):
-            push.send(b"%d" % i + b"." * 1000)
-        receive(sub, 4000)
-        log = proxy.flow.journal.log
-        assert 0 < log.earliest < 4000
-        assert log.size <= 1 << 20
-    with ProxyThreads(tmp_path, sides, walRetention="100ms", walFlushInterval="50ms") as proxy:
-        records = ReaderRecords(proxy.flow.journal.storage)
-        needed = log.earliest + 10
-        records.write("desk", ReaderRecord({0: needed}, 1e9))
-        log = proxy.flow.journal.log
-        push.send(b"more")
-        wait_for(lambda: log.earliest > 0 and proxy.flow.counters.received == 4001, "received")
-        assert log.earliest <= needed
-        records.write("desk", ReaderRecord({0: log.durable_end}, 1e9))
-        wait_for(lambda: log.chunks == 1, "the older messages, which are not needed, to be deleted")
-
-
 def test_a_full_log_that_is_needed_holds_publishers_back(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
@@ -422,17 +288,6 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
         assert proxy.flow.journal.log.earliest == 0
         records.write("desk", ReaderRecord({0: proxy.flow.journal.log.durable_end}, 1e9))
         assert push.poll(30_000, zmq.POLLOUT)
-
-
-def test_two_proxies_cannot_share_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.proxy.journal.LOCK_WAIT_SECONDS", 0.1)
-    sides = endpoints("pull", "publish")
-    with (
-        ProxyThreads(tmp_path, sides),
-        pytest.raises(LogLockedError, match="is held by process"),
-        ProxyThreads(tmp_path, endpoints("pull", "publish")),
-    ):
-        pass
 
 
 def test_a_log_of_a_query_is_refused(tmp_path: Path) -> None:
@@ -617,24 +472,6 @@ def test_topics_beyond_the_bound_are_not_passed_on_to_publishers(
         assert pub.recv() == b"\x01live."
         pub.send_multipart([b"live.", b"v"])
         assert receive(other, 1)[0][0] == receive(another, 1)[0][0] == b"live."
-
-
-def test_the_bytes_of_topics_that_are_passed_on_have_a_bound(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints("bind", "publish")
-    with ProxyThreads(tmp_path, sides, backend.RequestBounds(upstream_bytes=100), topics="kept.") as proxy:
-        pub = publisher(context, sides["bind"], (b"kept.",))
-        sub = context.socket(zmq.SUB)
-        sub.connect(sides["publish"])
-        for topic in (b"a" * 60, b"b" * 60, b"c" * 40):
-            sub.subscribe(topic)
-        assert [received[0] for received in receive(pub, 2)] == [b"\x01" + b"a" * 60, b"\x01" + b"c" * 40]
-        sub.unsubscribe(b"a" * 60)
-        assert pub.recv() == b"\x00" + b"a" * 60
-        sub.subscribe(b"d" * 60)
-        assert pub.recv() == b"\x01" + b"d" * 60
-        assert proxy.flow_status()["subscriptionsRefused"] == 1
 
 
 def test_all_subscribers_share_a_bound_and_the_largest_is_disconnected_first() -> None:

@@ -105,24 +105,6 @@ with DurableSubscriber(sys.argv[1], "me") as me:
         )
 
 
-def test_a_client_that_is_made_in_a_forked_child_works_there(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        run(
-            """
-with Producer(sys.argv[1]) as parent:
-    parent.send("parent")
-    parent.flush()
-    def use():
-        with Producer(sys.argv[1]) as producer:
-            producer.send("child")
-    child_refuses([], use)
-""",
-            endpoint,
-        )
-    assert values(tmp_path) == ["parent", "child"]
-
-
 def test_a_proxy_ends_with_its_parent_though_a_forked_child_lives_on(tmp_path: Path) -> None:
     program = """
 with Proxy(pull=sys.argv[1], publish=sys.argv[2], wal_location=sys.argv[3]) as proxy:

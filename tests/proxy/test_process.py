@@ -9,9 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -24,7 +23,6 @@ from tests.support import Socket, log_rows, wait_for
 from tests.support.proxies import Client, endpoints, publisher, receive
 from zmq_datasource import DurableSubscriber, OptionError, Producer, Proxy, SocketError
 from zmq_datasource.cli import main as cli
-from zmq_datasource.proxy import subscriber_session
 from zmq_datasource.proxy.fetch_protocol import Fetch
 
 pytestmark = pytest.mark.spark
@@ -34,46 +32,6 @@ def processes_of(proxy: Proxy) -> list[psutil.Process]:
     """The live process and the server process."""
     live = psutil.Process(proxy.pid)
     return [live, *wait_for(live.children, "the server process")]
-
-
-def test_a_subscriber_that_is_killed_loses_nothing_and_gets_nothing_twice_after_its_acknowledgement(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints("bind", "durable")
-    notes, messages = tmp_path / "notes", 4000
-    with Proxy(wal_location=tmp_path / "log", **sides):
-        pub = publisher(context, sides["bind"])
-        for i in range(messages):
-            pub.send(b"%d" % i)
-        command = [
-            *(sys.executable, "-m", "tests.support.durable_driver", sides["durable"], "me"),
-            str(notes),
-        ]
-        for at in (100, 1000, None):  # killed twice, some time after these messages
-            driver = subprocess.Popen([*command, str(messages - 1)])
-            try:
-                if at is None:
-                    assert driver.wait(60) == 0
-                else:
-                    wait_for(
-                        lambda at=at: notes.exists() and f"got {at}\n" in notes.read_text(),
-                        f"message {at} received",
-                    )
-            finally:
-                driver.send_signal(signal.SIGKILL)
-                driver.wait()
-    acknowledged, got = -1, []
-    for line in notes.read_text().splitlines():
-        what, _, number = line.partition(" ")
-        if what == "got":
-            assert int(number) > acknowledged
-            got.append(int(number))
-        else:
-            acknowledged = int(number)
-    assert sorted(set(got)) == list(range(messages))
-    assert acknowledged == messages - 1
-    runs = [i for i, (a, b) in enumerate(pairwise(got)) if b != a + 1]
-    assert len(runs) <= 2, "in order, except where it was killed"
 
 
 def test_a_proxy_that_is_killed_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
@@ -143,60 +101,6 @@ def test_a_killed_server_process_is_started_again(context: zmq.Context[Socket], 
                 server.kill()
                 server.wait()
         assert live.is_running()
-
-
-# Each process of the proxy runs this at its start: while a file exists, no position can be written.
-STALLING_DISK = """
-import os, time
-rename = os.rename
-def stalling(old, new):
-    while os.path.exists({stall!r}) and "subscriber." in str(new):
-        open({stalled!r}, "w").close()
-        time.sleep(0.01)
-    rename(old, new)
-os.rename = stalling
-"""
-
-
-def test_a_disk_that_stalls_ends_no_durable_subscriber(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client redials, and the proxy reads the requests of its old connection after that."""
-    monkeypatch.setattr(subscriber_session, "SILENCE_SECONDS", 0.8)
-    stall, stalled = tmp_path / "stall", tmp_path / "stalled"
-    (tmp_path / "sitecustomize.py").write_text(STALLING_DISK.format(stall=str(stall), stalled=str(stalled)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    sides = endpoints("pull", "durable")
-    got: dict[str, list[bytes]] = {f"s{i}": [] for i in range(12)}
-    failures: list[BaseException] = []
-
-    def subscribe(name: str) -> None:
-        try:
-            with DurableSubscriber(sides["durable"], name) as me:
-                while len(got[name]) < 20:
-                    got[name] += [m.value for m in [me.receive(60)] if m]
-        except BaseException as e:
-            failures.append(e)
-
-    with Proxy(wal_location=tmp_path / "log", wal_sync=False, **sides):
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        threads = [threading.Thread(target=subscribe, args=(name,)) for name in got]
-        for thread in threads:
-            thread.start()
-        for i in range(10):
-            push.send(b"%d" % i)
-        wait_for(lambda: all(len(values) == 10 for values in got.values()), "the first ones")
-        stall.touch()
-        for i in range(10, 20):
-            push.send(b"%d" % i)
-        wait_for(stalled.exists, "the disk stalls")
-        time.sleep(2.5)  # longer than a client waits for a byte
-        stall.unlink()
-        for thread in threads:
-            thread.join(90)
-    assert failures == []
-    assert list(got.values()) == [[b"%d" % i for i in range(20)]] * 12
 
 
 @pytest.mark.slow

@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import wait_for
-from tests.support.proxies import endpoints
-from zmq_datasource.errors import DiskFaultError, LogWriteError, SocketError
-from zmq_datasource.log.layout import LOCK_WAIT_SECONDS
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.options import ProxyOptions
-from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy import process, server
+from zmq_datasource.errors import SocketError
+from zmq_datasource.proxy import process
 from zmq_datasource.proxy.child import Child
 from zmq_datasource.proxy.view import Progress
 
@@ -90,49 +83,3 @@ def test_a_line_that_a_process_has_not_finished_is_ignored(
     child = Child("killed_while_it_writes", {})
     assert child.end(30) == 0
     assert (child.status, child.ended, child.error) == ({"sent": 1}, True, None)
-
-
-def test_a_server_process_that_starts_again_knows_its_subscribers(tmp_path: Path) -> None:
-    """A killed server process leaves nothing but the records."""
-    storage = opened(tmp_path)
-    records, notes = ReaderRecords(storage), SubscriberNotes("me", 1, [], 0.0)
-    given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
-    options = parse(ProxyOptions, given)
-    for next_id in (0, None):
-        if next_id is None:
-            records.remove("subscriber.me")
-        else:
-            records.write("subscriber.me", ReaderRecord({0: next_id}, 1e9, subscriber=notes))
-        it = server.open_server(options, PROGRESS)
-        assert [account["name"] for account in it.status()["durable"]] == ["me"] * (next_id is not None)
-        it.close()
-
-
-def opened(location: Path) -> LogStorage:
-    storage = LogStorage(str(location))
-    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, retention=0)
-    log.open(LOCK_WAIT_SECONDS)
-    log.close()
-    return storage
-
-
-def test_a_disk_that_refuses_while_the_server_process_starts_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notes = SubscriberNotes("me", 1, [], 0.0)
-    ReaderRecords(opened(tmp_path)).write("subscriber.me", ReaderRecord({0: 0}, 1e9, subscriber=notes))
-    faults = [DiskFaultError("too many open files")] * 2
-    read = LogStorage.read
-
-    def refuse(self: LogStorage, key: str) -> bytes | None:
-        if faults and key.endswith("readers/subscriber.me.json"):
-            raise faults.pop()
-        return read(self, key)
-
-    monkeypatch.setattr(LogStorage, "read", refuse)
-    given = {"walLocation": str(tmp_path), "walSync": "false", **endpoints("pull", "durable")}
-    server.open_server(parse(ProxyOptions, given), PROGRESS).close()
-    assert not faults
-    faults += [DiskFaultError("too many open files")] * 1000
-    with pytest.raises(LogWriteError, match=r"too many open files.*walRetryTimeout=0\.1s"):
-        server.open_server(parse(ProxyOptions, given | {"walRetryTimeout": "100ms"}), PROGRESS)
