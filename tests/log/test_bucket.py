@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import threading
 
-import obstore
 import pytest
 
 from tests.log.machines import Machines, MemoryBucket, WatchedBucket, fill, no_answer, numbered
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import (
-    DataLossError,
     DiskFaultError,
-    LogFormatError,
-    LogLockedError,
-    LogWriteError,
     OptionError,
 )
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.readers import Reader, Readers
-from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.offsets import Offset, Place
 from zmq_datasource.workbench.log import seek_reader
@@ -63,24 +57,6 @@ def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machi
     assert costs[0] == costs[1]
 
 
-def test_a_writer_that_lives_keeps_other_machines_away(machines: Machines) -> None:
-    log = machines.writer()
-    with pytest.raises(LogLockedError, match=r"held by process \d+ on .* no sign of life"):
-        machines.writer()
-    assert machines.storage().is_written()
-    machines.end(log)
-    assert not machines.storage().is_written()
-    machines.writer()
-
-
-def test_two_partitions_are_written_from_two_machines(machines: Machines) -> None:
-    one, two = machines.writer(), machines.writer(machines.storage(1))
-    fill(one, b"0")
-    fill(two, b"1")
-    assert machines.storage().partitions() == [0, 1]
-    assert one.log_id == two.log_id
-
-
 def test_a_machine_elsewhere_follows(machines: Machines) -> None:
     log = machines.writer()
     fill(log, b"0")
@@ -96,78 +72,7 @@ def test_a_machine_elsewhere_follows(machines: Machines) -> None:
     assert follower.earliest == 1
 
 
-def test_foreign_objects_are_left_alone(machines: Machines, memory: MemoryBucket) -> None:
-    foreign = ("readme.txt", "0/notes", "0/chunks/readme.txt", "0/5.arrow", "7x/chunks/a", "log-x.json")
-    for key in foreign:
-        obstore.put(memory.held, key, b"foreign")
-    for value in (b"0", b"1"):
-        log = machines.writer()
-        fill(log, value)
-        log.commit(2)
-        machines.end(log)
-    assert machines.rows() == [(1, b"1")]
-    assert machines.storage().partitions() == [0]
-    assert all(bytes(obstore.get(memory.held, key).bytes()) == b"foreign" for key in foreign)
-
-
 # What it is refused for.
-
-
-def test_a_log_of_format_1_is_refused_with_what_to_do(machines: Machines, memory: MemoryBucket) -> None:
-    """It has no log.json in a bucket, and its chunks are elsewhere."""
-    for key in (f"log-1-{'0' * 32}.json", "0/claims/0000000001-ffffffffffffffff.json"):
-        obstore.put(memory.held, key, b"{}")
-    before = memory.names()
-    drain = rf"s3://bucket/log/log-1-{'0' * 32}\.json: .* version 1, .* with the release that wrote it; .* walStore"
-    with pytest.raises(LogFormatError, match=drain):
-        machines.writer()
-    with pytest.raises(LogFormatError, match=drain):
-        machines.storage().log_id()
-    assert memory.names() == before
-
-
-def test_chunks_in_a_bucket_that_has_lost_the_logs_id_are_refused(
-    machines: Machines, memory: MemoryBucket
-) -> None:
-    log = machines.writer()
-    for value in (b"0", b"1"):
-        fill(log, value)
-    machines.end(log)
-    content = bytes(obstore.get(memory.held, "log.json").bytes())
-    obstore.delete(memory.held, "log.json")
-
-    says = r"opening the log in s3://bucket/log: log.json is missing.*ids from 0 on.*Restore log.json"
-    with pytest.raises(LogFormatError, match=says):
-        machines.writer()
-    with pytest.raises(LogFormatError, match=says):
-        machines.storage().log_id()
-    assert "log.json" not in memory.names()
-
-    obstore.put(memory.held, "log.json", content)
-    again = machines.writer()
-    assert (again.log_id, again.durable_end) == (log.log_id, 2)
-
-
-def test_ids_that_a_query_has_read_are_not_given_again(machines: Machines) -> None:
-    log = machines.writer()
-    fill(log, b"0")
-    position = Reader(machines.storage(), "far", 1e9)
-    position.move({0: 5}, lazily=False)
-    position.end()
-    machines.end(log)
-    with pytest.raises(DataLossError, match="has read the ids below 5"):
-        machines.writer()
-
-
-def test_a_missing_chunk_in_the_middle_is_an_error_for_its_reader(machines: Machines) -> None:
-    log = machines.writer()
-    for value in (b"0", b"1", b"2"):
-        fill(log, value)
-    machines.end(log)
-    machines.storage().delete_chunk(1)
-    assert machines.writer().durable_end == 3
-    with pytest.raises(DataLossError, match="the chunk with the ids from 1 to 1 is missing"):
-        machines.rows()
 
 
 # A bucket that is away, and back.
@@ -205,16 +110,6 @@ def test_a_chunk_whose_answer_was_lost_is_there_once(machines: Machines) -> None
     assert lost == [f"0/{chunk_name(1)}"]
     assert fill(log, b"2") == 3
     assert machines.rows() == numbered(b"0", b"1", b"2")
-
-
-def test_a_bucket_that_stays_away_ends_the_writer(machines: Machines) -> None:
-    storage = machines.storage()
-    log = machines.writer(storage, retry_timeout=0.2)
-    watched(storage).before = no_answer
-    with pytest.raises(LogWriteError, match=r"no answer.*walRetryTimeout"):
-        fill(log, b"0")
-    with pytest.raises(LogWriteError):
-        log.append(batch_of([b"1"]))
 
 
 def test_an_opening_is_repeated_wherever_the_bucket_has_not_answered(machines: Machines) -> None:
@@ -307,53 +202,7 @@ def test_a_bucket_that_goes_away_within_a_large_chunk_is_no_damage(
         assert read_parts(storage) == rows
 
 
-def test_a_chunk_that_is_deleted_while_it_is_read_is_no_damage(
-    machines: Machines, memory: MemoryBucket
-) -> None:
-    storage, _ = large_chunk(machines)
-    storage.retry_seconds = 30.0
-
-    def delete(verb: str, key: str) -> None:
-        if watched(storage).calls["read_range"] == 5:
-            obstore.delete(memory.held, key)
-
-    watched(storage).before = delete
-    with pytest.raises(DataLossError, match="it does not exist"):
-        read_parts(storage)
-
-
 # Readers.
-
-
-def test_chunks_that_a_query_on_another_machine_needs_are_kept(machines: Machines) -> None:
-    log = machines.writer()
-    for value in (b"0", b"1", b"2"):
-        fill(log, value)
-    elsewhere = machines.storage()
-    position = Reader(elsewhere, "far", 1e9)
-    position.keep_everything(lambda: {0: read_index(elsewhere).earliest})
-    log.commit(3)
-    assert machines.firsts() == [0, 1, 2]
-    position.move({0: 2}, lazily=False)
-    log.commit(3)
-    assert machines.firsts() == [2]
-    position.discard()
-    assert machines.names("readers") == ["all.records.lock"]
-
-
-def test_a_query_that_runs_elsewhere_is_known_to_run(machines: Machines) -> None:
-    fill(machines.writer(), b"0")
-    here = machines.storage()
-    position = Reader(machines.storage(), None, 1e9)
-    position.keep_everything(lambda: {0: 0})
-    assert ReaderRecords(here).is_running(position.name)
-    readers = Readers(here, retention=0.0)
-    readers.own = "mine"
-    assert readers.needed() == 0
-    assert not readers.make_room(1)
-    position.end()
-    assert not ReaderRecords(here).is_running(position.name)
-    assert readers.needed() is None  # it has not moved for 0 s, and does not run
 
 
 class Deleting:
@@ -434,24 +283,6 @@ def test_a_seek_to_an_id_that_is_deleted_meanwhile_does_not_move_the_reader(mach
     error, record = put_back(machines, Place(None, Offset(None, {0: 0})))
     assert "has the ids 1 to 1" in str(error)
     assert record == ReaderRecord({0: 2}, 1e9)
-
-
-def test_a_deletion_makes_way_for_readers(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Retention, "round_seconds", 0.0)
-    log = machines.writer()
-    for value in (b"0", b"1", b"2", b"3"):
-        fill(log, value)
-    log.commit(1)
-    elsewhere = machines.storage()
-    position = Reader(elsewhere, "far", 1e9)
-    position.keep_everything(lambda: {0: read_index(elsewhere).earliest})
-    for _ in range(3):
-        log.commit(3)
-    assert machines.firsts() == [1, 2, 3]
-    position.discard()
-    for _ in range(3):
-        log.commit(3)
-    assert machines.firsts() == [3]
 
 
 def test_a_log_that_is_away_deletes_nothing(machines: Machines, memory: MemoryBucket) -> None:

@@ -33,14 +33,13 @@ from tests.support import (
     keep_handlers,
     log_rows,
     offer,
-    stop_sooner,
     stream_options,
     wait_for,
 )
 from tests.support import tiny_disk as a_tiny_disk
-from tests.support.proxies import ProxyThreads, endpoints, receive, subscriber
-from zmq_datasource import DurableSubscriber, Producer
-from zmq_datasource.errors import DiskFaultError, LogWriteError, SubscriptionError
+from tests.support.proxies import ProxyThreads, endpoints
+from zmq_datasource import DurableSubscriber
+from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.chunk import read_chunk, read_facts
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
@@ -48,7 +47,6 @@ from zmq_datasource.log.reader import Slice
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiving import ReceivingThread
@@ -155,21 +153,6 @@ def test_a_disk_that_refuses_for_a_moment_costs_nothing(
         refusing.code = None
         wait_for(lambda: ingest.seal() == 100, "all messages")
     assert numbers(tmp_path) == list(range(100))
-
-
-def test_a_query_that_gathers_first_waits_for_its_disk(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(monkeypatch)
-    push, endpoint = bound(context, zmq.PUSH)
-    with ingesting(tmp_path, endpoint) as ingest, pushing(push, 10):
-        wait_for(lambda: ingest.counters.received, "the first message")
-        refusing.code = errno.ENOSPC
-        wait_for(lambda: ingest.log.unsealed or ingest.log.durable_end == 10, "messages that wait")
-        end_of_fault = threading.Timer(0.3, lambda: setattr(refusing, "code", None))
-        end_of_fault.start()
-        wait_for(lambda: ingest.receive_for(0.05, None) == 10, "all messages, and no error")
-        end_of_fault.join()
 
 
 def test_a_stop_waits_for_the_disk_and_names_the_lost_messages(
@@ -294,35 +277,6 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
 
 
 @needs_root
-def test_a_query_begins_on_a_full_disk_once_there_is_room(
-    context: Context, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zmq_datasource.spark.stream_reader import ZmqStreamReader  # noqa: PLC0415
-
-    keep_handlers(monkeypatch)
-    stop_sooner(monkeypatch)
-    _, endpoint = bound(context, zmq.PUSH)
-    reader = ZmqStreamReader(stream_options(connect=endpoint, socketType="PULL", walLocation=disk / "log"))
-    blocker: list[Path] = []
-
-    def remember(*given: Any) -> None:
-        if not blocker:
-            blocker.append(fill_disk(disk))
-            threading.Timer(0.2, blocker[0].unlink).start()
-        write(*given)
-
-    write = ReaderRecords.write
-    monkeypatch.setattr(ReaderRecords, "write", remember)
-    try:
-        initial = reader.initialOffset()
-        assert initial["next"] == {"0": 0}
-        (record,) = ReaderRecords(LogStorage(str(disk / "log"))).all().values()
-        assert (record.next, record.begins_here) == ({0: 0}, True)
-    finally:
-        reader.stop()
-
-
-@needs_root
 def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
     def writer() -> LogWriter:
         log = LogWriter(LogStorage(str(disk / "log")), chunk_bytes=1 << 20, max_bytes=1 << 30)
@@ -354,109 +308,6 @@ def test_a_reader_moves_its_record_on_a_full_disk(disk: Path) -> None:
         records.write("desk", ReaderRecord({0: position}))
         assert records.all()["desk"].next == {0: position}
     assert len(list((disk / "log" / "readers").iterdir())) == 1
-
-
-@needs_root
-def test_transactions_wait_for_a_full_disk(context: Context, disk: Path) -> None:
-    endpoint = free_endpoint()
-    put_chunk = LogStorage.put_chunk
-    blocker: list[Path] = []
-
-    def full(storage: LogStorage, first: int, content: Content) -> None:
-        """The disk is full when the chunk comes, not yet when the rows are staged."""
-        if not blocker:
-            blocker.append(fill_disk(disk))
-        put_chunk(storage, first, content)
-
-    with (
-        ingesting(disk / "log", bind=endpoint, socketType="ROUTER") as ingest,
-        Producer(endpoint, name="desk", sendTimeout="60s") as producer,
-        pytest.MonkeyPatch.context() as fault,
-    ):
-        fault.setattr(LogStorage, "put_chunk", full)
-
-        def make_room() -> None:
-            wait_for(lambda: ingest.counters.paused_by == "diskFault", "the pause")
-            blocker[0].unlink()
-
-        making_room = threading.Thread(target=make_room)
-        making_room.start()
-        with producer.transaction():
-            for i in range(100):
-                producer.send(b"%d" % i)
-        making_room.join(30)
-    assert numbers(disk / "log") == list(range(100))
-
-
-@needs_root
-def test_a_full_disk_holds_a_proxys_push_back_and_costs_nothing(context: Context, disk: Path) -> None:
-    sides = endpoints("pull", "publish", "durable")
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.SNDHWM, 10)
-    push.setsockopt(zmq.SNDBUF, 4096)
-    with (
-        ProxyThreads(disk / "log", sides, rcvhwm=10, walSync=True, slowSubscriber="wait") as proxy,
-        DurableSubscriber(sides["durable"], "me", timeout=60) as durable,
-    ):
-        sub = subscriber(context, proxy, b"", rcvhwm=100_000)
-        push.connect(sides["pull"])
-        push.send(b"0")
-        first = durable.receive(60)
-        assert first is not None
-        blocker = fill_disk(disk)
-        for number in range(1, SOME):
-            push.send(b"%d" % number + b" " * SIZE)
-        wait_for(lambda: proxy.flow.status()["diskFault"], "the pause")
-        with pushing(push, first=SOME) as sent:
-            wait_for(lambda: sent() and not push.poll(200, zmq.POLLOUT), "the sender is held back")
-            assert sent() < MESSAGES
-            durable.ack(first, wait=True)  # which takes no room
-            blocker.unlink()
-            got = receive(sub, MESSAGES)
-        assert [int(message[-1]) for message in got] == list(range(MESSAGES))
-        rest = [durable.receive(60) for _ in range(MESSAGES - 1)]
-        assert [int(m.value) for m in (first, *rest) if m] == list(range(MESSAGES))
-        durable.ack(rest[-1] or 0, wait=True)
-    assert numbers(disk / "log") == list(range(MESSAGES))
-
-
-def test_durable_subscribers_wait_for_a_disk_that_refuses(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sides = endpoints("pull", "durable")
-    push = context.socket(zmq.PUSH)
-    push.connect(sides["pull"])
-    put = DirectoryStore.put
-    refusals = 0
-
-    def refuse(store: DirectoryStore, key: str, content: bytes) -> None:
-        nonlocal refusals
-        if not key.startswith("readers/subscriber."):
-            put(store, key, content)
-            return
-        refusals += 1
-        raise DiskFaultError(f"writing {key}: Input/output error")
-
-    with (
-        ProxyThreads(tmp_path, sides) as proxy,
-        DurableSubscriber(sides["durable"], "me", timeout=60) as durable,
-    ):
-        push.send(b"0")
-        first = durable.receive(60)
-        assert first is not None
-        monkeypatch.setattr(DirectoryStore, "put", refuse)
-        acknowledging = threading.Thread(target=lambda: durable.ack(first, wait=True))
-        acknowledging.start()
-        wait_for(lambda: refusals, "a refusal")
-        with pytest.raises(SubscriptionError, match="Input/output error"):
-            DurableSubscriber(sides["durable"], "new", timeout=60).__enter__()
-        assert acknowledging.is_alive()
-        records = ReaderRecords(LogStorage(str(tmp_path)))
-        assert [record.needs(0) for record in records.all().values()] == [0]
-        assert proxy.failure is None
-        monkeypatch.setattr(DirectoryStore, "put", put)
-        acknowledging.join(60)
-        assert [record.needs(0) for record in records.all().values()] == [1]
 
 
 @needs_root
@@ -545,35 +396,6 @@ def no_free_file() -> Iterator[Callable[[], None]]:
         yield end
     finally:
         end()
-
-
-class _UnreadableChunk:
-    """A chunk that can be opened but not read."""
-
-    partition, retry_seconds, closed = 0, 0.0, False
-
-    def open_sealed(self, _: str, whole: bool = True) -> pa.NativeFile:
-        return pa.PythonFile(self, mode="r")
-
-    def path_of(self, name: str) -> str:
-        return name
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        return 1000
-
-    def tell(self) -> int:
-        return 1000
-
-    def read(self, size: int = -1) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_chunk_that_cannot_be_read_now_is_not_taken_for_damaged() -> None:
-    with pytest.raises(DiskFaultError, match="Input/output error"):
-        list(read_chunk(_UnreadableChunk(), chunk_name(0), 0, 2))
 
 
 def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(

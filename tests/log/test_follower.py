@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.log.machines import Machines, MemoryBucket, Watched, WatchedDirectory, fill
-from tests.log.test_readers import written
-from tests.support import keep_handlers, stream_options
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
 WITHOUT_NEWS = {"open": 1, "find": 2}
 
@@ -207,20 +201,6 @@ def test_another_log_in_its_place_is_refused(
     assert followed.follower.durable_end == 3
 
 
-def test_an_older_copy_that_was_received_into_is_refused(
-    anywhere: Machines, memory: MemoryBucket, tmp_path: Path
-) -> None:
-    """Its last chunks are gone, and their ids were given to other messages."""
-    followed = Followed(anywhere, 3)
-    anywhere.end(followed.log)
-    for first in (1, 2):
-        followed.remove(first)
-    followed.log = anywhere.writer()
-    followed.write(3)
-    with pytest.raises(DataLossError, match=r"id 2 was written by .* and is now by"):
-        followed.look()
-
-
 @given(st.lists(st.sampled_from(["write", "delete", "look", "wait", "restart"]), max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_each_refresh_finds_what_a_full_listing_finds(steps: list[str]) -> None:
@@ -269,31 +249,3 @@ def test_an_older_look_does_not_replace_a_newer_one(tmp_path: Path) -> None:
     spark.join(30)
     assert followed.follower.durable_end == 3
     followed.log.close()
-
-
-def test_a_trigger_without_news_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, 5).close()
-    lists: list[str] = []
-    list_directory = DirectoryStore.list
-
-    def counted(store: DirectoryStore, prefix: str = "", after: str = "") -> Any:
-        lists.append(prefix)
-        return list_directory(store, prefix, after)
-
-    keep_handlers(monkeypatch)
-    it = ZmqStreamReader(stream_options(walLocation=tmp_path))
-    it.idle = Idle(wait_seconds=0.1)
-    try:
-        begin = it.initialOffset()
-        end = it.latestOffset(begin, ReadMaxRows(1))
-        for _ in range(3):
-            it.latestOffset(end, ReadMaxRows(1))
-            it.reportLatestOffset()
-        monkeypatch.setattr(DirectoryStore, "list", counted)
-        began = time.monotonic()
-        for _ in range(20):
-            assert it.latestOffset(end, ReadMaxRows(1)) == end
-            it.reportLatestOffset()
-        assert lists.count("0") <= 1 + time.monotonic() - began  # one a second
-    finally:
-        it.stop()

@@ -15,7 +15,6 @@ from tests.support import batch_of, log_rows, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -129,23 +128,6 @@ def test_a_directory_that_stays_away_ends_the_writer_and_nothing_is_written_ther
 
 
 @ways
-def test_the_commit_is_remembered_while_the_directory_is_away(tmp_path: Path, left: Left) -> None:
-    """Chunks that are away cannot be deleted, and readers with records that are away still need theirs."""
-    place = Place(tmp_path / "log", left)
-    log = open_log(place.path)
-    for value in (b"0", b"1", b"2"):
-        put(log, value).result(10)
-    ReaderRecords(LogStorage(str(place.path))).write("slow", ReaderRecord({0: 1}, 1e9))
-    place.goes()
-    log.commit(3)
-    place.returns()
-    assert log.earliest == 0
-    log.commit(3)
-    assert log.earliest == 1
-    log.close()
-
-
-@ways
 def test_a_query_that_follows_waits_for_a_directory_that_goes_away(tmp_path: Path, left: Left) -> None:
     place = Place(tmp_path / "log", left)
     log = open_log(place.path)
@@ -227,19 +209,3 @@ def test_a_bucket_that_is_emptied_is_waited_for(machines: Machines, memory: Memo
     assert machines.rows() == [(0, b"0"), (1, b"1")]
     machines.end(log)
     assert machines.writer().durable_end == 2
-
-
-def test_a_bucket_that_stays_empty_ends_the_writer_and_nothing_is_put_there(
-    machines: Machines, memory: MemoryBucket
-) -> None:
-    log = machines.writer(retry_timeout=0.2)
-    put(log, b"0").result(10)
-    memory.empty()
-    with pytest.raises(LogWriteError, match=r"Mount or restore it.*walRetryTimeout"):
-        put(log, b"1").result(30)
-    with pytest.raises(LogWriteError):
-        machines.end(log)
-    assert memory.names() == []
-    memory.restore()
-    put(machines.writer(), b"again").result(10)
-    assert machines.rows() == [(0, b"0"), (1, b"again")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,13 @@ import pyarrow as pa
 import pytest
 
 from tests.support import at_failpoints, batch_of, log_rows
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError, OvertakenError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.log import directory_store, local_files
-from zmq_datasource.log.layout import chunk_name, compact_name, open_chunk_name
+from zmq_datasource.log.layout import chunk_name, open_chunk_name
 from zmq_datasource.log.local_files import OpenChunkFiles
 from zmq_datasource.log.open_chunk import OpenChunkTail, read_groups
-from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Content, Part
 from zmq_datasource.log.writer import LogWriter
 
 
@@ -67,27 +64,6 @@ def test_flushed_messages_survive_a_kill_and_the_next_writer_seals_them(tmp_path
     again.close()
     assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c", b"d"]
     assert not list(left.glob("0/.open*"))
-
-
-def test_a_recovered_chunk_keeps_its_writer_after_earlier_chunks_are_deleted(
-    tmp_path: Path,
-) -> None:
-    log = writer(tmp_path / "log")
-    log.append(batch_of([b"a"]))
-    log.close()
-    log = writer(tmp_path / "log")
-    append(log, b"b")
-    left = crash(tmp_path / "log", tmp_path / "left")
-    log.close()
-    again = writer(left)
-    append(again, b"c")
-    again.cut().result()
-    names = [chunk.writer for chunk in read_index(LogStorage(str(left))).covering(0, 3)]
-    assert len(set(names)) == 3
-    assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c"]
-    again.commit(1)
-    again.close()
-    assert log_rows(left).column("value").to_pylist() == [b"b", b"c"]
 
 
 def test_the_rest_of_an_open_chunk_is_sealed_with_it(tmp_path: Path) -> None:
@@ -158,32 +134,6 @@ def damaged(path: Path) -> Path:
     return left
 
 
-def test_a_log_is_opened_though_the_disk_refuses_halfway(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file has its new name already when its directory cannot be forced to the disk; so it is tried again."""
-    sync = directory_store.sync_directory
-    refused: list[list[Path]] = []
-
-    def refuse_once(path: Path) -> None:
-        linked = [*path.glob("0*.arrow")]
-        if linked and not refused:
-            refused.append(linked)
-            raise OSError(errno.EIO, "Input/output error")
-        sync(path)
-
-    log = writer(tmp_path / "log")
-    for value in (b"first", b"second"):
-        append(log, value)
-    whole = crash(tmp_path / "log", tmp_path / "left")
-    log.close()
-    monkeypatch.setattr(directory_store, "sync_directory", refuse_once)
-    writer(whole, retry_timeout=10.0).close()
-    assert len(refused) == 1
-    assert log_rows(whole).column("value").to_pylist() == [b"first", b"second"]
-    assert not list(whole.glob("0/.open*"))
-
-
 def test_a_changed_byte_before_published_groups_is_damage(tmp_path: Path) -> None:
     left = damaged(tmp_path)
     for _ in range(2):  # and it stays one
@@ -224,23 +174,6 @@ def test_an_open_chunk_after_a_hole_is_refused(tmp_path: Path) -> None:
     log.close()
 
 
-def test_the_last_group_may_be_torn_in_its_middle(tmp_path: Path) -> None:
-    """Of one write the system may have kept the end and not the beginning."""
-    log = writer(tmp_path / "log")
-    append(log, b"first-value")
-    log.append_whole([batch_of([b"second-value"]), batch_of([b"third-value"])])
-    log.flush().result()
-    left = crash(tmp_path / "log", tmp_path / "left")
-    log.close()
-    file = next(left.glob("0/.open*"))
-    content = bytearray(file.read_bytes())
-    content[content.index(b"second-value")] ^= 1
-    file.write_bytes(content)
-    log = writer(left)
-    assert log.durable_end == 1
-    log.close()
-
-
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
     forgets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,29 +202,6 @@ def test_a_group_that_the_disk_refused_is_written_again_at_its_place(
     again = writer(left)
     assert again.durable_end == 3
     again.close()
-
-
-def test_a_chunk_whose_renaming_was_not_confirmed_is_there_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync = directory_store.sync_directory
-    refusals = iter([errno.EIO, errno.EIO])
-
-    def refuse(path: Path) -> None:
-        if path.name == "0" and (code := next(refusals, None)) is not None:
-            raise OSError(code, os.strerror(code))
-        sync(path)
-
-    log = writer(tmp_path, retry_timeout=30.0)
-    append(log, b"a" * 100_000)
-    monkeypatch.setattr(directory_store, "sync_directory", refuse)
-    assert log.cut().result() == 1
-    refusals = iter([errno.EIO, errno.EIO])
-    log.append(batch_of([b"b"]))
-    assert log.cut().result() == 2
-    log.close()
-    assert log_rows(tmp_path).column("id").to_pylist() == [0, 1]
-    assert sorted(path.suffix for path in tmp_path.glob("0/*") if path.suffix != ".lock") == [".arrow"] * 2
 
 
 def test_the_writers_state_is_that_of_the_last_whole_group(tmp_path: Path) -> None:
@@ -350,18 +260,6 @@ def test_a_tail_repeats_a_read_that_the_disk_has_refused(
         log.close()
 
 
-def test_the_oldest_chunks_make_room_where_that_is_asked_for(tmp_path: Path) -> None:
-    size = 20_000
-    log = writer(tmp_path, chunk_bytes=size, max_bytes=4 * size, make_room="any")
-    for _ in range(20):
-        append(log, b"x" * (size // 2))
-        log.cut().result()
-    assert 0 < log.earliest < log.durable_end == 20
-    assert log.size <= 4 * size
-    assert not log.full
-    log.close()
-
-
 def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     carried = Carried()
     log = writer(tmp_path, carried)
@@ -375,77 +273,6 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     log.close()
     assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
     assert not list(tmp_path.glob("0/.open*"))
-
-
-def batches_of(chunk: Path) -> int:
-    with pa.memory_map(str(chunk)) as file:
-        return int(pa.ipc.open_file(file).num_record_batches)
-
-
-def test_a_compact_chunk_is_written_while_the_chunk_grows(tmp_path: Path) -> None:
-    """At the end of the chunk it would delay the next group. The copy that a crash leaves is not read."""
-    carried = Carried()
-    log = writer(tmp_path / "log", carried)
-    for i in range(600):
-        append(log, b"%d" % i, carried=carried)
-    log.flush().result()
-    assert list(tmp_path.glob("log/0/.compact*"))
-    crashed = crash(tmp_path / "log", tmp_path / "crashed")
-    log.cut().result()
-    assert read_saved_state(LogStorage(str(tmp_path / "log"))) == b'{"messages": 600}'
-    log.close()
-    again = writer(crashed)
-    assert again.saved == b'{"messages": 600}'
-    again.close()
-    for directory, batches in ((tmp_path / "log", 4), (crashed, 1)):
-        assert log_rows(directory).column("value").to_pylist() == [b"%d" % i for i in range(600)]
-        assert not list(directory.glob("0/.[co]*"))
-        (chunk,) = (directory / "0").glob("0*.arrow")
-        assert batches_of(chunk) == batches
-
-
-def test_a_large_group_after_small_ones_ends_the_compact_copy(tmp_path: Path) -> None:
-    log = writer(tmp_path, chunk_bytes=1 << 30)
-    for i in range(300):
-        append(log, b"%d" % i)
-    append(log, bytes(1 << 20))
-    log.flush().result()
-    assert not list(tmp_path.glob("0/.compact*"))
-    append(log, b"last")
-    log.cut().result()
-    log.close()
-    assert log_rows(tmp_path).column("id").to_pylist() == list(range(302))
-
-
-@pytest.mark.parametrize("at", ["beginning", "end"])
-@pytest.mark.parametrize("error", [DiskFaultError("no room"), pa.ArrowInvalid("no such luck")])
-def test_a_chunk_without_a_compact_copy_keeps_its_small_batches(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    at: str,
-    error: Exception,
-) -> None:
-    write = OpenChunkFiles.write
-
-    def refuse_to_write(
-        it: OpenChunkFiles, name: str, offset: int, parts: Sequence[Part], durably: bool
-    ) -> int:
-        if name == compact_name(0) and (offset or at == "beginning"):
-            raise error
-        return write(it, name, offset, parts, durably)
-
-    log = writer(tmp_path)
-    monkeypatch.setattr(OpenChunkFiles, "write", refuse_to_write)
-    for i in range(300):
-        append(log, b"%d" % i)
-    log.cut().result()
-    append(log, b"more")
-    log.close()
-    assert log_rows(tmp_path).column("value").to_pylist() == [*(b"%d" % i for i in range(300)), b"more"]
-    assert not list(tmp_path.glob("0/.[co]*"))
-    (said,) = [record for record in caplog.records if "keeps its many small batches" in record.message]
-    assert str(error) in said.message
 
 
 @pytest.mark.parametrize("groups", [1, 300])
@@ -477,75 +304,6 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
     append(log, b"more")
     log.close()
     assert log_rows(tmp_path).column("id").to_pylist() == list(range(groups + 1))
-
-
-def test_a_key_that_another_writer_has_taken_is_no_success_without_the_open_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This one was stopped before it gave its file the name of a chunk."""
-    log = writer(tmp_path)
-    append(log, b"mine")
-    other = LogStorage(str(tmp_path))
-
-    def overtaken(name: str) -> None:
-        if name == "log.chunk.before_put":
-            monkeypatch.undo()
-            other.open_chunk_files().remove_all()
-            other.put_chunk(0, [b"with another message"])
-
-    at_failpoints(monkeypatch, overtaken)
-    with pytest.raises(OvertakenError):
-        log.cut().result()
-
-
-def refuse_another_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no room for one that is written as a whole."""
-    put_chunk = LogStorage.put_chunk
-
-    def full(it: LogStorage, first: int, content: Content) -> None:
-        if not isinstance(content, Path):
-            raise DiskFaultError("no room for another chunk")
-        put_chunk(it, first, content)
-
-    monkeypatch.setattr(LogStorage, "put_chunk", full)
-
-
-@pytest.mark.parametrize("torn", [b"", b"torn" * 10_000])
-def test_an_open_chunk_is_sealed_where_there_is_no_room_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
-) -> None:
-    log = writer(tmp_path / "log")
-    for _ in range(3):
-        append(log, *[bytes(1000)] * 100)
-    crashed = crash(tmp_path / "log", tmp_path / "crashed")
-    (found,) = (crashed / "0").glob(".open-*")
-    with found.open("ab") as file:
-        file.write(torn)
-    size = found.stat().st_size - len(torn)
-
-    refuse_another_chunk(monkeypatch)
-    again = writer(crashed)
-    assert again.durable_end == 300
-    again.close()
-    (chunk,) = (crashed / "0").glob("0*.arrow")
-    assert chunk.stat().st_size < size + 10_000
-    assert log_rows(crashed).column("id").to_pylist() == list(range(300))
-    log.close()
-
-
-def test_many_small_groups_are_sealed_in_place_where_there_is_no_room_for_a_compact_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = writer(tmp_path / "log")
-    for _ in range(20):
-        append(log, b"small")
-    crashed = crash(tmp_path / "log", tmp_path / "crashed")
-
-    refuse_another_chunk(monkeypatch)
-    writer(crashed).close()
-    assert log_rows(crashed).column("value").to_pylist() == [b"small"] * 20
-    monkeypatch.undo()
-    log.close()
 
 
 def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(

@@ -114,36 +114,6 @@ def chunks(location: Path) -> list[Path]:
 # Where a query begins.
 
 
-def test_a_query_on_a_log_that_another_fills_begins_at_the_earliest_message(tmp_path: Path) -> None:
-    written(tmp_path, 10).close()
-    with reader(tmp_path) as it:
-        begin = it.initialOffset()
-        assert values(it, begin, it.latestOffset(begin, ALL)) == [b"%d" % i for i in range(10)]
-
-
-def test_latest_still_means_latest(context: Context, tmp_path: Path) -> None:
-    written(tmp_path / "other", 10).close()
-    with reader(tmp_path / "other", startingOffsets="latest") as it:
-        assert it.initialOffset()["next"] == {"0": 10}
-    _, endpoint = bound(context, zmq.PUSH)
-    written(tmp_path / "own", 10).close()
-    with reader(tmp_path / "own", connect=endpoint) as it:  # at a socket it is the default
-        assert it.initialOffset()["next"] == {"0": 10}
-
-
-def test_unread_messages_are_kept(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with receiving(tmp_path, endpoint) as ingest:
-        sealed(ingest, push, 3)
-        assert ingest.commit_readers() is None
-        ingest.log.retention.remove_expired()
-        with reader(tmp_path) as it:
-            begin = it.initialOffset()
-            ingest.commit_readers()
-            ingest.log.retention.remove_expired()
-            assert values(it, begin, it.latestOffset(begin, ALL)) == [b"0", b"1", b"2"]
-
-
 def test_a_full_log_names_the_reader_that_needs_it(
     context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,34 +204,6 @@ def test_a_query_that_continues_under_another_name_keeps_its_messages(tmp_path: 
     log.close()
 
 
-def test_a_writer_deletes_nothing_while_a_reader_marks_its_place(tmp_path: Path) -> None:
-    log, storage = written(tmp_path, 5), LogStorage(str(tmp_path))
-    with ReaderRecords(storage).exclusive(0.0):
-        log.commit(5)
-        assert len(chunks(tmp_path)) == 5
-    log.retention.remove_expired()
-    assert len(chunks(tmp_path)) == 1
-    log.close()
-
-
-def test_a_deleted_beginning_is_an_error(tmp_path: Path) -> None:
-    """A full proxy deletes what a reader still needs, if it is told to."""
-    written(tmp_path, 5).close()
-    with reader(tmp_path, reader="desk") as it:
-        it.latestOffset(it.initialOffset(), ALL)
-    for chunk in chunks(tmp_path)[:3]:
-        chunk.unlink()
-    with (
-        reader(tmp_path, reader="desk") as it,
-        pytest.raises(DataLossError, match="ids 0 to 2 are no longer"),
-    ):
-        it.initialOffset()
-    with reader(tmp_path, reader="desk", failOnDataLoss=False) as it:
-        assert it.initialOffset()["next"] == {"0": 3}
-    with reader(tmp_path, reader="desk", startingOffsets="earliest") as it:
-        assert it.initialOffset()["next"] == {"0": 3}
-
-
 def test_a_query_that_follows_a_log_also_waits_for_a_chunk(tmp_path: Path) -> None:
     """Spark asks an idle query a hundred times a second, and each answer costs it more than it costs us."""
     log = written(tmp_path, 2)
@@ -339,24 +281,6 @@ def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
         Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL")).start()
 
 
-def test_available_now_is_refused_in_a_log_without_its_newest_chunk(context: Context, tmp_path: Path) -> None:
-    """Spark has not committed its last batch to the source; that it was done is seen from what it asks next."""
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "timeout": "500ms", "startingOffsets": "earliest", "walRetention": "10m"}
-    with receiving(tmp_path, endpoint) as ingest:
-        sealed(ingest, push, 3)
-    with reader(tmp_path, **options) as it:
-        it.prepareForTriggerAvailableNow()
-        begin = it.initialOffset()
-        end = it.latestOffset(begin, ALL)
-        assert values(it, begin, end) == [b"0", b"1", b"2"]
-        assert it.latestOffset(end, ALL) == end
-    chunks(tmp_path)[-1].unlink()
-    with reader(tmp_path, **options) as it, pytest.raises(DataLossError):
-        it.latestOffset(end, ALL)
-    assert log_rows(tmp_path).num_rows == 2
-
-
 def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with receiving(tmp_path, endpoint, walSync=False) as ingest:
@@ -364,45 +288,6 @@ def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -
     chunks(tmp_path)[-1].unlink()
     with receiving(tmp_path, endpoint, walSync=False) as ingest:
         assert ingest.resumed_at == 2
-
-
-def test_a_query_on_an_older_copy_is_refused_though_its_ids_were_given_again(
-    context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    log = tmp_path / "log"
-    with receiving(log, endpoint) as ingest, reader(log, reader="desk") as it:
-        sealed(ingest, push, 1)
-        middle = it.latestOffset(it.initialOffset(), ALL)
-        copy = copied(log)
-        sealed(ingest, push, 1)
-        end = until(it, middle, 2)
-    restore(log, copy)
-    with receiving(log, endpoint) as ingest:
-        sealed(ingest, push, 2)
-        with reader(log) as it, pytest.raises(DataLossError):
-            it.latestOffset(end, ALL)
-
-
-def test_an_older_copy_that_was_received_into_up_to_the_same_id_is_read(
-    context: Context, tmp_path: Path
-) -> None:
-    """Spark asks for a batch only where the text of the offset is another."""
-    push, endpoint = bound(context, zmq.PUSH)
-    log = tmp_path / "log"
-    with receiving(log, endpoint) as ingest, reader(log, reader="desk") as it:
-        sealed(ingest, push, 1)
-        copy = copied(log)
-        sealed(ingest, push, 1)
-        end = until(it, it.initialOffset(), 2)
-    restore(log, copy)
-    with receiving(log, endpoint) as ingest:
-        sealed(ingest, push, 1)
-        with reader(log, failOnDataLoss=False) as it:
-            now = it.latestOffset(end, ALL)
-            assert now["next"] == end["next"]
-            assert now != end, "what was received again is never read"
-            assert values(it, end, now) == [b"1"]
 
 
 # Batches.

@@ -336,27 +336,6 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     assert again.tracker.totals.duplicates == len(names)
 
 
-def test_a_feed_with_another_numbering_keeps_nothing_of_the_old_sequences(tmp_path: Path) -> None:
-    ways = [
-        {"framing": "sequenced"},
-        {"framing": "sequenced", "sequenceBy": "none"},
-        {"framing": "sequenced"},
-    ]
-    for turn, options in enumerate(ways):
-        feed = Intake(stream_options(connect="tcp://feed:1", **options), SourceCounters())
-        log = writer(tmp_path, feed)
-        feed.restore(log.saved)
-        sent: list[RawMessage] = [[b"", b"p%d" % turn, n.to_bytes(8, "big"), b"v"] for n in (0, 2)]
-        log.append(feed.read(raw_of(sent), [Arrival(0, 2, "tcp://feed:1")])[0])
-        log.close()
-    again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
-    assert again.restore(saved(tmp_path))
-    assert again.tracker is not None
-    assert list(again.tracker.expected) == [b"p2"]
-    assert [row["publisher"] for row in read_gaps(saved(tmp_path))] == ["p2"]
-    assert again.counters.received == 6
-
-
 def small_chunk(location: Path, grows: bool) -> Path:
     """The newest chunk of a log: two groups with a state each, written at once or group by group.
 

@@ -615,40 +615,6 @@ def repeated(call: Callable[[], T], seconds: float = 60.0) -> T:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(
-    strict_server: S3Server, strict_bucket: BucketStore
-) -> None:
-    server, bucket = strict_server, strict_bucket
-    large = os.urandom(6 << 20)
-    bucket.put_new("0/before", [large])
-    with (
-        Middlebox(server.endpoint) as box,
-        ThreadPoolExecutor() as pool,
-        bucket.open("0/before", whole=False) as file,
-    ):
-        path = str(bucket).rpartition("bucket/")[2]
-        far = BucketStore(Location(server.location(path, box.endpoint)))
-        far.list()
-        box.bytes_per_second = 4 << 20
-        before = box.taken
-        put = pool.submit(far.put_new, KEY, [large])
-        wait_for(lambda: box.taken > before + (2 << 20), "half of it")
-        server.kill()
-        with pytest.raises(DiskFaultError):
-            put.result(60)
-        with pytest.raises(DiskFaultError, match="listing"):
-            bucket.list("0")
-        with pytest.raises(DiskFaultError, match="reading"):
-            file.read(10)
-        server.start()
-        assert file.read(10) == large[:10]
-        assert names(bucket, "0") == {"before"}
-        box.bytes_per_second = 0
-        repeated(lambda: far.put_new(KEY, [large]))
-        assert content(bucket) == large
-
-
-@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_fault_within_some_seconds(
     strict_server: S3Server, strict_bucket: BucketStore
 ) -> None:
