@@ -160,19 +160,6 @@ def test_changes_of_the_directory_admit_and_refuse_clients(context: zmq.Context[
         pull.close(0)
 
 
-def test_a_key_file_that_is_gone_refuses_only_its_owner(context: zmq.Context[Socket], keys: Keys) -> None:
-    endpoint = free_endpoint()
-    pull = opened(bind=endpoint, **given(keys.server))
-    try:
-        (keys.allowed / "gone.key").symlink_to(keys.directory / "deleted.key")
-        attempt(keys.connect(context, zmq.PUSH, endpoint, "stranger"), b"of a stranger")
-        wait_for(lambda: refused(pull), "a refusal")
-        attempt(keys.connect(context, zmq.PUSH, endpoint, "friend"), b"of a friend")
-        assert take(pull.socket, 1) == [[b"of a friend"]]
-    finally:
-        pull.close(0)
-
-
 def test_a_directory_that_is_gone_admits_no_client_until_it_is_back(
     context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import shutil
 import signal
 import subprocess
@@ -270,21 +269,6 @@ def test_memory_is_given_back(context: Context) -> None:
     assert resident() - before < 10 * 30 * len(frame)
 
 
-def test_a_small_batch_does_not_hold_the_memory_of_a_large_one(context: Context) -> None:
-    push, pull = pair(context)
-    inbox = Inbox()
-    send(push, [[b"x" * 8 * MIB]])
-    inbox.take(pull, 1, MIB)
-    inbox.hand_over()
-    send(push, [[b"small"]])
-    inbox.take(pull, 1, MIB)
-    small = inbox.hand_over()
-    send(push, [[b"y" * 8 * MIB]])
-    inbox.take(pull, 1, MIB)
-    assert small.lists().to_pylist() == [[b"small"]]
-    assert small.last.get_total_buffer_size() < 1000
-
-
 # Signals, other threads, and sockets that go.
 
 
@@ -330,20 +314,6 @@ def test_a_handler_that_raises_ends_the_waiting_and_loses_nothing(context: Conte
     with pytest.raises(HandlerError), on_alarm(interrupt, 0.05):
         rows.give(push, start, start + 1, wait=60)
     assert read_all(pull) == [[b"row", b"whole"]] * start
-
-
-def test_in_a_storm_of_signals_each_message_arrives_once(context: Context) -> None:
-    count = 30_000
-    push, pull = pair(context)
-    rows = Outbox([SameColumn(b"topic"), NumberColumn(0)], count)
-    inbox = Inbox()
-    calls = itertools.count()
-    with on_alarm(lambda *_: next(calls), 0.0001, 0.0001):
-        assert rows.give(push, 0, count, wait=60) == count
-        while not inbox.take(pull, count, 10_000).empty:
-            pass
-    assert next(calls) > 1
-    assert handed_over(inbox) == [[b"topic", i.to_bytes(8, "big")] for i in range(count)]
 
 
 def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context, core_name: str) -> None:

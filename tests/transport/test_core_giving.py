@@ -8,7 +8,6 @@ import time
 import pyarrow as pa
 import pytest
 import zmq
-from xxhash import xxh3_64_intdigest
 
 from tests.support import bound, wait_for
 from tests.transport.cores import (
@@ -91,15 +90,6 @@ def test_a_number_goes_after_the_first_frame_and_is_never_the_last(context: Cont
         [b"t", (258).to_bytes(8, "big"), b"v"],
         [b"t", (259).to_bytes(8, "big"), b"x", b"v"],
         [b"", bytes(8), b"v"],
-    ]
-
-
-def test_several_columns_of_numbers_are_independent(context: Context) -> None:
-    push, pull = pair(context)
-    give_all(push, [NumberColumn(1), NumberColumn(2**63 - 3), NumberColumn(3)], 2)
-    assert [[int.from_bytes(frame, "big") for frame in message] for message in read_all(pull)] == [
-        [1, 2**63 - 3, 3],
-        [2, 2**63 - 2, 4],
     ]
 
 
@@ -250,21 +240,6 @@ def test_a_receiver_that_takes_a_message_now_and_then_lets_a_call_wait_no_longer
         reader.join()
     assert start < 10_000
     assert 0.05 < rows.waited_seconds < 5
-
-
-def test_a_digest_is_a_chain_over_the_frames_of_each_row() -> None:
-    topics, values = pa.array(["t", None, ""]), pa.array([b"a", b"b" * 500, b""])[0:3]
-    expected = [
-        xxh3_64_intdigest(b"a", xxh3_64_intdigest(b"t")),
-        xxh3_64_intdigest(b"b" * 500),
-        xxh3_64_intdigest(b"", xxh3_64_intdigest(b"")),
-    ]
-    columns = [FrameColumn(topics), FrameColumn(values)]
-    assert core.digest(columns, 3) == sum(expected) % 2**64
-    assert core.digest([FramesColumn(lists([[b"t", b"a"], [b"b" * 500]]))], 2) == sum(expected[:2]) % 2**64
-    assert core.digest(columns, 0) == 0
-    with pytest.raises(ValueError, match="column"):
-        core.digest([FrameColumn(values[1:])], 3)
 
 
 def test_a_digest_without_the_hash_function_of_xxhash_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import zmq
 
-from tests.support import Socket, bound, stop_sooner, stream_options, wait_for
+from tests.support import Socket, bound, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.source.channel import Channel
-from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
@@ -166,28 +164,3 @@ def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
             return receiving.counts()[0] == 3
 
         wait_for(dialled_again, "a new connection")
-
-
-@pytest.mark.parametrize("kind", ["SUB", "PULL"])
-def test_a_full_log_keeps_the_messages_of_a_publisher_that_has_ended(
-    context: Context, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_sooner(monkeypatch)
-    source, endpoint = sender(context, kind)
-    options = {"connect": endpoint, "socketType": kind, "walLocation": tmp_path, "walMaxBytes": 100_000}
-    ingest = Ingest(stream_options(**options))
-    ingest.start()
-    try:
-        wait_until_heard(source)
-        source.send(b"." * 100_000)
-        wait_for(lambda: ingest.counters.paused_by == "logFull", "a full log")
-        for _ in range(500):
-            source.send(b"x")
-        source.close()
-        wait_for(lambda: ingest.counters.connections_lost, "the end of the connection")
-        time.sleep(3 * REDIAL_SECONDS)  # the pause goes on
-        ingest.log.commit(1)
-        wait_for(lambda: ingest.counters.received == 501, "all that had reached the socket")
-        assert ingest.seal() == 501
-    finally:
-        ingest.stop()

@@ -29,7 +29,6 @@ from tests.support.hostile import message, shake_hands
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.socket import Endpoint
-from zmq_datasource.transport import peers
 from zmq_datasource.transport.connections import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket, attach
 from zmq_datasource.transport.peers import PeerWatch, security_of
@@ -180,20 +179,6 @@ def test_an_endpoint_without_an_answer_is_reported_once(
     bind_when_free(publisher, str(options.connect[0]))
     wait_for(lambda: (watch.update(), watch.peers)[1], "the publisher")
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
-
-
-def test_an_endpoint_without_an_answer_is_reported_after_five_seconds(
-    context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, watch = open_socket(context, stream_options(connect=free_endpoint()))
-    clock = iter((100.0, 104.9, 105.0))
-    monkeypatch.setattr(peers.time, "monotonic", lambda: next(clock))
-    with caplog.at_level(logging.WARNING):
-        watch.report_absent()
-        watch.report_absent()
-        assert "no answer" not in caplog.text
-        watch.report_absent()
-    assert "for 5.0 s; is the endpoint right" in caplog.text
 
 
 def test_silent_connections_that_end_do_not_count_as_lost_peers(context: Context) -> None:
