@@ -17,12 +17,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.weather.changes import CHANGES
 from tests.weather.failpoints import Count, Drawn, add_up, draw_strikes, table
 from tests.weather.machine import BrokenPromiseError, Event, RefusedError, World, draw, draw_damage
 from tests.weather.topologies import TOPOLOGIES, Topology
 
-ALL = TOPOLOGIES | CHANGES
 # For so long the weather begins; what has begun then goes on for its time.
 _SECONDS = 3.0
 # On Spark itself all takes longer: the weather, and to be through when it is fair.
@@ -62,7 +60,7 @@ def run(
         jvm: Run the queries on Spark itself also if the seed is not one that does.
         damage: Damage a file at rest in any case, and not in one seed of four.
     """
-    name = topology or random.Random(f"topology {seed}").choice(sorted(ALL))
+    name = topology or random.Random(f"topology {seed}").choice(sorted(TOPOLOGIES))
     directory = Path(keep or tempfile.mkdtemp(prefix=f"weather-{seed}-"))
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -76,7 +74,7 @@ def run(
             if jvm or seed % _JVM_EVERY == 0:
                 world.jvm, world.settle_seconds, seconds = True, _JVM_SETTLE_SECONDS, _JVM_SECONDS
             try:
-                built = ALL[name](world, seconds * 1.3)
+                built = TOPOLOGIES[name](world, seconds * 1.3)
                 events = list(draw(seed, built.possible, seconds))
                 events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint, seconds)]
                 if not world.jvm:  # Spark wraps the error that names the file
@@ -176,7 +174,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds to run")
     parser.add_argument("--minutes", type=float, help="run seeds for so long, however many they are")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--topology", choices=sorted(ALL), help="this one for every seed")
+    parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
     parser.add_argument("--jvm", action="store_true", help="run the queries on Spark itself for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
     parser.add_argument(

@@ -65,7 +65,7 @@ def _bucket(settings: dict[str, Any], stopped: threading.Event) -> None:
 def _receive(settings: dict[str, Any], stopped: threading.Event) -> None:
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415
 
-    receive_until_stopped(settings["options"], settings.get("partition"))
+    receive_until_stopped(settings["options"])
 
 
 def _proxy(settings: dict[str, Any], stopped: threading.Event) -> None:

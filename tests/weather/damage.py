@@ -4,8 +4,7 @@ The rule: after any damage a reader gets the same rows, or an error of the packa
 messages are concerned, their ids. It never gets fewer rows, never an id twice, and never an id with two values.
 
 ``do`` damages one file, ``Damage.is_named_in`` judges an error, ``read_log`` reads a whole log as a batch query does.
-``machine`` draws damage into the weather; ``test_damage`` goes through every kind and victim once. ``KNOWN_HOLES``
-lists what the package does not keep yet.
+``machine`` draws damage into the weather. ``KNOWN_HOLES`` lists what the package does not keep yet.
 """
 
 from __future__ import annotations
@@ -30,13 +29,9 @@ __all__ = [
     "Damage",
     "do",
     "find",
-    "flip",
-    "footer_of",
     "has_hole",
-    "overwrite",
     "pick",
     "read_log",
-    "state_of",
 ]
 
 KINDS = ("flip", "cut", "empty", "delete", "restore")
@@ -59,16 +54,15 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
 _LAST = "its place is in no other file"
 # The end of an open chunk, or the newest chunk, is known from the file alone.
 _ALONE = "only a reader that has read further would know of it"
-# Damage that the package does not notice, as "kind victim", with the line of issue 30, or a letter for a finding of
-# this module. The drawn weather leaves it out, and ``test_damage`` has strict xfails. Remove an entry with its mend.
+# Damage that the package does not notice, as "kind victim". The drawn weather leaves it out.
 KNOWN_HOLES: Mapping[str, str] = {
-    "delete subscriber": f"issue 30 line B: a durable subscriber whose record is lost begins again, as new; {_LAST}",
-    "restore subscriber": f"issue 30 line B: an older record of a durable subscriber sends ids twice; {_LAST}",
-    "cut open-chunk": f"issue 30 line C: what is cut from the end of an open chunk is not missed; {_ALONE}",
-    "flip open-chunk": f"issue 30 line C: likewise, of a flip in its last group; {_ALONE}",
-    "empty open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_ALONE}",
-    "delete open-chunk": f"issue 30 line C: likewise, if no subscriber has acknowledged any of it; {_ALONE}",
-    "delete newest chunk": f"issue 30 line C: a lost newest chunk that no query has read is not missed; {_ALONE}",
+    "delete subscriber": f"a durable subscriber whose record is lost begins again, as new; {_LAST}",
+    "restore subscriber": f"an older record of a durable subscriber sends ids twice; {_LAST}",
+    "cut open-chunk": f"what is cut from the end of an open chunk is not missed; {_ALONE}",
+    "flip open-chunk": f"likewise, of a flip in its last group; {_ALONE}",
+    "empty open-chunk": f"likewise, if no subscriber has acknowledged any of it; {_ALONE}",
+    "delete open-chunk": f"likewise, if no subscriber has acknowledged any of it; {_ALONE}",
+    "delete newest chunk": f"a lost newest chunk that no query has read is not missed; {_ALONE}",
 }
 
 # Files of which there are older copies; a chunk and ``log.json`` never change.
@@ -122,7 +116,7 @@ class Damage(NamedTuple):
     def heal(self) -> None:
         """Give the file its content of before the damage."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        overwrite(self.path, self.before)
+        _overwrite(self.path, self.before)
 
     def is_named_in(self, message: str) -> bool:
         """Whether an error tells what is damaged: the file, or the first of its ids, or for ``log.json`` its log."""
@@ -153,12 +147,6 @@ class Copies:
     def of(self, path: Path) -> bytes | None:
         """The older content of a file, or None."""
         return self._content.get(path)
-
-    def moved(self, root: Path, to: Path) -> Copies:
-        """The same copies, for a log that was copied from one directory to another."""
-        other = Copies()
-        other._content = {to / path.relative_to(root): content for path, content in self._content.items()}
-        return other
 
 
 def find(root: Path, victim: str) -> list[Path]:
@@ -202,7 +190,7 @@ def do(
     place, after = "", None
     match kind:
         case "flip":
-            place, after = flip(before, chance.choice(_region(before, victim)), chance.randrange(8))
+            place, after = _flip(before, chance.choice(_region(before, victim)), chance.randrange(8))
         case "cut":
             size = chance.randrange(len(before))
             place, after = f"to {size} of {len(before)} bytes", before[:size]
@@ -217,25 +205,25 @@ def do(
     if after is None:
         path.unlink()
     else:
-        overwrite(path, after)
+        _overwrite(path, after)
     return Damage(kind, victim, path, before, after, place)
 
 
-def flip(content: bytes, byte: int, bit: int) -> tuple[str, bytes]:
+def _flip(content: bytes, byte: int, bit: int) -> tuple[str, bytes]:
     """Content with one bit flipped, and the place in words."""
     changed = bytearray(content)
     changed[byte] ^= 1 << bit
     return f"byte {byte} of {len(content)}, bit {bit}", bytes(changed)
 
 
-def footer_of(content: bytes) -> range:
+def _footer_of(content: bytes) -> range:
     """The bytes of an Arrow file's footer, which has the schema with its metadata, and the places of the batches."""
     end = len(content) - _LENGTH_BYTES - _MAGIC_BYTES
     length = int.from_bytes(content[end : end + _LENGTH_BYTES], "little")
     return range(max(end - length, 0), len(content))
 
 
-def state_of(content: bytes) -> range:
+def _state_of(content: bytes) -> range:
     """The bytes of the message of a chunk's last batch that say what it is, and carry the state."""
     start = content.rindex(_CONTINUATION, 0, content.rindex(_STATE_KEY))
     return range(start, start + 8 + int.from_bytes(content[start + 4 : start + 8], "little"))
@@ -245,10 +233,10 @@ def _region(content: bytes, victim: str) -> range:
     """Where a flip hits: in a chunk its rows or its state, elsewhere anything."""
     if not content.startswith(b"ARROW1") or victim == "open-chunk":
         return range(len(content))
-    return state_of(content) if victim == "state" else range(footer_of(content).start)
+    return _state_of(content) if victim == "state" else range(_footer_of(content).start)
 
 
-def overwrite(path: Path, content: bytes) -> None:
+def _overwrite(path: Path, content: bytes) -> None:
     """Change a file in place, as a disk does: open descriptors see it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

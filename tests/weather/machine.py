@@ -179,11 +179,6 @@ class Process:
                     sizes.append(process.memory_info().rss)
         return max(sizes)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What it is started with the next time."""
-        return self._settings
-
     def stop(self) -> int:
         """SIGTERM, and its exit code."""
         if self.alive:
@@ -650,7 +645,6 @@ _LENGTHS = {
     "half-open": (0.5, 4.0),
     "black-hole": (0.3, 4.0),
     **dict.fromkeys(("moved", "unmounted", "emptied", *STORE_FAULTS), (0.5, 3.0)),
-    "other-number": (0.0, 1.5),
 }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -68,6 +70,10 @@ _JOURNALS = ("log.group", "log.open_chunk", "log.recovery", *_FILES_PUT, *_FILES
 _SERVES = ("proxy.group", "proxy.batch")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "state", "position", "log.json")
+# The path is missing; an empty directory is in its place, as at a mount point; the directories have no files.
+_AWAY = ("moved", "unmounted", "emptied")
+# How long after the store is back a query may end with an error about it.
+_AFTER_SECONDS = 15.0
 # Longer than walFlushInterval.
 _QUIET_SECONDS = 2.5
 
@@ -536,59 +542,55 @@ class DealerRouter(_SinkToSource):
         return f"{len(came)} rows"
 
 
-class ProducerReceive(Topology):
-    """Producer → receive → query: three programs and a log, each of which may die."""
+class _Directory:
+    """The directory of a log that goes away and comes back."""
 
-    name = "producer-receive"
+    def __init__(self, root: Path) -> None:
+        self._root, self._away = root, root.with_name(f"{root.name}.away")
+        self._is_away = False
+        self._troubled_until = 0.0
 
-    def __init__(self, world: World, seconds: float) -> None:
-        super().__init__(world, seconds)
-        at = world.endpoint()
-        self.transactions, self.rows = 30, 20
-        retention = world.random.choice(("0s", world.retention))
-        world.process(
-            "receive",
-            "receive",
-            self.wal,
-            options={
-                "socketType": "ROUTER",
-                "bind": at,
-                "walLocation": str(self.wal),
-                "walRetention": retention,
-                "walChunkBytes": "64k",
-            },
-        )
-        world.process(
-            "producer",
-            "producer",
-            endpoint=world.middlebox("wire", at),
-            name="weather",
-            transactions=self.transactions,
-            rows=self.rows,
-            pause=seconds / self.transactions,
-        )
-        world.wait_for(lambda: self.sees(lambda log: any(log.chunks())), "there is a log", 30)
-        self.source()
-        self.may("wire", *_NETWORK)
-        self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
-        world.may_be_damaged("receive", self.wal, *_FILES)
-        self.may("source", *_PROCESS, *_CLOCK)
-        self.may("producer", *_PROCESS)
-        self.reaches("receive", *_RECEIVES, *_ACCEPTS, *_DELETES)
-        self.reaches("source", *_READS)
-        self.reaches("producer", *_STAGES)
-        self.commits = ("wire",)
+    def begin(self, kind: str) -> None:
+        self._troubled_until = float("inf")
+        self._root.rename(self._away)
+        self._is_away = True
+        if kind != "moved":
+            self._root.mkdir()
+        if kind == "emptied":
+            for path in self._away.rglob("*"):
+                if path.is_dir():
+                    (self._root / path.relative_to(self._away)).mkdir(parents=True, exist_ok=True)
 
-    def finish(self) -> None:
-        self.world.wait_for(self.ended("producer"), "the producer has flushed all of its transactions")
-        self.world.wait_for(self.read_through, "the query has read what was received")
-        self.world.stop("source", "receive")
+    def end(self, _: str) -> None:
+        self._troubled_until = time.monotonic() + _AFTER_SECONDS
+        if self._is_away:
+            # What was written meanwhile is below the mount point, where it is not seen any more.
+            while True:
+                shutil.rmtree(self._root, ignore_errors=True)
+                with suppress(OSError):  # it is being written to
+                    self._away.rename(self._root)
+                    break
+            self._is_away = False
 
-    def check(self) -> str:
-        came = Counter(row[3] for row in self.output())
-        due = {f"{number}:{row}" for number in range(self.transactions) for row in range(self.rows)}
-        _exactly_once(due, came)
-        return f"{len(came)} rows"
+    def explains(self, error: str) -> bool:
+        return time.monotonic() < self._troubled_until and str(self._root) in error
+
+
+class StoreAway(DealerRouter):
+    """DEALER → ROUTER, and the log's directory or bucket is away for a while: each batch whole and once."""
+
+    name = "store-away"
+
+    def source(self, name: str = "source", **options: str) -> None:
+        if self.world.random.random() < 0.5:
+            options.pop("serveLog", None)  # executors read a bucket themselves
+            super().source(name, **options, walStore=self.in_bucket(name)[0])
+        else:
+            super().source(name, **options)
+            self.world.troubles["store"] = _Directory(self.wal)
+            self.may("store", *_AWAY * 5)
+        # There is a log before it goes away: an emptied store looks like a new one to a program that has none.
+        self.world.wait_for(lambda: read_end(self.query) is not None, "the query has begun", 30)
 
 
 class ProxyDurable(Topology):
@@ -706,25 +708,24 @@ class ProxyDurable(Topology):
         return f"{len(values)} messages, each at least once"
 
 
-class _SharedFeed(Topology):
-    """A PUSH sink into a feed that several processes share: nothing is lost as long as no receiver dies.
+class TwoQueries(Topology):
+    """Two queries on one feed: one receives, the other follows and takes its place; both have everything, the same.
+
+    Nothing is lost as long as no receiver dies.
 
     Attributes:
-        receivers: The processes that may hold a message that is not sealed.
         loses: What happens to a receiver that loses what it holds.
-        wires: How many endpoints there are.
     """
 
-    receivers: ClassVar[tuple[str, ...]]
+    name = "two-queries"
+    receivers = ("source", "second")
     loses: ClassVar[tuple[str, ...]] = ("kill",)
-    wires: ClassVar[int]
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         self.batches, self.rows, self.partitions = 30, 40, 2
-        self.at = [world.endpoint() for _ in range(self.wires)]
-        boxes = [f"wire-{number}" for number in range(self.wires)]
-        before = [world.middlebox(box, at) for box, at in zip(boxes, self.at, strict=True)]
+        self.at = world.endpoint()
+        before = world.middlebox("wire", self.at)
         self.start_receivers()
         self.journal = world.directory / "sink.jsonl"
         world.process(
@@ -738,19 +739,33 @@ class _SharedFeed(Topology):
             pause=seconds / self.batches,
             options={
                 "socketType": "PUSH",
-                "connect": ",".join(before),
+                "connect": before,
                 "connectTimeout": "20s",
                 "sendTimeout": "20s",
                 "linger": "10s",
             },
         )
-        for box in boxes:
-            self.may(box, *_NETWORK)
+        self.may("wire", *_NETWORK)
         self.may("sink", *_PROCESS)
         self.reaches("sink", "spark.")
 
     def start_receivers(self) -> None:
-        raise NotImplementedError
+        self.second = self.world.directory / "second"
+        keeping = self.draw_keeping()
+        for name, directory in (("source", self.query), ("second", self.second)):
+            options = {
+                "socketType": "PULL",
+                "bind": self.at,
+                "walLocation": str(self.wal),
+                "startingOffsets": "earliest",
+                **keeping[name],
+            }
+            self.world.process(name, "source", self.wal, directory=str(directory), options=options)
+            self.may(name, *_DISK, *_PROCESS, *_CLOCK)
+            deletes = _DELETES if self.names else ()
+            self.reaches(name, *_RECEIVES, *_READS, *deletes, "source.takeover")
+            self.world.may_be_damaged(name, self.wal, *_FILES)
+        self.wait_for_readers()
 
     def draw_keeping(self) -> dict[str, dict[str, str]]:
         """Options of each query by which chunks stay, or go as soon as both queries, which have names, are done."""
@@ -804,31 +819,6 @@ class _SharedFeed(Topology):
         if missing and not self.may_lose():
             raise BrokenPromiseError(f"{len(missing)} of {len(due)} rows never came, {missing[:3]}")
 
-
-class TwoQueries(_SharedFeed):
-    """Two queries on one feed: one receives, the other follows and takes its place; both have everything, the same."""
-
-    name = "two-queries"
-    receivers, wires = ("source", "second"), 1
-
-    def start_receivers(self) -> None:
-        self.second = self.world.directory / "second"
-        keeping = self.draw_keeping()
-        for name, directory in (("source", self.query), ("second", self.second)):
-            options = {
-                "socketType": "PULL",
-                "bind": self.at[0],
-                "walLocation": str(self.wal),
-                "startingOffsets": "earliest",
-                **keeping[name],
-            }
-            self.world.process(name, "source", self.wal, directory=str(directory), options=options)
-            self.may(name, *_DISK, *_PROCESS, *_CLOCK)
-            deletes = _DELETES if self.names else ()
-            self.reaches(name, *_RECEIVES, *_READS, *deletes, "source.takeover")
-            self.world.may_be_damaged(name, self.wal, *_FILES)
-        self.wait_for_readers()
-
     def finish(self) -> None:
         self.read_by(self.query, self.second)
         self.world.stop("source", "second")
@@ -860,7 +850,7 @@ class TwoMachines(TwoQueries):
         for name, directory, store in zip(self.receivers, (self.query, self.second), stores, strict=True):
             options = {
                 "socketType": "PULL",
-                "bind": self.at[0],
+                "bind": self.at,
                 "walStore": store,
                 "startingOffsets": "earliest",
             }
@@ -881,46 +871,6 @@ class TwoMachines(TwoQueries):
         return super().may_lose() or any(event.target.startswith("bucket") for event in self.world.events)
 
 
-class ReceiversShare(_SharedFeed):
-    """Two programs share a feed, each with a log partition of its own; a query reads both."""
-
-    name = "receivers-share"
-    receivers, wires = ("receive-0", "receive-1"), 2
-
-    def start_receivers(self) -> None:
-        for partition in range(2):
-            self.world.process(
-                f"receive-{partition}",
-                "receive",
-                self.wal / str(partition),
-                partition=partition,
-                options={
-                    "socketType": "PULL",
-                    "bind": ",".join(self.at),
-                    "receivers": "2",
-                    "walLocation": str(self.wal),
-                    "walRetention": self.world.retention,
-                },
-            )
-            self.may(f"receive-{partition}", *_DISK, *_PROCESS, *_CLOCK)
-            self.reaches(f"receive-{partition}", *_RECEIVES)
-            self.world.may_be_damaged(f"receive-{partition}", self.wal, *_FILES)
-        self.world.wait_for(lambda: self.sees(lambda log: log.partitions() == [0, 1]), "there is a log", 30)
-        self.source()
-        self.may("source", *_PROCESS)
-        self.reaches("source", *_READS)
-
-    def finish(self) -> None:
-        self.read_by(self.query)
-        self.world.stop("source", *self.receivers)
-
-    def check(self) -> str:
-        rows = self.output()
-        self.check_rows(rows)
-        shares = Counter(row[4] for row in rows)
-        return f"{shares[0]} and {shares[1]} rows"
-
-
 def _exactly_once(due: set[str], came: Counter[str]) -> None:
     doubled = [value for value, count in came.items() if count > 1]
     if doubled:
@@ -938,10 +888,9 @@ TOPOLOGIES: dict[str, type[Topology]] = {
         PubSub,
         VllmReplay,
         DealerRouter,
-        ProducerReceive,
         ProxyDurable,
         TwoQueries,
         TwoMachines,
-        ReceiversShare,
+        StoreAway,
     )
 }
