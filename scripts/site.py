@@ -25,7 +25,6 @@ API = {
         "QueryMetrics",
         "reason",
         "live_view",
-        "metrics_dataframe",
         "ZmqMetricsListener",
     ],
     "Values": [

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from zmq_datasource.proxy.subscriber import DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
     from zmq_datasource.spark.listener import ZmqMetricsListener
-    from zmq_datasource.spark.queries import QueryMetrics, live_view, metrics, metrics_dataframe, reason
+    from zmq_datasource.spark.queries import QueryMetrics, live_view, metrics, reason
     from zmq_datasource.spark.registration import register
 
 __version__ = "0.2.0"
@@ -101,7 +101,6 @@ __all__ = [
     "__version__",
     "live_view",
     "metrics",
-    "metrics_dataframe",
     "reason",
     "register",
 ]
@@ -118,7 +117,6 @@ _HOMES = {
     "ZmqMetricsListener": "spark.listener",
     "live_view": "spark.queries",
     "metrics": "spark.queries",
-    "metrics_dataframe": "spark.queries",
     "reason": "spark.queries",
     "register": "spark.registration",
 }

@@ -250,9 +250,9 @@ class DeadLetterError(ZmqDataSourceError):
 
 
 class MetricsError(ZmqDataSourceError):
-    """Metrics could not be read or written. A query logs and counts this error, and goes on.
+    """The account of a micro-batch could not be written. The query logs and counts this error, and goes on.
 
-    What to do: Check ``metricsLocation``. If the message names files of another format, move them away.
+    What to do: Check ``metricsLocation`` and its permissions.
     """
 
 

@@ -14,7 +14,7 @@ from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
-from zmq_datasource.monitoring.view import StatusLines, source_record
+from zmq_datasource.monitoring.view import FigureLines, Figures, source_line
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feeds import run_in_parallel
@@ -29,10 +29,14 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
 # Between warnings of a full log, and between deletions from partitions without a receiver.
 _FULL_SECONDS = 60.0
+_FIGURES = Figures()
 
 
 def receive_until_stopped(
-    options: Mapping[str, str], partition: int | None = None, prometheus: int | None = None
+    options: Mapping[str, str],
+    partition: int | None = None,
+    prometheus: int | None = None,
+    figures: Figures = _FIGURES,
 ) -> None:
     """Receive into a log until SIGTERM or SIGINT. Then receive the messages that libzmq still holds, and return.
 
@@ -40,6 +44,7 @@ def receive_until_stopped(
         options: The options of the whole feed, as text.
         partition: The log partition to fill, from 0 to ``receivers`` - 1; None fills all of them.
         prometheus: The port at which figures are served for Prometheus; None serves none.
+        figures: How figures are printed.
 
     Raises:
         ZmqDataSourceError: An option is wrong, a socket cannot be opened, receiving must end, or the log has a fault.
@@ -49,7 +54,7 @@ def receive_until_stopped(
     parsed = parse(ReceiveOptions, options)
     stop = StopFlag()
     with stop.on_signals():
-        receive_until(parsed, partition, stop.wait, prometheus)
+        receive_until(parsed, partition, stop.wait, prometheus, figures)
 
 
 def receive_until(
@@ -57,6 +62,7 @@ def receive_until(
     partition: int | None,
     stopped: Callable[[float], bool],
     prometheus: int | None = None,
+    figures: Figures = _FIGURES,
     full_line_seconds: float = _FULL_SECONDS,
 ) -> None:
     """Receive into a log until ``stopped`` returns true. Then receive the messages that libzmq still holds, and return.
@@ -68,14 +74,13 @@ def receive_until(
         full_line_seconds: The time between warnings that say why the log is full.
     """
     check_location("deadLetterLocation", options.dead_letter_location)
-    check_location("metricsLocation", options.metrics_location, reach=False)
     check_location("walStore", options.wal_store, reach=False)
     if partition is not None and not 0 <= partition < options.receivers:
         raise OptionError(
             f"partition {partition} of {options.receivers} receivers: they count from 0 to {options.receivers - 1}"
         )
     partitions = range(options.receivers) if partition is None else [partition]
-    receivers = [_Receiver(options, partition, full_line_seconds) for partition in partitions]
+    receivers = [_Receiver(options, partition, full_line_seconds, figures) for partition in partitions]
     idle = _IdlePartitions(options)
     outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
     if outlet is not None and prometheus is not None:
@@ -97,14 +102,16 @@ def receive_until(
 
 def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
     """The figures of the receivers that receive now, for Prometheus."""
-    figures = [found for receiver in receivers if (found := receiver.metrics()) is not None]
-    yield Shown(SOURCE, ("source", "log", "partition"), figures)
+    found = [shown for receiver in receivers if (shown := receiver.metrics()) is not None]
+    yield Shown(SOURCE, ("source", "log", "partition"), found)
 
 
 class _Receiver:
     """Receives into one log partition, or waits while another process does."""
 
-    def __init__(self, options: StreamReadOptions, partition: int, full_line_seconds: float) -> None:
+    def __init__(
+        self, options: StreamReadOptions, partition: int, full_line_seconds: float, figures: Figures
+    ) -> None:
         self._options = options
         self._partition = partition
         self._full_line_seconds = full_line_seconds
@@ -113,7 +120,7 @@ class _Receiver:
         self._is_waiting = False
         self._warnings = LimitedLog(__name__, "warnings about readers")
         self._next_full_line = 0.0
-        self._status = StatusLines(_log)
+        self._lines = FigureLines(_log, source_line, figures)
 
     def step(self) -> None:
         """Do what is due now. Called every ``_TICK_SECONDS``.
@@ -139,7 +146,7 @@ class _Receiver:
                 _log.warning("%s", _why_full(ingest))
         except LogError as e:  # while the record of a reader cannot be read, nothing is deleted
             self._warnings.warn("%s", e)
-        self._status.show(lambda: source_record(monitor.metrics()), ingest.log.durable_end)
+        self._lines.show(monitor.metrics, ingest.log.durable_end)
 
     def metrics(self) -> tuple[tuple[str, ...], Mapping[str, Any]] | None:
         """The labels and figures of this receiver; None while another process receives."""
@@ -181,7 +188,6 @@ class _Receiver:
         if ingest.open_unless_received():
             ingest.start()
             self._monitor = SourceMonitor(ingest, self._options)
-            self._monitor.start()
         elif not self._is_waiting:
             self._is_waiting = True
             _log.info(
@@ -203,12 +209,8 @@ class _Receiver:
         Raises:
             LogError: The last messages could not be written.
         """
-        if self._monitor is None:
-            return
-        try:
+        if self._monitor is not None:
             self._ingest.stop()
-        finally:
-            self._monitor.stop()
 
 
 class _IdlePartitions:

@@ -27,9 +27,8 @@ def account(batch: int, rows: int = 10, dropped: int = 0, letters: int = 0, **mo
 
 
 def of(batch: int, counters: SinkCounters, **more: Any) -> Account:
-    given = {"query": "q", "execution": "e", "sink": SINK_NAME, "writes": ("q",)}
-    given |= {"timestamp": "2026-11-18T11:06:40.000Z", "batch": batch, "figures": figures(counters)}
-    return Account(**given | more)
+    given = {"query": "q", "name": None, "execution": "e", "write": "e", "sink": SINK_NAME, "seconds": 0.0}
+    return Account(**{**given, "batch": batch, "figures": figures(counters), **more})
 
 
 def totals(history: BatchHistory, batch: int, query: str = "q", sink: str = SINK_NAME) -> SinkTotals:
@@ -60,8 +59,8 @@ def test_a_batch_that_is_executed_again_counts_once() -> None:
 def test_writes_of_one_execution_to_one_sink_add_up_and_count_once_each() -> None:
     history = BatchHistory()
     for _ in range(2):
-        history.add(account(0, writes=("write 1",)))
-        history.add(account(0, rows=5, writes=("write 2",)))
+        history.add(account(0, write="1"))
+        history.add(account(0, rows=5, write="2"))
     after = totals(history, 0)
     assert (after.batch["rows"], after.total["batches"]) == (15, 1)
 

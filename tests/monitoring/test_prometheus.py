@@ -1,19 +1,15 @@
-"""The Prometheus outlet: what is scraped is what the events say; a port or gateway that fails is told, not felt."""
+"""The Prometheus outlet: what is scraped is what the events say; a port that fails is told, not felt."""
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socketserver import BaseServer
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +20,9 @@ from tests.support import free_endpoint, wait_for
 from tests.support.ports import free_port
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.counters import SinkCounters, SourceCounters, figures
-from zmq_datasource.errors import MetricsError
 from zmq_datasource.monitoring.accounts import SinkTotals
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.monitoring.store import MetricsStore
-from zmq_datasource.spark.listener import QueryEvents, ZmqMetricsListener
+from zmq_datasource.spark.listener import QueryEvents
 
 
 @pytest.fixture(autouse=True)
@@ -160,36 +154,6 @@ def test_what_a_query_does_not_have_is_not_served_as_zero() -> None:
     assert not {name for name in found if "pause" in name or "core" in name}
 
 
-def test_while_the_accounts_cannot_be_read_no_counter_falls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counters = SinkCounters(rows=10, sent=7)
-    counters.dropped["hwm"] = 3
-    found = {0: {"PUSH tcp://a:1": SinkTotals.none().then(figures(counters))}}
-    monkeypatch.setattr(MetricsStore, "totals", lambda *_: found)
-    heard: list[dict[str, Any]] = []
-    listener = ZmqMetricsListener(
-        heard.append, location=str(tmp_path), prometheusPort=0, prometheusAddress="127.0.0.1"
-    )
-    try:
-        for _ in range(2):
-            spoken = event() | {"sources": [], "sink": {}, "batchId": 0, "durationMs": {"addBatch": 1}}
-            listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(spoken))))
-            dropped = [
-                v for (name, _), v in scrape(listener.port).items() if name.endswith("messages_dropped_total")
-            ]
-            assert sum(dropped) == 3
-            monkeypatch.setattr(MetricsStore, "totals", refuse)
-    finally:
-        listener.close()
-    assert [told["sink"]["metrics"]["dropped"] for told in heard] == [3, None]
-    assert heard[1]["sink"]["metrics"]["total"]["dropped"] is None
-
-
-def refuse(*_: object) -> None:
-    raise MetricsError("reading: it does not answer")
-
-
 def test_an_ended_query_is_shown_a_while_and_then_gone() -> None:
     now = [0.0]
     events = QueryEvents(lambda: now[0])
@@ -220,33 +184,6 @@ def test_a_port_in_use_is_told_and_tried_again(caplog: pytest.LogCaptureFixture)
         assert scrape(port)["zmq_metrics_outlet_failures_total", frozenset({("outlet", "http")})] == 1
     finally:
         outlet.close()
-
-
-def test_metrics_are_pushed_and_a_gateway_that_is_away_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    bodies: list[bytes] = []
-
-    class Gateway(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Not to standard error."""
-
-    port = free_port()
-    with served() as (events, outlet):
-        events.observe(event())
-        outlet.push(f"127.0.0.1:{port}", 0.05, "job")
-        wait_for(lambda: "pushing metrics to" in caplog.text, "a failure")
-        with HTTPServer(("127.0.0.1", port), Gateway) as server:
-            serving = threading.Thread(target=server.serve_forever, args=(0.02,))
-            serving.start()
-            wait_for(lambda: any(b"zmq_sink_rows_total" in body for body in bodies), "a push")
-            outlet.close()
-            server.shutdown()
-            serving.join(10)
-    assert b'zmq_metrics_outlet_failures_total{outlet="pushgateway"}' in bodies[-1]
 
 
 # Programs without Spark.

@@ -1,8 +1,7 @@
-"""A source's metrics from real sockets and a real log: backlog, pauses, connections, reports."""
+"""A source's metrics from real sockets and a real log: backlog, pauses, connections."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -35,12 +34,10 @@ def monitored(location: Path, endpoint: str, **options: Any) -> Iterator[tuple[I
     ingest = Ingest(parsed)
     ingest.start()
     monitor = SourceMonitor(ingest, parsed)
-    monitor.start()
     try:
         yield ingest, monitor
     finally:
         ingest.stop()
-        monitor.stop()
 
 
 def test_the_backlog_is_what_is_in_no_finished_batch(context: Context, tmp_path: Path) -> None:
@@ -132,75 +129,6 @@ def test_what_is_shown_is_declared(context: Context, tmp_path: Path) -> None:
     options = {"socketType": "SUB", "framing": "clone", "deduplicate": True}
     with monitored(tmp_path, endpoint, **options) as (_, monitor):
         assert set(monitor.metrics()) == {metric.name for metric in SOURCE} - {"reader"}  # there is no query
-
-
-def test_reports_are_written_while_it_runs_and_at_its_end(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    where = tmp_path / "metrics"
-    options = {"metricsLocation": where, "metricsInterval": "100ms"}
-    with monitored(tmp_path / "wal", endpoint, **options) as (ingest, _):
-        wait_for(lambda: len(list(where.rglob("*.json"))) >= 2, "two reports")
-        push.send(b"x")
-        wait_for(lambda: ingest.seal() == 1, "a message")
-        log = ingest.log.log_id
-    last = json.loads(max(where.rglob("*.json")).read_text())
-    assert (last["kind"], last["log"], last["next"]) == ("source", log, 1)
-    assert last["source"] == f"PULL {endpoint}"
-    assert last["sourceMetrics"]["messagesReceived"] == 1
-
-
-def test_a_location_that_refuses_is_counted_and_nothing_stops(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    options = {"metricsLocation": blocked / "metrics", "metricsInterval": "100ms"}
-    with monitored(tmp_path / "wal", endpoint, **options) as (ingest, monitor):
-        wait_for(lambda: monitor.metrics()["metricsFailures"] >= 3, "three failures")
-        push.send(b"x")
-        wait_for(lambda: ingest.seal() == 1, "a message")
-        # It is tried again, and goes on when it can.
-        blocked.unlink()
-        wait_for(lambda: list(blocked.rglob("*.json")), "a report")
-    assert "writing a source's report" in caplog.text
-
-
-def test_a_location_that_hangs_holds_nobody_up(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    hanging, let_go = threading.Event(), threading.Event()
-
-    def hang(*_: object, **__: object) -> None:
-        hanging.set()
-        let_go.wait(30)
-
-    monkeypatch.setattr(source_module.MetricsStore, "write_report", hang)
-    monkeypatch.setattr(source_module.SourceMonitor, "close_seconds", 0.1)
-    options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
-    with monitored(tmp_path / "wal", endpoint, **options) as (ingest, monitor):
-        assert hanging.wait(30)
-        push.send(b"x")
-        wait_for(lambda: ingest.seal() == 1, "a message")
-        assert monitor.metrics()["messagesReceived"] == 1
-    assert "the last report is lost" in caplog.text
-    let_go.set()
-
-
-def test_a_location_that_hangs_is_told_once(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, endpoint = bound(context, zmq.PUSH)
-    let_go = threading.Event()
-    monkeypatch.setattr(source_module.MetricsStore, "write_report", lambda *_: let_go.wait(30))
-    monkeypatch.setattr(source_module.SourceMonitor, "hanging_seconds", 0.05)
-    options = {"metricsLocation": tmp_path / "metrics", "metricsInterval": "100ms"}
-    with monitored(tmp_path / "wal", endpoint, **options) as (_, monitor):
-        wait_for(lambda: monitor.metrics()["metricsFailures"] == 1, "a failure")
-        assert monitor.metrics()["metricsFailures"] == 1
-        let_go.set()
-    assert caplog.text.count("has not answered for") == 1
 
 
 def test_metrics_that_cannot_be_put_together_end_nothing(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -288,64 +285,27 @@ def test_the_command_runs_until_it_is_told_to_end(context: zmq.Context[Socket], 
         process.wait()
 
 
-def test_the_monitor_shows_publishers_and_subscribers(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("bind", "publish", "durable")
-    command = [
-        sys.executable,
-        "-m",
-        "zmq_datasource",
-        "proxy",
-        "--wal-location",
-        str(tmp_path),
-        "--monitor",
-    ]
+def test_figures_are_json_for_programs_and_a_pipe_without_a_reader_ends_nothing(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides, log = endpoints("bind", "publish"), tmp_path / "log.txt"
+    command = [sys.executable, "-m", "zmq_datasource", "proxy", "--wal-location", str(tmp_path / "log")]
+    command += ["--figures", "json", "--figures-every", "0"]
     for side, endpoint in sides.items():
         command += [f"--{side}", endpoint]
-    read, write = os.openpty()
-    # A shell lets a program in the background ignore SIGINT, and its children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        command, stdout=write, stderr=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "160"}
-    )
-    signal.signal(signal.SIGINT, before)
-    os.close(write)
-    shown = bytearray()
-
-    def see(text: bytes) -> bool:
-        if select.select([read], [], [], 0)[0]:
-            shown.extend(os.read(read, 4096))
-        return text in shown
-
-    try:
-        publisher(context, sides["bind"]).send_multipart([b"t", b"v"])
-        with DurableSubscriber(sides["durable"], "billing"):
-            for text in (b"publishers", b"durable subscriber", b"billing", b"0 to 0"):
-                wait_for(lambda text=text: see(text), f"{text!r} shown")
-        process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # the writer has closed it
-            wait_for(lambda: see(b"") and process.poll() is not None, "the end")
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(read)
-
-
-def test_the_monitor_writes_lines_for_programs(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("bind", "publish")
-    command = [sys.executable, "-m", "zmq_datasource", "proxy", "--wal-location", str(tmp_path), "--monitor"]
-    for side, endpoint in sides.items():
-        command += [f"--{side}", endpoint]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with log.open("w") as lines, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=lines) as process:
         try:
             publisher(context, sides["bind"]).send_multipart([b"t", b"v"])
             assert process.stdout is not None
             said = (json.loads(line) for line in process.stdout)
-            assert any(status.get("received") == 1 for status in islice(said, 60))
+            assert any(status["received"] == 1 and status["timestamp"] for status in islice(said, 60))
+            process.stdout.close()
+            wait_for(lambda: "no more are printed" in log.read_text(), "the warning")
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            process.wait(30)
     assert process.returncode == 0
+    assert "ended, next id 1" in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -367,13 +327,6 @@ def test_the_command_names_what_is_wrong(arguments: list[str], problem: str) -> 
     result = CliRunner().invoke(cli, ["proxy", *arguments])
     assert result.exit_code != 0
     assert problem in result.output
-
-
-def test_completion_is_printed_for_each_shell() -> None:
-    for shell in ("bash", "zsh", "fish"):
-        result = CliRunner().invoke(cli, ["completion", shell], prog_name="zmq-datasource")
-        assert result.exit_code == 0
-        assert "_ZMQ_DATASOURCE_COMPLETE" in result.output
 
 
 def test_a_secret_can_come_from_a_file(tmp_path: Path) -> None:

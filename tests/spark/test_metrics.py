@@ -15,19 +15,17 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from tests.spark.test_crash import Driver
 from tests.support import Consuming, Socket, bound, metrics_driver, offer, wait_for
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
-from zmq_datasource import MetricsError, ZmqMetricsListener, live_view, metrics, metrics_dataframe
+from zmq_datasource import ZmqMetricsListener, live_view, metrics
 from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.source import SOURCE
-from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.monitoring.view import LiveView
-from zmq_datasource.options.types import Location
 from zmq_datasource.spark.queries import records as live_records
 
 pytestmark = pytest.mark.spark
@@ -86,20 +84,23 @@ def balanced(totals: dict[str, Any]) -> bool:
     )
 
 
-def total(query: StreamingQuery, **more: Any) -> dict[str, Any]:
-    last = metrics(query, **more).last
-    return last["sink"]["metrics"]["total"]
-
-
-def wait_for_total(query: StreamingQuery, rows: int, **more: Any) -> dict[str, Any]:
+def wait_for_total(query: StreamingQuery, rows: int) -> dict[str, Any]:
     def reached() -> dict[str, Any] | None:
         if (error := query.exception()) is not None:
             raise error
-        last = metrics(query, **more).last
+        last = metrics(query).last
         shown = last["sink"]["metrics"]
         return shown["total"] if shown["total"]["rows"] >= rows else None
 
     return wait_for(reached, f"a total of {rows} rows", 90)
+
+
+def sums(spark: SparkSession, location: str) -> list[Row]:
+    """The sums of all accounts, by the words of docs/metrics.md."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    words = page.partition('spark.sql("""')[2].partition('"""')[0]
+    spark.read.json(location).createOrReplaceTempView("accounts")
+    return spark.sql(words).collect()
 
 
 def send_values(push: Socket, count: int, size: int = 1000) -> None:
@@ -153,9 +154,9 @@ def test_retried_rows_and_dead_letters_are_accounted_for(
     assert spark.read.parquet(str(tmp_path / "letters")).count() == whole["deadLettered"]
 
 
-def read_what_is_documented(query: StreamingQuery, **more: Any) -> dict[str, Any]:
+def read_what_is_documented(query: StreamingQuery) -> dict[str, Any]:
     """README's and docs/metrics.md's own words; none of them may raise, whenever."""
-    shown = metrics(query, **more)
+    shown = metrics(query)
     assert max(map(len, repr(shown.last).splitlines())) < 200
     assert ast.literal_eval(repr(shown.last)) == shown.last
     totals = shown.last["sink"]["metrics"]
@@ -166,13 +167,13 @@ def read_what_is_documented(query: StreamingQuery, **more: Any) -> dict[str, Any
     for metric in TOTAL:
         totals["total"][metric.name]
     totals["droppedByReason"]["hwm"], totals["bySink"], source["receivePausesByCause"]["logFull"]
-    assert "Nothing" in render(query, **more) or source["source"] is not None
+    assert "Nothing" in render(query) or source["source"] is not None
     return source
 
 
-def render(query: StreamingQuery, **more: Any) -> str:
+def render(query: StreamingQuery) -> str:
     console = Console(file=io.StringIO(), width=160)
-    console.print(LiveView().render(live_records(metrics(query, **more).last)))
+    console.print(LiveView().render(live_records(metrics(query).last)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -193,9 +194,7 @@ def test_a_documented_figure_can_be_read_at_any_time(
 
     query = start()
     try:
-        more: dict[str, Any]
-        for more in ({}, {"location": str(tmp_path / "metrics")}):
-            assert read_what_is_documented(query, **more)["messagesReceived"] in (None, 0)
+        assert read_what_is_documented(query)["messagesReceived"] in (None, 0)
         push.send(b"1")
         wait_for_rows(query, 1)
         assert read_what_is_documented(query)["messagesReceived"] == 1
@@ -267,15 +266,15 @@ def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
         query = start()
         try:
             send_values(push, 20)
-            for more in ({}, {"location": where}):
-                whole = wait_for_total(query, 300, **more)
-                last = metrics(query, **more).last
-                by_sink = {n: a["total"]["rows"] for n, a in last["sink"]["metrics"]["bySink"].items()}
-                assert last["name"] == "fan out"
-                assert by_sink == {f"PUSH {sink_a}": 200, f"PUSH {sink_b}": 100}
-                assert whole["rows"] == whole["sent"] == 300
+            whole = wait_for_total(query, 300)
+            last = metrics(query).last
         finally:
             query.stop()
+    by_sink = {name: shown["total"]["rows"] for name, shown in last["sink"]["metrics"]["bySink"].items()}
+    assert last["name"] == "fan out"
+    assert by_sink == {f"PUSH {sink_a}": 200, f"PUSH {sink_b}": 100}
+    assert whole["rows"] == whole["sent"] == 300
+    assert {row.sink: row.rows for row in sums(spark, where)} == by_sink
 
 
 def test_a_failing_location_is_reported_and_stops_nothing(
@@ -287,24 +286,11 @@ def test_a_failing_location_is_reported_and_stops_nothing(
     blocked.write_text("no directory")
     where = blocked / "metrics"
     with Consuming(pull) as consuming:
-        df = feed(
-            spark,
-            connect=source,
-            walLocation=tmp_path / "wal",
-            metricsLocation=where,
-            metricsInterval="100ms",
-        )
+        df = feed(spark, connect=source, walLocation=tmp_path / "wal")
         with sinking(df, tmp_path / "checkpoint", sink, metricsLocation=where) as query:
             send_values(push, 100)
             whole = wait_for_total(query, 100)
-
-            def reported() -> int:
-                push.send(b"once more")  # an idle query tells nothing new for ten seconds
-                last = metrics(query).last
-                return int(last["sources"][0]["metrics"]["metricsFailures"])
-
-            wait_for(reported, "a report that failed")
-            consuming.wait_for(101)
+            consuming.wait_for(100)
     assert whole["metricsFailures"] == whole["batches"] >= 1
     wait_for(lambda: "writing the account of batch 0" in package_log(), "the warning in the log")
 
@@ -358,83 +344,32 @@ def test_a_listener_passes_on_every_event_and_prometheus_serves_the_newest(
     assert listener.failures == 1
 
 
-@pytest.mark.slow
-def test_the_history_is_a_dataframe_of_both_sides(
+def test_a_write_outside_of_a_query_keeps_its_account(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
-    push, source = bound(context, zmq.PUSH)
+    pull, sink = bound(context, zmq.PULL)
     where = str(tmp_path / "metrics")
-    with pytest.raises(MetricsError, match="there are none"):
-        metrics_dataframe(spark, where)
-    with Slow(context) as slow:
-        options = {"metricsLocation": where, "metricsInterval": "100ms", "maxMessagesPerTrigger": 300}
-        df = feed(spark, connect=source, walLocation=tmp_path / "wal", **options)
-        with sinking(df, tmp_path / "checkpoint", slow.endpoint, metricsLocation=where, **LOSSY) as query:
-            send_values(push, 1000)
-            whole = wait_for_total(query, 1000, location=where)
-    history = metrics_dataframe(spark, where)
-    totals = (
-        history.where("kind = 'sink'")
-        .selectExpr(
-            "sum(sinkMetrics.rows)",
-            "sum(sinkMetrics.sent + sinkMetrics.dropped)",
-            "sum(sinkMetrics.droppedByReason['hwm'])",
-            "count(distinct batch)",
-            "count(timestamp)",
-        )
-        .first()
-    )
-    assert tuple(totals) == (1000, 1000, whole["dropped"], whole["batches"], whole["batches"])
-    reports = history.where("kind = 'source'").selectExpr(
-        "max(sourceMetrics.messagesReceived)", "max(sourceMetrics.backlogMessages) > 0", "max(next)"
-    )
-    assert tuple(reports.first()) == (1000, True, 1000)
+    with Consuming(pull):
+        for rows in (3, 4):
+            values = spark.range(rows).selectExpr("string(id) AS value")
+            values.write.format("zmq").mode("append").options(connect=sink, metricsLocation=where).save()
+    assert sorted((row.sink, row.rows, row.sent) for row in sums(spark, where)) == [
+        (f"PUSH {sink}", 3, 3),
+        (f"PUSH {sink}", 4, 4),
+    ]
 
 
-def test_a_history_of_many_small_files_is_read_by_few_tasks(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's own reader makes a task of 32 files, which costs more than to read them."""
-    store = MetricsStore(Location(str(tmp_path)))
-    for number in range(1200):
-        record = {"source": "PULL x", "next": number, "sourceMetrics": {"messagesReceived": number}}
-        store.write_report("log-0", record, 1e9 + number)
-    history = metrics_dataframe(spark, str(tmp_path))
-    found = history.selectExpr("count(*)", "count(distinct timestamp)", "max(sourceMetrics.messagesReceived)")
-    assert tuple(found.first() or ()) == (1200, 1200, 1199)
-    assert history.rdd.getNumPartitions() <= max(3, spark.sparkContext.defaultParallelism)
-
-
-def test_with_a_location_the_newest_report_shows_through_a_long_batch(
+def test_the_first_batch_of_a_day_removes_old_days(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
-    push, source = bound(context, zmq.PUSH)
-    where = str(tmp_path / "metrics")
-    stalling, let_go = threading.Event(), threading.Event()
-
-    def stall(batch: DataFrame, _: int) -> None:
-        batch.collect()
-        if stalling.is_set():  # not by its number: a first batch without rows counts too
-            let_go.wait(60)
-
-    df = feed(
-        spark, connect=source, walLocation=tmp_path / "wal", metricsLocation=where, metricsInterval="100ms"
-    )
-    query = df.writeStream.foreachBatch(stall).option("checkpointLocation", str(tmp_path / "c")).start()
-    try:
-        send_values(push, 1)
-        wait_for_rows(query, 1)
-        stalling.set()
-        send_values(push, 500)
-
-        def seen() -> bool:
-            last = metrics(query, where).last
-            return bool(last["sources"][0]["metrics"]["messagesReceived"] == 501)
-
-        wait_for(seen, "a report in the middle of a batch")
-        last = metrics(query).last
-        assert last["sources"][0]["metrics"]["messagesReceived"] < 501
-    finally:
-        let_go.set()
-        query.stop()
+    pull, sink = bound(context, zmq.PULL)
+    for day in ("2026-01-01", "2026-01-02", "2026-01-09"):
+        (tmp_path / f"date={day}").mkdir()
+    writer = spark.range(1).selectExpr("string(id) AS value").write.format("zmq").mode("append")
+    with Consuming(pull):
+        writer.options(connect=sink, metricsLocation=str(tmp_path), metricsRetention="7d").save()
+    assert len(days := sorted(path.name for path in tmp_path.iterdir())) == 2
+    assert days[0] == "date=2026-01-09"
 
 
 def test_sequences_are_received_or_lost_by_the_metrics_alone(
@@ -477,7 +412,7 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
             sent += offer(push, b"%d" % sent + b"x" * 1000)
 
     def totals() -> list[dict[str, Any]]:
-        found = sorted((tmp_path / "metrics" / "sinks").rglob("[!.]*.json"))
+        found = (tmp_path / "metrics").rglob("[!.]*.json")
         return [json.loads(path.read_text()) for path in found]
 
     with Slow(context) as slow:
@@ -507,21 +442,15 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
         last = metrics_driver.begin(spark, source, slow.endpoint, tmp_path, "once")
         assert last.awaitTermination(120)
     found = totals()
-    assert [totals["batch"] for totals in found] == list(range(len(found)))
-    assert all(balanced(account["sinkMetrics"]) for account in found)
-    (newest,) = (
-        record
-        for record in MetricsStore(Location(str(tmp_path / "metrics"))).newest()
-        if record["kind"] == "sink"
-    )
-    whole = newest["sinkTotal"]
-    assert balanced(whole)
-    assert whole["batches"] == len(found)
-    assert sum(totals["sinkMetrics"]["rows"] for totals in found) == whole["rows"]
+    assert all(map(balanced, found))
+    (whole,) = sums(spark, str(tmp_path / "metrics"))
+    batches = {account["batch"] for account in found}
+    assert batches == set(range(len(batches)))
+    assert whole["rows"] == whole["sent"] + whole["dropped"] + whole["deadLettered"]
     assert whole["dropped"] > 0
-    reports = sorted((tmp_path / "metrics" / "sources").rglob("[!.]*.json"))
-    received = json.loads(reports[-1].read_text())["sourceMetrics"]["messagesReceived"]
-    assert received == whole["rows"] <= sent
+    newest = {account["batch"]: account["rows"] for account in sorted(found, key=lambda a: a["timestamp"])}
+    received = metrics(last).last["sources"][0]["metrics"]["messagesReceived"]
+    assert received == whole["rows"] == sum(newest.values()) <= sent
 
 
 def test_the_live_view_shows_a_query_until_it_ends(

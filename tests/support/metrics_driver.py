@@ -38,8 +38,6 @@ def begin(
         spark,
         connect=source,
         walLocation=f"{directory}/wal",
-        metricsLocation=metrics,
-        metricsInterval="100ms",
         idleTimeout="2s",
         timeout="30s",
         maxMessagesPerTrigger=4000,

@@ -153,12 +153,11 @@ class Topology:
             },
         )
 
-    def metrics(self, *processes: str) -> dict[str, str]:
-        """Options by which these processes write metrics; in half of the runs none."""
+    def metrics(self) -> dict[str, str]:
+        """Options by which the sink writes its accounts; in half of the runs none."""
         if self.world.extras.random() < 0.5:
             return {}
-        for process in processes:
-            self.reaches(process, "monitoring.")
+        self.reaches("sink", "monitoring.")
         return {"metricsLocation": str(self.world.directory / "metrics")}
 
     def output(self, query: Path | None = None) -> list[list[Any]]:
@@ -259,7 +258,6 @@ class _Plain(_SinkToSource):
         before = world.middlebox("wire", at)
         writes, reads = self.kinds
         more = {"deduplicate": "true"} if self.framing == "sequenced" else {}
-        measured = self.metrics("sink", "source")
         self.source(
             socketType=reads,
             bind=at,
@@ -267,8 +265,6 @@ class _Plain(_SinkToSource):
             walRetention=world.retention,
             **more,
             **self.receiving(),
-            **measured,
-            **({"metricsInterval": "1s"} if measured else {}),
         )
         # What finds no room is a dead letter, and with a short queue much finds none.
         self.letters = world.directory / "letters" if world.extras.random() < 0.5 else None
@@ -292,7 +288,7 @@ class _Plain(_SinkToSource):
                 "sendTimeout": "10s",
                 "linger": "10s",
                 "sndhwm": "1000",
-                **measured,
+                **self.metrics(),
                 **({} if self.letters is None else letters),
             },
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ import zmq_datasource
 from tests.support import wait_for
 from zmq_datasource.cli import main
 from zmq_datasource.cli.types import given_options, option_of, other_options
-from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
+from zmq_datasource.options import ProxyOptions, ReadOptions
 from zmq_datasource.options.parser import describe
 from zmq_datasource.transport import core
 
@@ -29,7 +28,7 @@ from zmq_datasource.transport import core
 @click.command()
 @option_of(ProxyOptions, "wal_max_bytes", "rcvhwm", "topics", "slow_subscriber", "plain", "wal_location")
 @option_of(ReadOptions, "socket_type", choices=("SUB", "PULL"), default="SUB")
-@other_options("-o a=b", ProxyOptions)
+@other_options("-o a=b")
 def command(others: tuple[str, ...], socket_type: str, **named: Any) -> None:
     click.echo(f"{given_options(ProxyOptions, named)} {socket_type} {others}")
 
@@ -59,27 +58,6 @@ def test_help_describes_each_command_in_a_whole_sentence() -> None:
     assert all(line.endswith(".") and not line.endswith("...") for line in commands.splitlines()), commands
 
 
-def test_all_options_are_a_json_schema() -> None:
-    schema = json.loads(CliRunner().invoke(main, ["options", "--json"]).output)
-    for kind, options in (("source", ReadOptions), ("sink", WriteOptions), ("proxy", ProxyOptions)):
-        properties = schema["$defs"][kind]["properties"]
-        assert list(properties) == [option.name for option in describe(options)]
-        assert all(said["description"] for said in properties.values())
-    sink = schema["$defs"]["sink"]["properties"]
-    assert sink["socketType"]["enum"] == ["PUSH", "PUB", "DEALER"]
-    assert (sink["sndhwm"]["minimum"], sink["sndhwm"]["default"]) == (1, 1000)
-    assert (sink["noblock"]["type"], sink["sendTimeout"]["default"]) == ("boolean", "1 minute")
-    assert (
-        json.loads(CliRunner().invoke(main, ["options", "--json", "sink"]).output) == schema["$defs"]["sink"]
-    )
-
-
-def test_the_options_of_one_kind_are_listed() -> None:
-    told = CliRunner().invoke(main, ["options", "sink"]).output
-    assert "noblock" in told
-    assert "rcvhwm" not in told
-
-
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -102,8 +80,6 @@ def test_the_options_of_one_kind_are_listed() -> None:
         (["receive", "--subscriber-expiry", "1d"], "subscriberExpiry is set at zmq-datasource proxy"),
         (["proxy", "--subscriber-expiry", "1d"], "--subscriber-expiry: write -o subscriberExpiry=..."),
         (["proxy", "--nonsense"], "No such option"),
-        (["options", "walRetentoin"], "there is no option 'walRetentoin'; did you mean walRetention?"),
-        (["options", "topics", "--json"], "--json is for source, sink or proxy"),
         (
             [
                 "receive",
@@ -156,9 +132,8 @@ HUGE = "1" + "0" * 30
         ),
         (["keygen", "x", "--directory", "/proc/nope"], "--directory"),
         (["keygen", "x", "--directory", "a" * 5000], "--directory"),
-        *((["top", "/tmp", "--interval", value], "'--interval': ") for value in ("1e300s", "30d")),
-        (["top", "/tmp", "--since", "1e300d"], "'--since': "),
-        (["top", ""], "a LOCATION is empty"),
+        *((["proxy", "--figures-every", value], "'--figures-every': ") for value in ("1e300s", "30d")),
+        (["receive", "--figures", "xml"], "'xml' is not one of"),
         (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
         (["doctor", "--connect", "tcp://a:1", "--rcvhwm", HUGE], "rcvhwm"),
         *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
@@ -166,8 +141,6 @@ HUGE = "1" + "0" * 30
         (["receive", "--bind", "ipc://a", "--wal-location", "/tmp", "--partition", "5/2"], "'--partition': "),
         (["proxy", "--wal-location", ""], "walLocation=''"),
         (["proxy", "--pull", "ipc://a", "--wal-location", "/tmp", "--rcvhwm", HUGE], "rcvhwm"),
-        (["options", "\n"], "there is no option '\\n'"),
-        (["completion", ""], "is not one of"),
     ],
 )
 def test_absurd_values_are_refused_at_once_with_a_way_out(
@@ -219,7 +192,7 @@ def test_a_command_offers_only_the_choices_that_make_sense() -> None:
 @pytest.mark.parametrize(("name", "options"), [("proxy", ProxyOptions), ("receive", ReadOptions)])
 def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, options: Any) -> None:
     fields = {option.field for option in describe(options)}
-    own = {"others", "monitor", "help", "partition", "prometheus"}
+    own = {"others", "help", "partition", "prometheus", "figures", "figures_every"}
     assert {parameter.name for parameter in main.commands[name].params} <= fields | own
 
 
@@ -300,34 +273,8 @@ def test_receive_names_each_option_that_has_an_effect_there() -> None:
         "--deduplicate",
         "--no-wal-sync",
         "--wal-max-bytes",
-        "--metrics-location",
     } <= names
     assert (
         not {"--reader", "--max-messages-per-trigger", "--view", "--max-messages", "--starting-offsets"}
         & names
     )
-
-
-def test_one_option_is_explained_wherever_it_has_a_meaning() -> None:
-    told = CliRunner().invoke(main, ["options", "WALRETENTION"]).output
-    assert "walRetention: a duration, 10 minutes if it is not set (source)" in told
-    assert "walRetention: a duration, 1 day if it is not set (proxy)" in told
-    assert CliRunner().invoke(main, ["options", "topic"]).output.startswith("topic: text (sink)\n")
-
-
-@pytest.mark.parametrize(
-    ("begun", "completed"),
-    [
-        ("walFl", ["walFlushInterval="]),
-        ("WALSTORE", ["walStore="]),
-        ("framing=", ["framing=plain", "framing=sequenced"]),
-        ("onloss=f", ["onloss=fail"]),
-        ("nothing", []),
-    ],
-)
-def test_a_shell_completes_the_other_options(begun: str, completed: list[str]) -> None:
-    command = main.commands["receive"]
-    (others,) = [parameter for parameter in command.params if parameter.name == "others"]
-    items = [item.value for item in others.shell_complete(click.Context(command), begun)]
-    assert items[: len(completed)] == completed
-    assert bool(items) == bool(completed)

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from zmq_datasource.cli.log import log
-from zmq_datasource.cli.running import demo, proxy, receive, top
-from zmq_datasource.cli.setup import completion, keygen, options
+from zmq_datasource.cli.running import demo, proxy, receive
+from zmq_datasource.cli.setup import keygen
 from zmq_datasource.cli.types import place_of
 from zmq_datasource.cli.workbench import doctor, hwm
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
@@ -70,5 +70,5 @@ def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""
 
 
-for _command in (demo, receive, proxy, log, top, doctor, hwm, options, keygen, completion):
+for _command in (demo, receive, proxy, log, doctor, hwm, keygen):
     main.add_command(_command)

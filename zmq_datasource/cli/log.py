@@ -81,7 +81,7 @@ def log() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(location: str, as_json: bool) -> None:
     """Show the partitions and the readers of a log."""
-    from zmq_datasource.monitoring.tables import print_fitted, stack  # noqa: PLC0415
+    from zmq_datasource.monitoring.tables import print_table, stack  # noqa: PLC0415
     from zmq_datasource.workbench.log import partitions, readers  # noqa: PLC0415
 
     storage = _storage(location)
@@ -100,7 +100,7 @@ def show(location: str, as_json: bool) -> None:
         return
     click.echo(f"log {storage.log_id()} in {storage.root}\n")
     tables = [[_row("partition", each) for each in found], [_row("reader", each) for each in known]]
-    print_fitted(lambda width: stack(tables, width))
+    print_table(stack(tables))
 
 
 def _row(kind: str, summary: PartitionSummary | ReaderSummary) -> Row:

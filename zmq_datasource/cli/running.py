@@ -1,21 +1,19 @@
-"""Commands that stream or watch: ``receive``, ``proxy``, ``demo`` and ``top``."""
+"""Commands that stream: ``receive``, ``proxy`` and ``demo``."""
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 import warnings
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from zmq_datasource.cli.types import (
-    AGE,
-    DURATION,
+    Form,
     Read,
     all_options,
+    figures_options,
     named_options,
     number,
     option_of,
@@ -28,7 +26,7 @@ from zmq_datasource.options import ProxyOptions, ReceiveOptions
 from zmq_datasource.options.parser import describe
 from zmq_datasource.options.read import OF_A_QUERY
 
-__all__ = ["demo", "proxy", "receive", "top"]
+__all__ = ["demo", "proxy", "receive"]
 
 
 _FIRST = ("bind", "connect", "socket_type", "wal_location", "wal_store", "wal_retention")
@@ -67,11 +65,14 @@ def _read_share(text: str) -> tuple[int, int]:
     help="Receive as number K, from 0 on, of N receivers that share the feed, each into a log partition of its own.",
 )
 @option_of(ReceiveOptions, *_REST)
-@other_options("-o zmq.rcvbuf=1m", ReceiveOptions)
+@other_options("-o zmq.rcvbuf=1m")
+@figures_options
 @prometheus_port
 def receive(
     others: tuple[str, ...],
     partition: tuple[int, int] | None,
+    figures: Form,
+    figures_every: float,
     prometheus: int | None,
     **named: str | None,
 ) -> None:
@@ -88,6 +89,7 @@ def receive(
       zmq-datasource receive --socket-type PULL --connect tcp://feed:5557 \\
           --wal-location /shared/wal/feed --partition 0/4
     """
+    from zmq_datasource.monitoring.view import Figures  # noqa: PLC0415 - imports rich
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
 
     given = all_options(ReceiveOptions, named, others)
@@ -106,7 +108,7 @@ def receive(
             raise click.UsageError("--partition K/N says how many receivers there are; remove --receivers")
         number, count = partition
         given["receivers"] = str(count)
-    receive_until_stopped(given, number, prometheus)
+    receive_until_stopped(given, number, prometheus, Figures(figures, figures_every))
 
 
 @click.command(short_help="Keep messages for subscribers that are away.")
@@ -115,14 +117,12 @@ def receive(
 @option_of(
     ProxyOptions, "wal_retention", "wal_max_bytes", "topics", "rcvhwm", "sndhwm", "slow_subscriber", "plain"
 )
-@other_options("-o subscriberExpiry=30d", ProxyOptions)
-@click.option(
-    "--monitor",
-    is_flag=True,
-    help="Show publishers, subscriptions, rates and backlogs, live; into a file or pipe as a line of JSON a second.",
-)
+@other_options("-o subscriberExpiry=30d")
+@figures_options
 @prometheus_port
-def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **named: object) -> None:
+def proxy(
+    others: tuple[str, ...], figures: Form, figures_every: float, prometheus: int | None, **named: object
+) -> None:
     """Stand between publishers and subscribers, keep the messages in a log, and serve them again.
 
     A message is published as topic, id (8 bytes, big-endian), value, once it is in the log. Any Spark job can
@@ -132,70 +132,28 @@ def proxy(others: tuple[str, ...], monitor: bool, prometheus: int | None, **name
     Examples:
       zmq-datasource proxy --bind "tcp://*:5557" --publish "tcp://*:5556" --wal-location /data/wal
       zmq-datasource proxy --bind "tcp://*:5557" --publish "tcp://*:5556" --durable "tcp://*:5558" \\
-          --replay "tcp://*:5559" --wal-location /data/wal --wal-retention 7d --monitor
+          --replay "tcp://*:5559" --wal-location /data/wal --wal-retention 7d --figures json
       zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable "tcp://*:5558" \\
           --wal-location /data/wal -o subscriberExpiry=30d
     """
-    from contextlib import ExitStack  # noqa: PLC0415
-
     from zmq_datasource.monitoring.prometheus import PrometheusOutlet, shown_of_proxy  # noqa: PLC0415
+    from zmq_datasource.monitoring.view import FigureLines, Figures, proxy_line  # noqa: PLC0415
+    from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415
 
     given = all_options(ProxyOptions, named, others)
-    name = next((given[side] for side in ("bind", "connect", "pull", "router") if side in given), "proxy")
+    lines = FigureLines(logging.getLogger(__name__), proxy_line, Figures(figures, figures_every))
+    newest: dict[str, Any] = {}
+
+    def observe(status: dict[str, Any]) -> None:
+        newest.update(status)
+        lines.show(lambda: status, status["nextId"])
+
     with ExitStack() as stack:
-        observers: list[Callable[[dict[str, Any]], None]] = []
         if prometheus is not None:
-            newest: dict[str, Any] = {}
             outlet = PrometheusOutlet(lambda: shown_of_proxy(newest))
             stack.callback(outlet.close)
             outlet.serve(prometheus)
-            observers.append(newest.update)
-        if monitor:
-            _monitor(name, given, observers)
-        else:
-            _run(name, given, observers)
-
-
-def _run(name: str, given: dict[str, str], observers: list[Callable[[dict[str, Any]], None]]) -> None:
-    from zmq_datasource.monitoring.view import StatusLines, proxy_record  # noqa: PLC0415
-    from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415
-
-    lines = StatusLines(logging.getLogger(__name__))
-
-    def observe(status: dict[str, Any]) -> None:
-        for each in observers:
-            each(status)
-        lines.show(lambda: proxy_record(name, status), status["nextId"])
-
-    run_until_stopped(given, observe)
-
-
-def _monitor(name: str, given: dict[str, str], observers: list[Callable[[dict[str, Any]], None]]) -> None:
-    from rich.console import Console  # noqa: PLC0415
-
-    from zmq_datasource.monitoring.view import Record, proxy_record, watch  # noqa: PLC0415
-    from zmq_datasource.proxy.handle import Proxy  # noqa: PLC0415
-
-    with Proxy(**given) as running:
-
-        def status() -> dict[str, Any]:
-            found = dict(running.status())
-            for observe in observers:
-                observe(found)
-            return found
-
-        def read() -> list[Record]:
-            return [proxy_record(name, found)] if (found := status()) else []
-
-        if Console().is_terminal:
-            watch(read, 1.0, goes_on=lambda: running.running)
-            return
-        try:
-            while running.running:
-                click.echo(json.dumps(status()))
-                time.sleep(1.0)
-        except KeyboardInterrupt:
-            return
+        run_until_stopped(given, observe)
 
 
 @click.command(short_help="See a live feed pass through Spark and out again.")
@@ -220,29 +178,3 @@ def demo(seconds: float) -> None:
     # Spark warns about the installed pandas, but the demo does not use pandas.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     run_demo(Console(), seconds)
-
-
-@click.command(short_help="Watch the figures of sources, sinks and proxies.")
-@click.argument("locations", nargs=-1, required=True, metavar="LOCATION...")
-@setting("--interval", DURATION, "1s", "How often to look, as in 500ms or 5s.")
-@setting(
-    "--since", AGE, "1m", "Leave out what has sent no figures for this long, such as a query that has ended."
-)
-@click.option("--once", is_flag=True, help="Show the tables once and end, as for a script.")
-def top(locations: tuple[str, ...], interval: float, since: float, once: bool) -> None:
-    """Watch rates, drops, backlog, pauses and high-water marks in use.
-
-    A LOCATION is the metricsLocation of sources and sinks, or the URL of a program that serves its figures for
-    Prometheus: "zmq-datasource receive" and "zmq-datasource proxy" with --prometheus, and a Spark application with
-    ZmqMetricsListener. Ctrl-C ends it. Into a file or pipe it shows the tables once.
-
-    \b
-    Examples:
-      zmq-datasource top /data/metrics
-      zmq-datasource top http://localhost:9400/metrics
-      zmq-datasource top s3://bucket/metrics http://proxy:9400/metrics --interval 5s
-      zmq-datasource top /data/metrics --since 1d --once
-    """
-    from zmq_datasource.monitoring.top import show  # noqa: PLC0415
-
-    show(locations, interval, since, once=once)

@@ -6,11 +6,10 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from zmq_datasource.options import SETS, ProxyOptions, ReadOptions
 from zmq_datasource.options.parser import OptionSet, describe
@@ -25,13 +24,14 @@ from zmq_datasource.options.types import (
 )
 
 __all__ = [
-    "AGE",
     "DIRECTORY",
     "DURATION",
     "LINGER",
     "SIZE",
+    "Form",
     "Read",
     "all_options",
+    "figures_options",
     "given_options",
     "named_options",
     "number",
@@ -109,18 +109,14 @@ def size(least: int, most: int) -> Read:
     return Read("size", lambda text: _within(_bytes(text), least, most, allowed))
 
 
-def _duration(most: float, allowed: str) -> Read:
-    return Read("duration", lambda text: _within(_seconds(text), 0, most, allowed))
-
-
 def _directory(text: str) -> str:
     """Make a path absolute. Return a URL and an empty text as they are: the option then checks them."""
     return text if not text or ":" in text.split("/", 1)[0] else os.path.abspath(text)
 
 
-# A DURATION is waited for. An AGE is only compared, so it may be longer.
-DURATION = _duration(MOST_MILLISECONDS / 1000, "24 days at most")
-AGE = _duration(100 * 366 * 86_400.0, "100 years at most")
+DURATION = Read(
+    "duration", lambda text: _within(_seconds(text), 0, MOST_MILLISECONDS / 1000, "24 days at most")
+)
 SIZE = size(0, 2**63 - 1)
 LINGER = Read("linger", lambda text: int(Linger.read(text)))
 DIRECTORY = Read("directory", _directory)
@@ -181,26 +177,14 @@ def option_of(
     return decorate
 
 
-def other_options(example: str, options: type[OptionSet]) -> Callable[[_F], _F]:
+def other_options(example: str) -> Callable[[_F], _F]:
     """Give a command ``-o NAME=VALUE`` for every other option of a set; ``all_options`` reads them."""
-
-    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-        name, separator, value = begun.partition("=")
-        found = []
-        for option in describe(options):
-            if not separator and option.name.lower().startswith(name.lower()):
-                found.append(CompletionItem(f"{option.name}=", help=option.words))
-            elif separator and option.name.lower() == name.lower() and option.allowed:
-                found += [CompletionItem(f"{name}={one}") for one in option.allowed if one.startswith(value)]
-        return found
-
     return click.option(
         "-o",
         "--option",
         "others",
         metavar="NAME=VALUE|@FILE",
         multiple=True,
-        shell_complete=complete,
         help=f"Any other option (docs/options.md), as in {example}; may be repeated. @FILE reads the value, such as a "
         "secret key.",
     )
@@ -302,3 +286,17 @@ prometheus_port = click.option(
     metavar="PORT",
     help="Serve the figures for Prometheus, at http://HOST:PORT/metrics.",
 )
+
+Form: TypeAlias = Literal["text", "json", "none"]
+
+
+def figures_options(command: _F) -> _F:
+    """Give a command the options of ``monitoring.view.Figures``."""
+    command = setting("--figures-every", DURATION, "10s", "How often figures are printed.")(command)
+    return click.option(
+        "--figures",
+        type=click.Choice(get_args(Form)),
+        default="text",
+        show_default=True,
+        help="How to print figures: a line in the log output while messages come, or JSON objects on standard output.",
+    )(command)

@@ -92,7 +92,7 @@ def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
 )
 @option_of(ReadOptions, "topics")
 @option_of(ReadOptions, "rcvhwm", default="1000", help="The receiver's high-water mark.")
-@other_options("-o framing=vllm or -o zmq.curve_serverkey=...", ReadOptions)
+@other_options("-o framing=vllm or -o zmq.curve_serverkey=...")
 @click.option(
     "--upstream", metavar="URL,...", help="The publisher behind a proxy, to compare both sides of the proxy."
 )
@@ -329,7 +329,7 @@ def hwm(
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress  # noqa: PLC0415
 
-    from zmq_datasource.monitoring.tables import print_fitted  # noqa: PLC0415
+    from zmq_datasource.monitoring.tables import print_table  # noqa: PLC0415
     from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
     from zmq_datasource.workbench.results import check_outputs, plot, table, write_csv  # noqa: PLC0415
 
@@ -359,7 +359,7 @@ def hwm(
     check_outputs(csv_file, plot_file)
     with Progress(console=Console(stderr=True)) as bar:
         runs = [run(each) for each in bar.track(planned, description="Trying")]
-    print_fitted(lambda width: table(runs, width))
+    print_table(table(runs))
     if csv_file is not None:
         write_csv(runs, csv_file)
     if plot_file is not None:

@@ -1,40 +1,27 @@
-"""What sinks have written, batch by batch, and the totals that readers make of it.
+"""What sinks have written, batch by batch, and the totals of it in the user's driver process.
 
-An *account* is what one batch wrote to one sink. It goes to the user's driver process and into a file of its own
-(``store``). Accounts add up, and readers make the totals: ``BatchHistory`` in the driver, ``MetricsStore`` from files.
+An *account* is what one write of a batch gave to one sink. It goes to the user's driver process (``BatchHistory``), and
+into a file at ``metricsLocation`` (``files``).
 
 The rule: a batch counts once. The writes of one execution of a batch to one sink add up, because ``foreachBatch`` may
-write twice; each of them counts once. Another execution of the batch repeats it after a failure, and its account
-replaces the earlier one.
+write twice. Another execution of the batch repeats it after a failure, and its accounts replace the earlier ones.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
-from zmq_datasource.counters import Metric, SinkCounters, added, declared, figures
+from zmq_datasource.counters import Metric, SinkCounters, added, declared, figures, iso
 
-__all__ = [
-    "FORMAT",
-    "SINK",
-    "TOTAL",
-    "Account",
-    "BatchHistory",
-    "SinkHistory",
-    "SinkTotals",
-]
+__all__ = ["SINK", "TOTAL", "Account", "BatchHistory", "SinkTotals"]
 
 _log = logging.getLogger(__name__)
-
-# Of the files at ``metricsLocation``.
-FORMAT = 2
 
 SINK = declared("zmq_sink", SinkCounters)
 TOTAL = (
@@ -51,50 +38,32 @@ _NOTHING = figures(SinkCounters.none())
 _STATES = tuple(metric.name for metric in SINK if metric.since == "now")
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="kind", tag="sink"):
-    """What one execution of a batch wrote to one sink. As JSON it is a file at ``metricsLocation``.
+@dataclass(frozen=True)
+class Account:
+    """What one write of a batch gave to one sink.
 
     Attributes:
-        query: The query's id.
-        execution: Spark's id of the execution of the batch; a repeated batch has another one.
+        query, name: The query's id, and its name if it has one; or the name of a batch write outside of a query.
         batch: The batch's id.
+        execution: Spark's id of the execution of the batch; a repeated batch has another one.
+        write: Spark's id of the write. In ``foreachBatch`` an execution may have several.
         sink: Socket type and endpoints.
+        seconds: When the account was made, since the epoch.
         figures: Those of ``SINK``.
-        writes: The writes in it: the query's own, or those of its ``foreachBatch``.
-        name: The query's name, if it has one.
-        in_query: False for a batch write of its own, whose ``query`` is the name of the write.
-        timestamp: When the account was made; UTC, ISO 8601.
     """
 
-    format: int = FORMAT
     query: str
-    execution: str
+    name: str | None
     batch: int
+    execution: str
+    write: str
     sink: str
-    figures: dict[str, int | dict[str, int]] = msgspec.field(name="sinkMetrics")
-    writes: tuple[str, ...]
-    timestamp: str
-    name: str | None = None
-    in_query: bool = True
+    seconds: float
+    figures: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        datetime.fromisoformat(self.timestamp)
-
-    def joined(self, before: Account | None) -> Account:
-        """This account, added to the one before it if the rule of the module says so.
-
-        Args:
-            before: The account of the same batch and sink so far.
-        """
-        if before is None or before.execution != self.execution:
-            return self
-        if set(self.writes) <= set(before.writes):
-            return before
-        return msgspec.structs.replace(
-            self,
-            figures=added(SINK, (before.figures, self.figures)),
-            writes=before.writes + self.writes,
-        )
+    def to_json(self) -> bytes:
+        head = {"timestamp": iso(self.seconds), "query": self.query, "name": self.name, "batch": self.batch}
+        return msgspec.json.encode(head | {"execution": self.execution, "sink": self.sink} | self.figures)
 
 
 class SinkTotals(NamedTuple):
@@ -127,109 +96,44 @@ class SinkTotals(NamedTuple):
     @classmethod
     def none(cls) -> SinkTotals:
         """The totals before the first batch."""
-        return cls.after({})
-
-    @classmethod
-    def after(cls, total: Mapping[str, Any]) -> SinkTotals:
-        """The totals with this total and no batch of their own. A missing figure is 0."""
-        return cls(_NOTHING, {"batches": 0, **_NOTHING, **total})
+        return cls(_NOTHING, {"batches": 0, **_NOTHING})
 
 
 def _state(account: Mapping[str, Any]) -> dict[str, Any]:
     return {name: account[name] for name in _STATES}
 
 
-class SinkHistory:
-    """The batches of one sink of one query, and the totals after each.
-
-    Args:
-        most: How many batches are kept one by one; older ones are only in the totals.
-        before: The total of all batches up to and including ``through``, which are not added again.
-
-    Attributes:
-        through: The last batch that is only in the totals; -1 if there is none.
-    """
-
-    def __init__(self, most: int, before: SinkTotals | None = None, through: int = -1) -> None:
-        self._most = most
-        self._before, self.through = before or SinkTotals.none(), through
-        # In the order of batches.
-        self._accounts: list[Account] = []
-        self._totals: list[SinkTotals] = []
-
-    def add(self, account: Account) -> None:
-        """Count the account of a batch, by the rule of the module."""
-        if account.batch <= self.through:
-            return
-        at = bisect_left(self._accounts, account.batch, key=_batch)
-        if at < len(self._accounts) and self._accounts[at].batch == account.batch:
-            self._accounts[at] = account.joined(self._accounts[at])
-        else:
-            self._accounts.insert(at, account)
-            self._totals.insert(at, self._before)
-        for place in range(at, len(self._accounts)):
-            before = self._totals[place - 1] if place else self._before
-            self._totals[place] = before.then(_NOTHING | self._accounts[place].figures)
-        if len(self._accounts) > self._most:
-            self.through, self._before = self._accounts.pop(0).batch, self._totals.pop(0)
-
-    @property
-    def newest(self) -> Account | None:
-        """The account of the newest batch; None if all are only in the totals."""
-        return self._accounts[-1] if self._accounts else None
-
-    def at(self, batch: int) -> SinkTotals | None:
-        """The totals after a batch; None if the batch is only in a total."""
-        if 0 <= batch <= self.through:
-            return None
-        at = bisect_right(self._accounts, batch, key=_batch)
-        if not at:
-            return self._before.idle()
-        totals = self._totals[at - 1]
-        return totals if self._accounts[at - 1].batch == batch else totals.idle()
-
-
-def _batch(account: Account) -> int:
-    return account.batch
-
-
 class BatchHistory:
     """What the sinks of all queries have written, in the user's driver process. Any thread may call it.
 
     Args:
-        most_batches: As of ``SinkHistory``.
+        most_batches: How many batches of a sink are kept one by one; older ones are only in the totals. Spark shows the
+            newest hundred.
         most_queries: How many queries are remembered: those with the newest accounts.
     """
 
-    def __init__(self, most_batches: int = 1000, most_queries: int = 1000) -> None:
+    def __init__(self, most_batches: int = 200, most_queries: int = 1000) -> None:
         self._most_batches, self._most_queries = most_batches, most_queries
         self._lock = threading.Lock()
-        self._queries: dict[str, dict[str, tuple[SinkHistory, _Unsent]]] = {}
+        self._queries: dict[str, dict[str, _SinkHistory]] = {}
 
     def add(self, account: Account) -> None:
         """Count an account. Logs when a sink begins to drop rows or keep dead letters, and when it sends all again."""
         with self._lock:
             sinks = self._queries.pop(account.query, {})
             self._queries[account.query] = sinks
-            if account.sink not in sinks:
-                sinks[account.sink] = SinkHistory(self._most_batches), _Unsent()
-            history, unsent = sinks[account.sink]
-            history.add(account)
-            unsent.note(account)
+            sinks.setdefault(account.sink, _SinkHistory()).add(account, self._most_batches)
             while len(self._queries) > self._most_queries:
                 self._queries.pop(next(iter(self._queries)))
 
     def totals(self, query: str, batches: Sequence[int]) -> dict[int, dict[str, SinkTotals]]:
         """The totals of each sink of a query after each batch. Leaves out a sink that has a batch only in a total."""
+        found: dict[int, dict[str, SinkTotals]] = {batch: {} for batch in batches}
         with self._lock:
-            sinks = {name: history for name, (history, _) in self._queries.get(query, {}).items()}
-            return {batch: dict(_known(sinks, batch)) for batch in batches}
-
-
-def _known(sinks: Mapping[str, SinkHistory], batch: int) -> Iterator[tuple[str, SinkTotals]]:
-    for name, history in sinks.items():
-        if (totals := history.at(batch)) is not None:
-            yield name, totals
+            for name, history in self._queries.get(query, {}).items():
+                for batch, totals in history.totals(found):
+                    found[batch][name] = totals
+        return found
 
 
 class _Unsent:
@@ -269,3 +173,40 @@ def _unsent(of: Mapping[str, Any]) -> str:
         for reason, count in sorted(of[name].items())
         if count
     )
+
+
+@dataclass
+class _SinkHistory:
+    """The batches of one sink of one query."""
+
+    before: SinkTotals = field(default_factory=SinkTotals.none)  # of batches that are only in the totals
+    through: int = -1  # the last of them
+    batches: dict[int, tuple[str, dict[str, Mapping[str, Any]]]] = field(default_factory=dict)
+    unsent: _Unsent = field(default_factory=_Unsent)
+
+    def add(self, account: Account, most: int) -> None:
+        self.unsent.note(account)
+        if account.batch <= self.through:
+            return
+        execution, writes = self.batches.get(account.batch, (account.execution, {}))
+        if execution != account.execution:
+            writes = {}
+        self.batches[account.batch] = account.execution, {**writes, account.write: account.figures}
+        if len(self.batches) > most:
+            self.through = min(self.batches)
+            self.before = self.before.then(self._figures(self.through))
+            del self.batches[self.through]
+
+    def totals(self, wanted: Iterable[int]) -> Iterator[tuple[int, SinkTotals]]:
+        known, totals = sorted(self.batches), self.before
+        at = 0
+        for batch in sorted(wanted):
+            if 0 <= batch <= self.through:
+                continue
+            while at < len(known) and known[at] <= batch:
+                totals = totals.then(self._figures(known[at]))
+                at += 1
+            yield batch, totals if batch in self.batches else totals.idle()
+
+    def _figures(self, batch: int) -> Mapping[str, Any]:
+        return added(SINK, list(self.batches[batch][1].values()))

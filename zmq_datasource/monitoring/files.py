@@ -1,101 +1,113 @@
-"""Small JSON files on any file system that pyarrow knows. They appear whole, and old ones are removed.
+"""A small JSON file for each account, at ``metricsLocation``:
+
+    <location>/date=<day, UTC>/batch-<query>-<batch>-<execution>.json
+
+``spark.read.json`` reads them all. A file appears whole. If Spark repeats a batch, its accounts are there twice, and
+those of the newest ``execution`` count.
 
 This package does not control the file system, and a call to it may hang. ``within`` stops waiting for such a call.
 """
 
 from __future__ import annotations
 
-import functools
-import posixpath
+import logging
+import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TypeVar
+from urllib.parse import quote
 
 from zmq_datasource.errors import MetricsError
 from zmq_datasource.host import failpoints
+from zmq_datasource.host.locations import directory_of, without_secrets
+from zmq_datasource.monitoring.accounts import Account
+from zmq_datasource.options.types import Location
 
-__all__ = ["find", "load", "load_all", "remove", "remove_expired", "within", "write"]
+__all__ = ["keep", "remove_old_days", "within"]
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# How many files are read at the same time: an object store takes long for each.
-_READING_THREADS = 16
-# The writer of an unfinished file that is older than this has died.
-_LONGEST_WRITE_SECONDS = 3600.0
+_DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)")
+_FILE = re.compile(r"(\.[0-9a-f]{32}-)?batch-.+\.json")
 
 
-def find(system: Any, directory: str, prefix: str = "", *, recursive: bool = False) -> list[str]:
-    """The paths of a directory's whole files whose names begin with ``prefix``, sorted; none without the directory."""
-    infos = _infos(system, directory, recursive=recursive)
-    return sorted(info.path for info in infos if _is_whole(info) and info.base_name.startswith(prefix))
-
-
-def load(system: Any, path: str) -> bytes | None:
-    """The content of a file; None if the file is gone."""
-    try:
-        with system.open_input_stream(path) as file:
-            return bytes(file.read())
-    except FileNotFoundError:
-        return None
-
-
-def load_all(system: Any, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each path with the content of its file, in the given order; None for a file that is gone."""
-    act = functools.partial(load, system)
-    # A thread gets many files at a time: reading a local file costs less than handing it to a thread.
-    share = max(_READING_THREADS, -(-len(paths) // _READING_THREADS))
-    with ThreadPoolExecutor(_READING_THREADS) as pool:
-        shares = [paths[at : at + share] for at in range(0, len(paths), share)]
-        for names, contents in zip(
-            shares, pool.map(lambda names: list(map(act, names)), shares), strict=True
-        ):
-            yield from zip(names, contents, strict=True)
-
-
-def write(system: Any, path: str, content: bytes, given_up: threading.Event | None = None) -> None:
-    """Write a file that appears whole, or replaces an older one whole.
-
-    If ``given_up`` is set before the whole content is written, the file does not appear.
-    """
-    directory, name = posixpath.split(path)
-    system.create_dir(directory, recursive=True)
-    hidden = f"{directory}/.{uuid.uuid4().hex}-{name}"
-    try:
-        failpoints.reach("monitoring.metrics.before_write")
-        with system.open_output_stream(hidden) as file:
-            file.write(content)
-        if given_up is not None and given_up.is_set():
-            remove(system, hidden)
-        else:
-            failpoints.reach("monitoring.metrics.before_move")
-            system.move(hidden, path)
-            failpoints.reach("monitoring.metrics.after_move")
-    except BaseException:
-        remove(system, hidden)
-        raise
-
-
-def remove_expired(system: Any, directory: str, paths: Sequence[str], expired: float, now: float) -> None:
-    """Remove those of ``paths`` that were written before ``expired``, and the unfinished files of killed writers.
+def keep(location: Location, account: Account, given_up: threading.Event) -> bool:
+    """Write the file of an account. It appears whole: it is written under a hidden name and renamed.
 
     Args:
-        expired, now: Seconds since the epoch.
+        given_up: If it is set meanwhile, no file appears.
+
+    Returns:
+        Whether it is the first file of its day.
+
+    Raises:
+        MetricsError: The file system refused.
     """
-    removable = set(paths)
-    for info in _infos(system, directory):
-        is_unfinished = not _is_whole(info)
-        limit = min(expired, now - _LONGEST_WRITE_SECONDS) if is_unfinished else expired
-        if (is_unfinished or info.path in removable) and info.mtime and info.mtime.timestamp() < limit:
-            remove(system, info.path)
+    from pyarrow import fs  # noqa: PLC0415 - see directory_of
+
+    name = f"batch-{quote(account.query, safe='')}-{account.batch}-{quote(account.write, safe='')}.json"
+    try:
+        system, root = directory_of(location)
+        day = f"{root.rstrip('/')}/date={datetime.fromtimestamp(account.seconds, UTC):%Y-%m-%d}"
+        is_first: bool = system.get_file_info(day).type == fs.FileType.NotFound
+        system.create_dir(day, recursive=True)
+        hidden = f"{day}/.{uuid.uuid4().hex}-{name}"
+        try:
+            failpoints.reach("monitoring.metrics.before_write")
+            with system.open_output_stream(hidden) as file:
+                file.write(account.to_json())
+            if given_up.is_set():
+                raise MetricsError("nothing waits for it any more")
+            failpoints.reach("monitoring.metrics.before_move")
+            system.move(hidden, f"{day}/{name}")
+            failpoints.reach("monitoring.metrics.after_move")
+        except BaseException:
+            with suppress(OSError):
+                system.delete_file(hidden)
+            raise
+    # Each file system raises its own errors, and their texts may hold a secret.
+    except Exception as e:
+        raise MetricsError(
+            f"writing the account of batch {account.batch} in {location}: {without_secrets(e, location)}"
+        ) from None
+    return is_first
 
 
-def remove(system: Any, path: str) -> None:
-    """Remove a file; do nothing if it is not there, or if the file system refuses."""
-    with suppress(OSError):
-        system.delete_file(path)
+def remove_old_days(location: Location, retention: float, now: float) -> None:
+    """Remove the folders of days that ended more than ``retention`` seconds ago. Never raises.
+
+    The clock alone removes nothing: there must also be a folder of another day before today that is as much newer. So a
+    clock that is set forward does not empty the location. A folder that holds other files is left alone.
+    """
+    from pyarrow import fs  # noqa: PLC0415 - see directory_of
+
+    try:
+        system, root = directory_of(location)
+        today = datetime.fromtimestamp(now, UTC).date()
+        days = {_day(info.base_name): info.path for info in system.get_file_info(fs.FileSelector(root))}
+        newest = max((day for day in days if day is not None and day < today), default=date.min)
+        for day, path in days.items():
+            if day is None or (newest - day).total_seconds() < retention:
+                continue
+            if now - datetime.combine(day + timedelta(1), time(), UTC).timestamp() < retention:
+                continue
+            held = system.get_file_info(fs.FileSelector(path, recursive=True))
+            if all(info.type == fs.FileType.File and _FILE.fullmatch(info.base_name) for info in held):
+                system.delete_dir(path)
+    # As above.
+    except Exception as e:
+        _log.warning("removing old days from %s: %s", location, without_secrets(e, location))
+
+
+def _day(name: str) -> date | None:
+    found = _DAY.fullmatch(name)
+    with suppress(ValueError):
+        return None if found is None else date.fromisoformat(found[1])
+    return None
 
 
 def within(seconds: float, what: str, act: Callable[[threading.Event], T]) -> T:
@@ -103,7 +115,7 @@ def within(seconds: float, what: str, act: Callable[[threading.Event], T]) -> T:
 
     Args:
         what: What ``act`` does, for errors.
-        act: Gets an event. When the event is set, the result is not wanted any more, and ``act`` should change nothing.
+        act: Gets an event. When the event is set, the result is not wanted any more.
 
     Raises:
         MetricsError: ``act`` has not ended in time, or has failed.
@@ -128,15 +140,3 @@ def within(seconds: float, what: str, act: Callable[[threading.Event], T]) -> T:
         error = failures[0]
         raise error if isinstance(error, MetricsError) else MetricsError(f"{what}: {error!r}") from error
     return results[0]
-
-
-def _infos(system: Any, directory: str, *, recursive: bool = False) -> list[Any]:
-    from pyarrow import fs  # noqa: PLC0415 - see locations
-
-    selector = fs.FileSelector(directory, allow_not_found=True, recursive=recursive)
-    infos = system.get_file_info(selector)
-    return [info for info in infos if info.type == fs.FileType.File and info.base_name.endswith(".json")]
-
-
-def _is_whole(info: Any) -> bool:
-    return not info.base_name.startswith(".")

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: served over HTTP, or pushed to a Pushgateway. Needs the extra ``prometheus``.
+"""Figures for Prometheus, served over HTTP. Needs the extra ``prometheus``.
 
 The listener on Spark's driver, ``receive`` and ``proxy`` use it; each passes a function that returns the figures to
 show. Counters are totals, from which Prometheus makes rates.
@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import OptionError
-from zmq_datasource.host.locations import without_secrets
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.options.types import Location
 from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ __all__ = ["PrometheusOutlet", "Shown", "shown_of_proxy"]
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 10.0
-_PUSH_TIMEOUT_SECONDS = 5.0
 
 _OUTLET = (
     Metric(
@@ -62,7 +59,7 @@ class PrometheusOutlet:
     """Shows the figures of a process.
 
     Args:
-        read: Returns the figures to show. Called for each scrape and push, in any thread.
+        read: Returns the figures to show. Called for each scrape, in any thread.
         clock: In seconds.
 
     Raises:
@@ -82,12 +79,10 @@ class PrometheusOutlet:
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures = {"http": 0, "pushgateway": 0}
+        self._failures = {"http": 0}
         self._faults = LimitedLog(__name__, "failures of a Prometheus outlet")
         self._server: Any = None
         self._next_try = 0.0
-        self._stopping = threading.Event()
-        self._pusher: threading.Thread | None = None
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -135,38 +130,8 @@ class PrometheusOutlet:
         except OptionError as e:
             self.failed("http", f"{e}. It is tried again every {_RETRY_SECONDS:.0f} s")
 
-    def push(self, gateway: str, interval: float, job: str) -> None:
-        """Push to a Pushgateway until ``close``, and a last time then.
-
-        Args:
-            gateway: ``host:port`` or a URL.
-            interval: Seconds between two pushes.
-            job: The group that a push replaces there: one for each application.
-        """
-        arguments = Location(gateway), interval, job
-        self._pusher = threading.Thread(
-            target=self._push, args=arguments, name="zmq-prometheus-push", daemon=True
-        )
-        self._pusher.start()
-
-    def _push(self, gateway: Location, interval: float, job: str) -> None:
-        ended = False
-        while not ended:
-            ended = self._stopping.wait(interval)
-            try:
-                self._client.push_to_gateway(
-                    gateway.with_credentials, job=job, registry=self._registry, timeout=_PUSH_TIMEOUT_SECONDS
-                )
-            # urllib raises errors of many kinds.
-            except Exception as e:
-                why = without_secrets(e, gateway)
-                self.failed("pushgateway", f"pushing metrics to {gateway}: {why}; it is tried again")
-
     def close(self) -> None:
-        """Stop serving; push a last time."""
-        self._stopping.set()
-        if self._pusher is not None:
-            self._pusher.join(2 * _PUSH_TIMEOUT_SECONDS)
+        """Stop serving."""
         server, self._server = self._server, None
         self._next_try = float("inf")
         if server is not None:
@@ -176,7 +141,7 @@ class PrometheusOutlet:
     # prometheus_client's side.
 
     def collect(self) -> Iterator[Family]:
-        """Yield all figures. Called for each scrape and push, in any thread."""
+        """Yield all figures. Called for each scrape, in any thread."""
         for shown in self._read():
             yield from self._families(shown)
         with self._lock:

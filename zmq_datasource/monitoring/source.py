@@ -1,8 +1,7 @@
-"""A source's metrics: computed when they are asked for, and now and then written to ``metricsLocation``."""
+"""A source's metrics, computed when they are asked for."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -11,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.counters import SourceCounters, added, counted, declared, figures, state
-from zmq_datasource.errors import DataLossError, LogError, MetricsError
+from zmq_datasource.errors import DataLossError, LogError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import read_slices, slices
-from zmq_datasource.monitoring.store import MetricsStore
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.transport import core
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from zmq_datasource.source.ingest import Ingest
 
 __all__ = ["SOURCE", "SourceMonitor", "SourceMonitors"]
-
-_log = logging.getLogger(__name__)
 
 _RATE_SECONDS = 10.0
 _RATE_SAMPLE_SECONDS = 0.5
@@ -90,7 +86,7 @@ class _Momentary:
     metrics_failures: int = counted(
         "metricsFailures",
         "times",
-        "How often the metrics could not be put together, or could not be written to `metricsLocation`.",
+        "How often the metrics could not be put together.",
         "process",
     )
     publishers: int | None = state(
@@ -113,20 +109,11 @@ SOURCE = declared("zmq_source", _Momentary, SourceCounters, Totals)
 
 
 class SourceMonitor:
-    """Computes the figures of a running source, and writes reports of them. It never delays or ends the source.
-
-    Attributes:
-        close_seconds: How long the end of a query waits for its last report.
-        hanging_seconds: A write that takes longer than this counts as failed, once.
-    """
-
-    close_seconds = 2.0
-    hanging_seconds = 10.0
+    """Computes the figures of a running source. It never ends the source."""
 
     def __init__(self, source: Feed | Ingest, options: StreamReadOptions) -> None:
         self._source = source
-        self._options = options
-        self._lock = threading.Lock()  # for ``metrics``, which Spark's calls and the reporting thread use
+        self._lock = threading.Lock()  # for ``metrics``, which an outlet's threads call, too
         partition = source.storage.partition
         shared = bool(partition) or options.receivers > 1
         self._name = _name(options, source.storage) + (f", partition {partition}" if shared else "")
@@ -134,24 +121,7 @@ class SourceMonitor:
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
         self._failures = 0
-        self._writing_since: float | None = None
-        self._faults = LimitedLog(__name__, "metrics that could not be read or written")
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to write reports, if there is a ``metricsLocation``; after the source was started."""
-        if self._options.metrics_location is not None:
-            self._thread = threading.Thread(target=self._report, name="zmq-metrics", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Write the last report, unless that takes long; after the source was stopped."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(self.close_seconds)
-            if self._thread.is_alive():
-                _log.warning("%s does not answer; the last report is lost", self._options.metrics_location)
+        self._faults = LimitedLog(__name__, "metrics that could not be read")
 
     def mark_finished(self, end: int) -> None:
         """Take the messages below ``end`` out of the backlog: they are in finished batches."""
@@ -160,23 +130,13 @@ class SourceMonitor:
     def metrics(self) -> dict[str, Any]:
         """All figures of ``SOURCE`` that are known now. Never raises, so that no query fails because of its metrics."""
         with self._lock:
-            self._count_a_hanging_write()
             try:
                 return self._figures()
             # For example, the log is of another release or its disk has a fault. Reading rows raises that error, too.
             except Exception as e:
-                self._fail(f"putting the metrics of {self._name} together: {e!r}")
+                self._failures += 1
+                self._faults.warn("putting the metrics of %s together: %r", self._name, e)
                 return {"source": self._name, "metricsFailures": self._failures}
-
-    def _fail(self, why: str) -> None:
-        self._failures += 1
-        self._faults.warn("%s", why)
-
-    def _count_a_hanging_write(self) -> None:
-        since = self._writing_since
-        if since is not None and time.monotonic() - since >= self.hanging_seconds:
-            self._writing_since = None  # reported once
-            self._fail(f"{self._options.metrics_location} has not answered for {self.hanging_seconds:.0f} s")
 
     def _figures(self) -> dict[str, Any]:
         facts, log = self._source.facts(), self._source.log
@@ -224,32 +184,6 @@ class SourceMonitor:
             self._oldest = start, None if at is None else at / 1e6
         return self._oldest[1]
 
-    # The reporting thread.
-
-    def _report(self) -> None:
-        options, log_id = self._options, self._source.log.log_id
-        assert options.metrics_location is not None, "without a location there are no reports"
-        store = MetricsStore(options.metrics_location, options.metrics_retention)
-        head = {"log": log_id, "walLocation": self._source.storage.root, "source": self._name}
-        # Each query that reads the log has a series of its own, and so does a process that only fills it.
-        reader = self._source.reader
-        partition = self._source.storage.partition
-        series = f"{log_id}-{partition}" if reader is None else f"{log_id}-{partition}-{reader}"
-        ended = False
-        while not ended:
-            ended = self._stopping.wait(options.metrics_interval)
-            try:
-                record = head | {"next": self._source.log.durable_end, "sourceMetrics": self.metrics()}
-                self._writing_since = time.monotonic()
-                store.write_report(series, record, time.time())
-                store.tidy_reports(series, time.time())
-            # No failure of metrics stops the feed.
-            except Exception as e:
-                self._fail(str(e) if isinstance(e, MetricsError) else f"reporting metrics: {e!r}")
-            finally:
-                self._writing_since = None
-        self._faults.flush()
-
 
 def _name(options: StreamReadOptions, storage: LogStorage) -> str:
     name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {storage.root}"
@@ -268,7 +202,6 @@ class SourceMonitors:
         self._options = options
         self._monitors: dict[int, SourceMonitor] = {}
         self._sources: dict[int, Feed | Ingest] = {}
-        self._started = False
         self.add(sources)
 
     def add(self, sources: Mapping[int, Feed | Ingest]) -> None:
@@ -277,19 +210,6 @@ class SourceMonitors:
             if partition not in self._monitors:
                 self._sources[partition] = source
                 self._monitors[partition] = SourceMonitor(source, self._options)
-                if self._started:
-                    self._monitors[partition].start()
-
-    def start(self) -> None:
-        """Begin to write reports, if there is a ``metricsLocation``; after the sources were started."""
-        self._started = True
-        for monitor in self._monitors.values():
-            monitor.start()
-
-    def stop(self) -> None:
-        """Write the last reports, unless that takes long; after the sources were stopped."""
-        for monitor in self._monitors.values():
-            monitor.stop()
 
     def mark_finished(self, ends: Mapping[int, int]) -> None:
         """Take the messages below these ids out of the backlog: they are in finished batches."""

@@ -1,4 +1,4 @@
-"""Tables of figures that fit the screen. No line is wrapped. A line below a table names the columns that are left out.
+"""Tables of figures. rich folds what is wider than the screen.
 
 Names and topics come from other programs. They go through ``printed``, so that no control character reaches the
 terminal.
@@ -6,13 +6,11 @@ terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import humanfriendly
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,18 +22,15 @@ __all__ = [
     "alarm",
     "alarms",
     "count",
-    "print_fitted",
+    "print_table",
     "printed",
     "seconds",
-    "shortened",
     "shown",
     "size",
     "stack",
 ]
 
 _UNLIMITED = 10_000  # columns of a file or pipe
-_GAP = 2  # spaces between two columns
-_LEAST_NAME = 20
 _MOST_CHARACTERS = 500  # of a name
 _ROUNDED_FROM = 100_000
 
@@ -44,8 +39,8 @@ class Cell(NamedTuple):
     """A figure as text.
 
     Attributes:
-        fault: True for a fault, which is shown in red. False for a figure of faults that shows none; a narrow screen
-            leaves out a column in which all are False. None for a figure that is not about faults.
+        fault: True for a fault, which is shown in red. False for a figure of faults that shows none: a column in which
+            all are False is left out. None for a figure that is not about faults.
     """
 
     text: str
@@ -57,7 +52,7 @@ class Row(NamedTuple):
 
     Attributes:
         kind: What the thing is, as the title of the first column.
-        name: Its name; shortened where there is no room.
+        name: Its name.
     """
 
     kind: str
@@ -65,93 +60,34 @@ class Row(NamedTuple):
     cells: Mapping[str, Cell]
 
 
-def stack(tables: Iterable[Sequence[Row]], width: int | None, remarks: Iterable[Text] = ()) -> Table:
-    """Put tables one below the other, without the empty ones, and remarks below them.
-
-    Args:
-        width: Columns of the screen; None for as many as needed.
-    """
+def stack(tables: Iterable[Sequence[Row]]) -> Table:
+    """Put tables one below the other, without the empty ones."""
     parts = Table.grid()  # a Table, because a notebook can show one
     for rows in filter(None, tables):
         if parts.row_count:
             parts.add_row("")
-        for part in _fitted(rows, width):
-            parts.add_row(part)
-    for remark in remarks:
-        parts.add_row(remark)
+        parts.add_row(_table(rows))
     return parts
 
 
-def print_fitted(make: Callable[[int | None], Table]) -> None:
-    """Print what ``make`` returns for the width of the terminal. In a file or pipe, lines are as long as needed."""
-    console = Console()
-    if console.is_terminal:
-        console.print(make(console.width))
-    else:
-        Console(width=_UNLIMITED).print(make(None))
-
-
-def _fitted(rows: Sequence[Row], width: int | None) -> Iterator[RenderableType]:
-    """One table, or several with the same rows if the columns need more than ``width``."""
-    kind = rows[0].kind
-    columns = {
-        column: max(cell_len(text) for text in (column, *(row.cells[column].text for row in rows)))
-        for column in rows[0].cells
-    }
-    name = max(cell_len(text) for text in (kind, *(row.name for row in rows)))
-    if width is None or name + _width(columns) <= width:
-        yield _table(rows, list(columns), name, None)
-        return
-    states = {column: {row.cells[column].fault for row in rows} for column in columns}
-    quiet = [column for column in columns if states[column] == {False}]
-    figures = [column for column in columns if states[column] == {None}]
-    faults = [column for column in columns if column not in (*quiet, *figures)]
-    room = width - max(_width({column: columns[column] for column in group}) for group in (figures, faults))
-    # With too little room for the name, the figures need several tables anyway. Then the name may take two fifths.
-    name = min(name, room if room >= _LEAST_NAME else max(_LEAST_NAME, width * 2 // 5))
-    for group in (figures, faults):
-        part: list[str] = []
-        for column in group:
-            if part and name + _width({one: columns[one] for one in (*part, column)}) > width:
-                yield _table(rows, part, name, width)
-                part = []
-            part.append(column)
-        if part:
-            yield _table(rows, part, name, width)
-    for what, unknown in (("0 everywhere", False), ("Not known", True)):
-        named = [column for column in quiet if all(row.cells[column].text == "–" for row in rows) == unknown]
-        if named:
-            yield Text(f"{what}: {', '.join(named)}", style="dim")
-
-
-def _width(columns: Mapping[str, int]) -> int:
-    return sum(width + _GAP for width in columns.values())
-
-
-def _table(rows: Sequence[Row], columns: Sequence[str], name: int, width: int | None) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
-    table.add_column(shortened(rows[0].kind, name), no_wrap=True)
+def _table(rows: Sequence[Row]) -> Table:
+    columns = [
+        column for column in rows[0].cells if any(row.cells[column].fault is not False for row in rows)
+    ]
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(rows[0].kind, overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    # A cell that is wider than the screen, such as a list of topics, is alone in its table, and is shortened.
-    most = None if width is None else max(width - name - _GAP, 1)
+        table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         cells = (row.cells[column] for column in columns)
-        texts = (
-            Text(cell.text if most is None else shortened(cell.text, most), "bold red" if cell.fault else "")
-            for cell in cells
-        )
-        table.add_row(*chain([Text(shortened(row.name, name))], texts))
+        table.add_row(Text(row.name), *(Text(cell.text, "bold red" if cell.fault else "") for cell in cells))
     return table
 
 
-def shortened(text: str, width: int) -> str:
-    """The text in at most ``width`` columns: ``…`` stands for the middle of a longer one."""
-    if cell_len(text) <= width:
-        return text
-    tail = (width - 1) // 3
-    end = set_cell_size(text[::-1], tail)[::-1]
-    return f"{set_cell_size(text, width - 1 - tail)}…{end}"
+def print_table(table: Table) -> None:
+    """Print a table. In a file or pipe, lines are as long as needed."""
+    console = Console()
+    (console if console.is_terminal else Console(width=_UNLIMITED)).print(table)
 
 
 def printed(value: Any) -> str:

@@ -23,7 +23,6 @@ from zmq_datasource.options.types import (
     ByteSize,
     Duration,
     Linger,
-    Location,
     LogLocation,
     StoreLocation,
     Topics,
@@ -31,8 +30,6 @@ from zmq_datasource.options.types import (
 )
 
 __all__ = ["ReceivingOptions", "share_of", "share_topics"]
-
-_LEAST_METRICS_INTERVAL = 0.1  # seconds
 
 
 class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
@@ -206,20 +203,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.STREAM,
         ),
     ] = Duration(300)
-    metrics_location: Annotated[
-        Location | None,
-        doc(
-            "Where the metrics are kept, as one small JSON file every `metricsInterval`. It is a path or URI "
-            "of a file system that pyarrow knows. See docs/metrics.md.",
-            Role.STREAM,
-        ),
-    ] = None
-    metrics_interval: Annotated[
-        Duration, doc("How often the metrics are written to `metricsLocation`.", Role.STREAM)
-    ] = Duration(2)
-    metrics_retention: Annotated[
-        Duration, doc("How long the files stay at `metricsLocation`.", Role.STREAM)
-    ] = Duration(86_400)
 
     def check(self) -> None:
         super().check()
@@ -249,13 +232,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
                 self.of_role(Role.UNACKNOWLEDGED),
                 "is not for socketType=ROUTER, whose messages are acknowledged rows",
             )
-        if self.metrics_interval < _LEAST_METRICS_INTERVAL:
-            raise OptionError(
-                f"metricsInterval={self.metrics_interval} would be busier with metrics than with messages; set "
-                f"{_LEAST_METRICS_INTERVAL:g}s or more"
-            )
-        if self.metrics_location is None:
-            self.refuse(("metrics_interval", "metrics_retention"), "needs metricsLocation")
         self._check_filter()
         if self.wal_store is not None and not self.wal_store.with_credentials:
             raise OptionError("walStore is empty; name where the log is kept, as in s3://bucket/orders")

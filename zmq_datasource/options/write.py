@@ -151,13 +151,15 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     metrics_location: Annotated[
         Location | None,
         doc(
-            "Where the account (the figures) of each committed micro-batch is kept, as one small JSON file. A path or "
-            "URI of a file system that pyarrow knows. See docs/metrics.md."
+            "Where the account (the figures) of each committed micro-batch is kept, as a small JSON file in a folder "
+            "for each day, for `spark.read.json`. A path or URI of a file system that pyarrow knows. See "
+            "docs/metrics.md."
         ),
     ] = None
     metrics_retention: Annotated[
-        Duration, doc("How long the files stay at `metricsLocation`. The totals are kept.")
-    ] = Duration(86_400)
+        Duration,
+        doc("How long accounts stay at `metricsLocation`. The folders of older days are removed."),
+    ] = Duration(7 * 86_400)
 
     title: ClassVar[str] = "write option"
     elsewhere: ClassVar[Mapping[str, str]] = {**SocketOptions.elsewhere, "path": "connect", "hwm": "sndhwm"}

@@ -166,4 +166,5 @@ def _check_options(options: ReadOptions | WriteOptions) -> None:
     # These file systems may be away for a while without stopping the query.
     if isinstance(options, ReadOptions):
         check_location("walStore", options.wal_store, reach=False)
-    check_location("metricsLocation", options.metrics_location, reach=False)
+    else:
+        check_location("metricsLocation", options.metrics_location, reach=False)

@@ -24,6 +24,7 @@ class Job:
         counted: The query and batch to whose account the write adds: in ``foreachBatch`` those of the query,
             and outside of a query its own.
         execution: Spark's id of the execution: the same for all writes of a batch, and another one when it is repeated.
+        write: Spark's id of the write; in ``foreachBatch`` each write of a batch has another one.
         query_name: The name that the user has given the query.
     """
 
@@ -32,6 +33,7 @@ class Job:
     streaming: bool
     counted: tuple[str, int]
     execution: str = ""
+    write: str = ""
     query_name: str | None = None
 
     @classmethod
@@ -47,23 +49,25 @@ class Job:
         """
         if context is None:
             return cls._named(name, None, None)
-        execution = "/".join(
-            context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.sql.execution.root.id")
+        application = context.getLocalProperty("spark.app.id") or ""
+        execution, write = (
+            f"{application}-{context.getLocalProperty(key) or ''}"
+            for key in ("spark.sql.execution.root.id", "spark.sql.execution.id")
         )
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            return cls._named(name, query, batch, execution)
+            return cls._named(name, query, batch, execution, write)
         # Spark's description of a batch begins with the query's name, if it has one.
         called = (context.getLocalProperty("spark.job.description") or "").partition("\nid = ")
         query_name = called[0] if called[1] and called[0] else None
         streaming = name is None
         counted = query, int(batch)
         own, number = counted if name is None else (name, 0)
-        return cls(own, number, streaming, counted, execution, query_name)
+        return cls(own, number, streaming, counted, execution, write, query_name)
 
     @classmethod
-    def _named(cls, name: str | None, query: str | None, batch: str | None, execution: str = "") -> Job:
+    def _named(cls, name: str | None, query: str | None, batch: str | None, *executions: str) -> Job:
         """The job of a batch write outside of a query; raises ZmqDataSourceError if it has no name."""
         if name is None:
             raise ZmqDataSourceError(
@@ -71,7 +75,7 @@ class Job:
                 f"streaming.sql.batchId={batch}, and both are needed to know the batch when it is repeated; write it "
                 "with writeStream on classic Spark, or with df.write in foreachBatch"
             )
-        return cls(name, 0, streaming=False, counted=(name, 0), execution=execution)
+        return cls(name, 0, False, (name, 0), *executions)
 
     @property
     def of_query(self) -> bool:

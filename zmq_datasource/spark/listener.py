@@ -24,19 +24,14 @@ from pyspark.sql.streaming.listener import (
 )
 
 from zmq_datasource.counters import Metric
-from zmq_datasource.errors import MetricsError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.monitoring.accounts import TOTAL
-from zmq_datasource.monitoring.files import within
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_batch
 from zmq_datasource.spark.registration import active_history
 
 __all__ = ["QueryEvents", "ZmqMetricsListener"]
-
-# Short, because one thread of Spark calls all listeners.
-_FILE_TIMEOUT_SECONDS = 2.0
 
 _KEPT_SECONDS = 600.0
 
@@ -68,15 +63,11 @@ class ZmqMetricsListener(StreamingQueryListener):
 
     Args:
         callback: Called with each event in the form of ``metrics(query).last``, in a thread of Spark.
-        location: The sinks' ``metricsLocation``; as in ``metrics``.
         spark: The session of the queries; by default the active one. For queries of other sessions there are no events
             while they are idle.
         prometheusPort: Serve the metrics on this port of the driver; 0 takes a free one (``port``). Needs the extra
             ``prometheus``.
         prometheusAddress: The address to listen on.
-        prometheusGateway: Push the metrics to this Pushgateway, ``host:port`` or a URL.
-        prometheusInterval: Seconds between two pushes.
-        prometheusJob: The group of the Pushgateway that a push replaces: use another one for each application.
 
     Raises:
         OptionError: The Prometheus client is not installed.
@@ -86,16 +77,11 @@ class ZmqMetricsListener(StreamingQueryListener):
         self,
         callback: Callable[[dict[str, Any]], object] | None = None,
         *,
-        location: str | None = None,
         spark: SparkSession | None = None,
         prometheusPort: int | None = None,
         prometheusAddress: str = "0.0.0.0",
-        prometheusGateway: str | None = None,
-        prometheusInterval: float = 10.0,
-        prometheusJob: str = "zmq_datasource",
     ) -> None:
         self._callback = callback
-        self._location = location
         # Taken here, because no session is active in the threads that call listeners.
         self._spark = spark or SparkSession.getActiveSession()
         self._faults = LimitedLog(__name__, "failures")
@@ -103,13 +89,9 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._outlet: PrometheusOutlet | None = None
         self._port, self._address = prometheusPort, prometheusAddress
         self._failures = 0
-        self._hanging: threading.Event | None = None  # set when the last read of ``location`` has ended
-        self._sinks: dict[str, dict[str, Any]] = {}  # by query: the sinks' last figures that could be read
-        if prometheusPort is not None or prometheusGateway is not None:
+        if prometheusPort is not None:
             self._outlet = PrometheusOutlet(self._events.shown)
             self._serve()
-            if prometheusGateway is not None:
-                self._outlet.push(prometheusGateway, prometheusInterval, prometheusJob)
 
     def _serve(self) -> None:
         if self._outlet is not None and self._port is not None:
@@ -126,7 +108,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         return self._failures if self._outlet is None else self._outlet.failures
 
     def close(self) -> None:
-        """Stop serving, and push a last time. Call it after ``spark.streams.removeListener``."""
+        """Stop serving. Call it after ``spark.streams.removeListener``."""
         if self._outlet is not None:
             self._outlet.close()
 
@@ -146,20 +128,12 @@ class ZmqMetricsListener(StreamingQueryListener):
                 self._pass_on(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self._sinks.pop(str(event.id), None)
         self._events.ended(str(event.id))
 
     def _pass_on(self, progress: dict[str, Any]) -> None:
-        query, known = progress["id"], True
-        try:
-            self._fill_in(progress)
-            self._sinks[query] = progress["sink"]
-        except MetricsError as e:
-            known = False
-            self._failed("metricsLocation", str(e))
-        # Keep the last known figures: Prometheus would take a counter that falls and rises again for a restart.
-        sink = progress["sink"] if known else self._sinks.get(query, progress["sink"])
-        self._events.observe(progress | {"sink": sink})
+        fill_in_sources([progress])
+        fill_in_sinks([progress], active_history())
+        self._events.observe(progress)
         self._serve()
         if self._callback is not None:
             try:
@@ -169,25 +143,6 @@ class ZmqMetricsListener(StreamingQueryListener):
                 self._failed(
                     "callback", f"the callback of ZmqMetricsListener: {e!r}\n{traceback.format_exc()}"
                 )
-
-    def _fill_in(self, progress: dict[str, Any]) -> None:
-        fill_in_sources([progress])
-        if self._location is None:
-            fill_in_sinks([progress], None, active_history())
-            return
-        if self._hanging is not None and not self._hanging.is_set():
-            raise MetricsError(f"reading {self._location}: the file system still has not answered")
-        answered = self._hanging = threading.Event()
-
-        def read(_: threading.Event) -> dict[str, Any]:
-            try:
-                found = copy.deepcopy(progress)
-                fill_in_sinks([found], self._location, active_history())
-                return found
-            finally:
-                answered.set()
-
-        progress |= within(_FILE_TIMEOUT_SECONDS, "reading the accounts", read)
 
     def _failed(self, outlet: str, why: str) -> None:
         if self._outlet is not None:

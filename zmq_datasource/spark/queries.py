@@ -1,35 +1,27 @@
 """What a user's session shows of queries: their metrics, and why a query has failed (``reason``).
 
 ``metrics`` takes a query's progress, and fills in the figures of the Python source and sink, which Spark leaves out.
-``live_view`` shows them as a table. ``metrics_dataframe`` reads the records of all queries at ``metricsLocation``.
+``live_view`` shows them as a table.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pprint
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-from pyspark.sql.functions import from_json
-
-from zmq_datasource.counters import Metric, added, unknown
+from zmq_datasource.counters import unknown
 from zmq_datasource.monitoring.accounts import SINK, TOTAL, BatchHistory, SinkTotals
 from zmq_datasource.monitoring.source import SOURCE
-from zmq_datasource.monitoring.store import MetricsStore
-from zmq_datasource.options.types import Location
 from zmq_datasource.spark.registration import active_history
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectQuery
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = [
-    "HISTORY_DDL",
     "QueryMetrics",
     "complete",
     "fill_in_sinks",
@@ -37,7 +29,6 @@ __all__ = [
     "has_batch",
     "live_view",
     "metrics",
-    "metrics_dataframe",
     "reason",
     "records",
 ]
@@ -73,7 +64,7 @@ class QueryMetrics(NamedTuple):
     recent: list[dict[str, Any]]
 
 
-def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
+def metrics(query: StreamingQuery) -> QueryMetrics:
     """The progress of a query with the metrics of its ZeroMQ sources and sinks.
 
     The dictionaries have the shape of Spark's ``query.lastProgress.json``. ``sources[i]["metrics"]`` has the figures
@@ -84,21 +75,14 @@ def metrics(query: StreamingQuery, location: str | None = None) -> QueryMetrics:
 
     Args:
         query: A running or ended query.
-        location: The ``metricsLocation`` of source and sink. Needed with Spark Connect, and where ``register`` was
-            not called. With it, totals begin at the query's first batch, otherwise at the start of this process. And
-            ``last`` has the source's newest report, also while a long batch delays the next event.
-
-    Raises:
-        MetricsError: ``location`` cannot be read.
     """
     events = [json.loads(progress.json) for progress in query.recentProgress]
     fill_in_sources(events)
-    fill_in_sinks(events, location, active_history())
+    fill_in_sinks(events, active_history())
     recent: list[dict[str, Any]] = [_Event(complete(event)) for event in events]
     if not recent:
         return QueryMetrics(_Event(complete(_no_event(query))), recent)
-    last = recent[-1] if location is None else _Event(_with_newest_reports(recent[-1], location))
-    return QueryMetrics(last, recent)
+    return QueryMetrics(recent[-1], recent)
 
 
 def _no_event(query: StreamingQuery) -> dict[str, Any]:
@@ -134,33 +118,6 @@ def complete(event: dict[str, Any]) -> dict[str, Any]:
     return event
 
 
-def _with_newest_reports(event: dict[str, Any], location: str) -> dict[str, Any]:
-    reports = {
-        (record.get("log"), record["source"], record["sourceMetrics"].get("reader")): record
-        for record in MetricsStore(Location(location)).newest()
-        if record["kind"] == "source"
-    }
-    sources = []
-    for source in event["sources"]:
-        shown = source["metrics"]
-        log = source["latestOffset"]["log"] if shown.get("source") is not None else None
-
-        def newest(figures: dict[str, Any], log: str | None = log) -> dict[str, Any]:
-            report = reports.get((log, figures["source"], figures.get("reader"))) if log is not None else None
-            newer = report is not None and report["timestamp"] > event["timestamp"]
-            return figures | report["sourceMetrics"] if report is not None and newer else figures
-
-        if "partitions" in shown:
-            parts = {name: newest(part) for name, part in shown["partitions"].items()}
-            shown = (
-                shown | added(SOURCE, list(parts.values())) | {"source": shown["source"], "partitions": parts}
-            )
-        elif log is not None:
-            shown = newest(shown)
-        sources.append(source | {"metrics": shown})
-    return event | {"sources": sources}
-
-
 def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
     """Copy the sources' figures from their offsets to their metrics; in place."""
     for event in events:
@@ -171,31 +128,23 @@ def fill_in_sources(events: Sequence[dict[str, Any]]) -> None:
                 described["metrics"] = {name: value for name, value in offset.items() if name in _FIGURES}
 
 
-def fill_in_sinks(
-    events: Sequence[dict[str, Any]], location: str | None, history: BatchHistory | None
-) -> None:
+def fill_in_sinks(events: Sequence[dict[str, Any]], history: BatchHistory | None) -> None:
     """Fill the sinks' figures into events of one query, in place; none where they are not known.
 
     Args:
-        location: As in ``metrics``.
         history: The accounts that the sinks have sent to this process; None if they send none.
-
-    Raises:
-        MetricsError: ``location`` cannot be read.
     """
     if not events:
         return
     query = events[0]["id"]
     wanted = [_batch(event) for event in events]
-    stored = {} if location is None else MetricsStore(Location(location)).totals(query, wanted)
     counted = {} if history is None else history.totals(query, wanted)
     for event, batch in zip(events, wanted, strict=True):
-        # Files come first, because they go back to the query's first batch. A sink without files may be in ``history``.
-        sinks = {**counted.get(batch, {}), **stored.get(batch, {})}
+        sinks = counted.get(batch, {})
         if not has_batch(event):
             sinks = {name: totals.idle() for name, totals in sinks.items()}
         # ``history`` counts all sinks, so a query that is not in it has sent nothing.
-        if sinks or history is not None:
+        if history is not None:
             event["sink"]["metrics"] = event["sink"].get("metrics", {}) | _shown(sinks)
 
 
@@ -232,87 +181,31 @@ def _totals_of(totals: SinkTotals) -> dict[str, Any]:
     return {**totals.batch, "total": dict(totals.total)}
 
 
-def live_view(
-    query: StreamingQuery, seconds: float | None = None, interval: float = 1.0, location: str | None = None
-) -> None:
+def live_view(query: StreamingQuery, seconds: float | None = None, interval: float = 1.0) -> None:
     """Show rates, drops, backlog and high-water marks of a query until it ends.
 
     Args:
         seconds: How long to show them; None until the query ends or Ctrl-C (in a notebook: interrupt).
         interval: Seconds between two updates.
-        location: As in ``metrics``.
-
-    Raises:
-        MetricsError: ``location`` cannot be read.
     """
     # Imported here, because every worker of Spark imports this package, and shows no tables.
     from zmq_datasource.monitoring.view import watch  # noqa: PLC0415
 
     def read() -> Iterator[dict[str, Any]]:
-        return records(metrics(query, location).last)
+        return records(metrics(query).last)
 
     watch(read, interval, seconds, goes_on=lambda: query.isActive)
 
 
 def records(event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The records of an event's ZeroMQ sources and sinks, as in the files at ``metricsLocation``."""
+    """The records of an event's ZeroMQ sources and sinks, for ``LiveView``."""
     common = {"timestamp": event["timestamp"], "query": event["id"], "name": event["name"]}
     for source in event["sources"]:
         shown = source["metrics"]
         if shown.get("source") is not None:
             yield common | {"kind": "source", "source": shown["source"], "sourceMetrics": shown}
     for name, totals in event["sink"]["metrics"]["bySink"].items():
-        named = {"kind": "sink", "sink": name, "batch": event["batchId"]}
-        yield common | named | {"sinkMetrics": totals, "sinkTotal": totals["total"]}
-
-
-# The files of one share, which a task holds at a time. A source's reports of a day are about a hundred shares.
-_SHARE_FILES = 500
-
-
-def _struct(metrics: Iterable[Metric]) -> str:
-    return f"STRUCT<{', '.join(f'{metric.name}: {metric.type}' for metric in metrics)}>"
-
-
-HISTORY_DDL = (
-    "timestamp TIMESTAMP, kind STRING, "
-    f"source STRING, log STRING, walLocation STRING, next BIGINT, sourceMetrics {_struct(SOURCE)}, "
-    "query STRING, name STRING, execution STRING, batch BIGINT, sink STRING, "
-    f"sinkMetrics {_struct(SINK)}"
-)
-
-
-def metrics_dataframe(spark: SparkSession, location: str) -> DataFrame:
-    """The history of sources and sinks that write to ``location`` (their option ``metricsLocation``).
-
-    A row is either a source's report (``kind`` is ``source``: ``source``, ``log``, ``walLocation``, ``next``,
-    ``sourceMetrics``) or a sink's account of a committed batch (``sink``: ``query``, ``name``, ``execution``,
-    ``batch``, ``sink``, ``sinkMetrics``); accounts add up to totals. docs/metrics.md has the fields and their units.
-
-    The files are listed now. Executors read them in each action, and leave out files that were removed meanwhile.
-
-    Raises:
-        MetricsError: There are no metrics. If a file is of another format, the query on the DataFrame fails and names
-            it.
-    """
-    store = MetricsStore(Location(location if "://" in location else os.path.abspath(location)))
-    files = store.paths()
-    # Spark's own reader gives a task only few of these small files, and spends most of its time on opening them.
-    shares = [files[at : at + _SHARE_FILES] for at in range(0, len(files), _SHARE_FILES)]
-    records = spark.createDataFrame(pa.table({"files": shares})).mapInArrow(_reading(store), "record STRING")
-    return records.select(from_json("record", HISTORY_DDL).alias("record")).select("record.*")
-
-
-def _reading(store: MetricsStore) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that reads shares of the files, on an executor."""
-
-    def read(shares: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in shares:
-            for files in batch.column("files"):
-                records = pa.array(store.read(files.as_py()), pa.string())
-                yield pa.RecordBatch.from_arrays([records], ["record"])
-
-    return read
+        yield common | {"kind": "sink", "sink": name, "sinkTotal": totals["total"]}
 
 
 def reason(failed: StreamingQuery | ConnectQuery | BaseException) -> str | None:

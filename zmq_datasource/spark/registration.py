@@ -51,8 +51,8 @@ def register(spark: SparkSession) -> None:
     """Register ``format("zmq")`` with a Spark session, classic or Connect.
 
     In a classic session the sinks then report their accounts to this process, for ``metrics`` and
-    ``ZmqMetricsListener``. With Spark Connect, and where Spark finds the source by itself, they cannot: set
-    ``metricsLocation`` there.
+    ``ZmqMetricsListener``. With Spark Connect, and where Spark finds the source by itself, they cannot: read the files
+    at ``metricsLocation`` there.
 
     Logs a warning if the Python of Spark's workers does not have this package.
     """

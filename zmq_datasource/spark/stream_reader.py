@@ -126,7 +126,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from zmq_datasource.monitoring.source import SourceMonitors  # noqa: PLC0415 - see _open
 
         self._monitors = SourceMonitors(feeds.parts, self._options)
-        self._monitors.start()
         return self._monitors
 
     @defers_signals
@@ -286,15 +285,11 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         ignore_signals()  # before anything else is done
         feeds, self.feeds = self.feeds, None
-        monitors, self._monitors = self._monitors, None
+        self._monitors = None
         try:
             self._serving.stop()  # first, because the next run may use the same endpoint
         finally:
-            try:
-                feeds.stop()
-            finally:
-                if monitors is not None:
-                    monitors.stop()
+            feeds.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share. Runs on an executor."""

@@ -7,7 +7,6 @@ account counts the failure and is logged.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from zmq_datasource.acknowledged.uplink import Uplink
-from zmq_datasource.counters import SinkCounters, figures, iso
+from zmq_datasource.counters import SinkCounters, figures
 from zmq_datasource.errors import MetricsError, SocketError
 from zmq_datasource.host import failpoints
 from zmq_datasource.monitoring.accounts import Account
-from zmq_datasource.monitoring.files import within
-from zmq_datasource.monitoring.store import MetricsStore
+from zmq_datasource.monitoring.files import keep, remove_old_days, within
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.options.types import Location
 from zmq_datasource.sink.unsent import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.job import TaskReport
 from zmq_datasource.spark.worker import set_up_worker
@@ -73,15 +72,14 @@ def commit_batch(
         account = Account(
             query=query,
             name=job.query_name,
-            execution=job.execution,
             batch=batch,
+            execution=job.execution,
+            write=job.write,
             sink=f"{options.socket_type} {options.endpoints}",
-            writes=(job.query,),
+            seconds=time.time(),
             figures=figures(total),
-            timestamp=iso(time.time()),
-            in_query=job.of_query,
         )
-        _report(options, account, accumulator)
+        _report(options, account, accumulator if job.of_query else None)
     failpoints.reach("spark.commit.after_commit")
     if job is not None and job.streaming:
         _log.info("sink query=%s batch=%d %s%s", job.query, job.batch, total, again)
@@ -92,21 +90,25 @@ def commit_batch(
 
 def _report(options: WriteOptions, account: Account, accumulator: Accumulator[Any] | None) -> None:
     """Write an account to ``metricsLocation``, and send it to the process of the user's driver."""
-    if options.metrics_location is not None:
-        store = MetricsStore(options.metrics_location, options.metrics_retention)
+    if (location := options.metrics_location) is not None:
         what = f"writing the account of batch {account.batch}"
         try:
-            within(_FILE_TIMEOUT_SECONDS, what, lambda given_up: store.write_batch(account, given_up))
+            if within(_FILE_TIMEOUT_SECONDS, what, lambda given_up: keep(location, account, given_up)):
+                _remove_old_days(location, options.metrics_retention)
         except MetricsError as e:
             account.figures["metricsFailures"] = 1
             _log.error(
                 "%s; the account of %s, batch %d: %s", e, account.query, account.batch, account.figures
             )
-        else:
-            # The batch does not wait for this. If the process ends before it is done, a later batch does it.
-            threading.Thread(target=store.tidy_batches, args=(account, time.time()), daemon=True).start()
-    if accumulator is not None and account.in_query:
+    if accumulator is not None:
         accumulator.add([account])
+
+
+def _remove_old_days(location: Location, retention: float) -> None:
+    # If this takes longer, it goes on while this process lives, and tomorrow's first batch removes the rest.
+    with suppress(MetricsError):
+        what = "removing old days"
+        within(_FILE_TIMEOUT_SECONDS, what, lambda _: remove_old_days(location, retention, time.time()))
 
 
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:

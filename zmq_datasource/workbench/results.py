@@ -32,13 +32,9 @@ def row(run: ExperimentResult) -> dict[str, Any]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def table(runs: Iterable[ExperimentResult], width: int | None = None) -> Table:
-    """A line for each experiment: the median of its runs, and the range if they differ.
-
-    Args:
-        width: The screen's width in characters; None sets no limit.
-    """
-    return stack([[_line(experiment, group) for experiment, group in _repeated(runs).items()]], width)
+def table(runs: Iterable[ExperimentResult]) -> Table:
+    """A line for each experiment: the median of its runs, and the range if they differ."""
+    return stack([[_line(experiment, group) for experiment, group in _repeated(runs).items()]])
 
 
 def _repeated(runs: Iterable[ExperimentResult]) -> dict[Experiment, list[ExperimentResult]]:

@@ -338,7 +338,7 @@ def log_findings(log: Durable, expected: Expected) -> Iterator[Finding]:
             cause="They are in the receiver's socket, which RCVHWM limits, or in its memory until they are sealed, "
             "which walFlushInterval and walChunkBytes limit. Or the receiver has stopped receiving (walMaxBytes), or "
             "it is not running. The log alone does not show which of these it is.",
-            fix="Look at the receiver's backlog and receivePauses (zmq-datasource top). A crash loses what is not "
+            fix="Look at the receiver's backlog and receivePauses. A crash loses what is not "
             "sealed. To lose less, use a shorter walFlushInterval, faster storage, or transactions (DEALER to "
             "ROUTER), in which the sender keeps a message until it is durable.",
         )
@@ -359,5 +359,5 @@ def log_findings(log: Durable, expected: Expected) -> Iterator[Finding]:
             what="There are no sequence numbers to compare, so the doctor cannot say whether the log keeps up.",
             evidence=f"the log {grew} in {log.seconds:.1f} s",
             cause="The messages have no sequence numbers, or the framing of the log reads none.",
-            fix="Number the messages and name their framing. Or watch backlogAgeMs with zmq-datasource top.",
+            fix="Number the messages and name their framing. Or watch backlogAgeMs (docs/metrics.md).",
         )
