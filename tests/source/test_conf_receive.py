@@ -25,7 +25,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], int 
     """The options that the receiver got."""
     taken: list[tuple[dict[str, str], int | None]] = []
     monkeypatch.setattr(
-        receive_module, "receive_until_stopped", lambda given, number, _: taken.append((given, number))
+        receive_module, "receive_until_stopped", lambda given, number, *_: taken.append((given, number))
     )
     return taken
 
