@@ -323,9 +323,6 @@ class Producer:
 
         Args:
             committed: The number of the last transaction of this name in the log; ``session.by`` is its attempt.
-
-        Raises:
-            TransactionError: Another producer has.
         """
         number = transaction.number
         assert number is not None

@@ -90,7 +90,7 @@ from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Entry, Hold, Store
-from zmq_datasource.log.verification import Damage, damage_at, verify_log
+from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 
 __all__ = [
@@ -104,7 +104,6 @@ __all__ = [
     "CarriedState",
     "Chunk",
     "ChunkIndex",
-    "Damage",
     "Deletions",
     "DirectoryStore",
     "Entry",
@@ -133,7 +132,6 @@ __all__ = [
     "TransactionPart",
     "begin_of",
     "bucket_at",
-    "damage_at",
     "deleted_error",
     "end_within_bytes",
     "first_since",

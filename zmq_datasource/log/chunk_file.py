@@ -164,9 +164,6 @@ class CompactFile:
 
     It is written in pieces, because copying a whole chunk at its end would delay the next group by 30 ms. It only makes
     later reads faster: so if the disk refuses, it is given up, and the chunk keeps its small batches.
-
-    Args:
-        first: The chunk's first id.
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:

@@ -268,11 +268,7 @@ class DirectoryStore:
                         (directory / name).unlink(missing_ok=True)
 
     def _check_root(self) -> None:
-        """Raise an error if the whole store is away. Called when an object is not found.
-
-        Raises:
-            DiskFaultError: The root is missing.
-        """
+        """Raise an error if the whole store is away. Called when an object is not found."""
         if not self.exists():
             raise DiskFaultError(f"using the log in {self.root}: this directory is not there. {MOUNT_AGAIN}")
 

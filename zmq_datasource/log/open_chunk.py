@@ -69,9 +69,6 @@ class OpenChunk:
     """Writes the open chunk of a log partition. For the sealing thread.
 
     A call that the disk has refused may be repeated.
-
-    Args:
-        first: Its first id.
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
@@ -299,9 +296,6 @@ def _group_at(content: pa.Buffer, at: int) -> tuple[int, int] | None:
 
 class OpenChunkTail:
     """Reads an open chunk while another process writes it, and keeps its rows in memory.
-
-    Args:
-        first: The chunk's first id.
 
     Attributes:
         batches: The rows that were read.

@@ -15,7 +15,7 @@ from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
 
-__all__ = ["Damage", "damage_at", "verify_log"]
+__all__ = ["Damage", "verify_log"]
 
 
 class Damage(NamedTuple):
@@ -46,12 +46,12 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
         yield from _verify_partition(storage.of(partition), done)
     records = ReaderRecords(storage)
     for name in records.names():
-        yield from damage_at(records.path_of(name), lambda name=name: records.read(name))  # type: ignore[misc]
+        yield from _damage_at(records.path_of(name), lambda name=name: records.read(name))  # type: ignore[misc]
         done(records.path_of(name))
 
 
 def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
-    yield from damage_at(storage.path_of(""), lambda: read_index(storage))
+    yield from _damage_at(storage.path_of(""), lambda: read_index(storage))
     entries = storage.chunks()
     for chunk in chunks_of(entries, _end_of(storage, entries)):
         path = storage.path_of(chunk.name)
@@ -74,7 +74,7 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
                 if damaged:
                     yield Damage(path, f"the ids {damaged.start} to {damaged.stop - 1} are damaged")
             done(path)
-    yield from damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
+    yield from _damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
 
 
 def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
@@ -87,7 +87,7 @@ def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
         return entries[-1].first + 1
 
 
-def damage_at(path: str, read: Callable[[], object]) -> Iterator[Damage]:
+def _damage_at(path: str, read: Callable[[], object]) -> Iterator[Damage]:
     """Call ``read``, and yield its error as the damage of a file."""
     try:
         read()

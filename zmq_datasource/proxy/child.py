@@ -68,9 +68,6 @@ class NewestWriter:
 class NewestReader:
     """Reads the values of a ``NewestWriter``.
 
-    Args:
-        descriptor: The pipe.
-
     Attributes:
         ended: Whether the writer has closed the pipe.
     """

@@ -29,10 +29,6 @@ class Front:
     """Gathers messages in memory; ``take_rows`` makes rows of them. Transactions go to the journal at their commit.
 
     In one thread.
-
-    Args:
-        options: Endpoints, high-water marks and security.
-        counters: Counts what is received.
     """
 
     def __init__(self, options: ProxyOptions, counters: SourceCounters) -> None:
@@ -49,10 +45,6 @@ class Front:
 
     def open(self, transactions: CommittedTransactions, journal: Journal) -> None:
         """Open the sockets.
-
-        Args:
-            transactions: The transactions that are committed.
-            journal: The log.
 
         Raises:
             OptionError, EndpointError: A socket cannot be opened as asked; none stays open.

@@ -51,9 +51,6 @@ class GapTable:
 
     It has the gaps of all counters, oldest first, and the gaps in each counter's present epoch, by position.
 
-    Args:
-        limit: The largest number of rows.
-
     Attributes:
         next_serial: The serial that the next row will have.
     """

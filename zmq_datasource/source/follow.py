@@ -30,11 +30,6 @@ class FollowingSource:
     """Reads a log partition that another process fills (the writer). Opens no socket, and does not take the log's lock.
 
     A ``Feed`` has either this or an ``Ingest``, and calls the same methods; but here ``refresh``, and there ``seal``.
-
-    Args:
-        storage: The partition.
-        options: The options of the query.
-        counters: The counters of the query.
     """
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions, counters: SourceCounters) -> None:
@@ -133,12 +128,7 @@ class FollowingSource:
 
 
 class _FollowedLosses:
-    """Applies the query's ``onLoss`` to losses that the writer of a partition notices while the query runs.
-
-    Args:
-        storage: The partition.
-        options: The options of the query.
-    """
+    """Applies the query's ``onLoss`` to losses that the writer of a partition notices while the query runs."""
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
@@ -189,10 +179,6 @@ class IdlePartition:
 
     A process that receives or follows the feed's other partitions has it. The newest chunk stays, because it has the
     partition's last state.
-
-    Args:
-        storage: The partition.
-        options: The options of the feed.
 
     Attributes:
         check_seconds: How often ``expire`` reads the partition to find chunks to delete.

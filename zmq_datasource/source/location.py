@@ -140,10 +140,6 @@ def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> No
     Its share of the feed would overlap with the share of this partition. Call it before this partition's lock is taken,
     and again with the lock.
 
-    Args:
-        storage: The partition.
-        options: Those of this process.
-
     Raises:
         OtherDivisionError: There is such a writer.
     """

@@ -151,11 +151,7 @@ def _refuse_what_no_read_takes(options: Mapping[str, str]) -> None:
 
 
 def _check_options(options: ReadOptions | WriteOptions) -> None:
-    """Check options without opening a socket.
-
-    Raises:
-        OptionError: A socket option or a location is wrong.
-    """
+    """Check options without opening a socket."""
     from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 
     if isinstance(options, ReadOptions):

@@ -28,11 +28,7 @@ _GENERATIONS = 3
 
 
 class Serving:
-    """The server of one query's log, if there is one.
-
-    Args:
-        wanted: The option ``serveLog``.
-    """
+    """The server of one query's log, if there is one."""
 
     def __init__(self, wanted: LogServing) -> None:
         self._wanted = wanted

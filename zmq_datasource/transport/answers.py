@@ -35,9 +35,6 @@ class _Sent(NamedTuple):
 class Answers:
     """Sends answers by a ROUTER. For one thread. Between ``begin`` and ``finish`` nothing else may be sent.
 
-    Args:
-        sock: The ROUTER.
-
     Attributes:
         stuck: Whether a client's queue had no room for ``begin``; the caller resets it.
     """
