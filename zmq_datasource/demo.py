@@ -39,8 +39,6 @@ from zmq_datasource import metrics, reason, register
 from zmq_datasource.errors import LogError, ZmqDataSourceError
 from zmq_datasource.log import LogStorage
 
-__all__ = ["Account", "findings", "run_demo"]
-
 _PUBLISHED_PER_SECOND, _SLOW_PER_SECOND = 2000, 1000
 _CITIES = ("athens", "berlin", "lisbon", "nairobi", "oslo", "toronto")
 _AGGREGATION, _FAST, _SLOW = "aggregation", "fast sink", "slow sink"

@@ -22,8 +22,6 @@ from zmq_datasource.source.follow import IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.location import feed_of, log_storage
 
-__all__ = ["receive_until", "receive_until_stopped"]
-
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5

@@ -41,8 +41,6 @@ from zmq_datasource.errors import (
 from zmq_datasource.host import failpoints
 from zmq_datasource.log import StagedFile, StagedFiles, Staging, TransactionPart
 
-__all__ = ["Attempts"]
-
 _log = logging.getLogger(__name__)
 
 # What a data message takes in a staged file besides its rows, at least.

@@ -27,9 +27,6 @@ from zmq_datasource.host.machine import ThisProcess
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.parser import parse, texts_of
 
-__all__ = ["Producer"]
-
-
 # What a message takes in memory besides its bytes.
 _MESSAGE_OVERHEAD = 64
 _MOST_BYTES = 1 << 30

@@ -26,40 +26,6 @@ from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.transport.core import FrameColumn, FramesColumn, digest
 from zmq_datasource.transport.session import Envelope, Header
 
-__all__ = [
-    "BUSY",
-    "CONFLICT",
-    "DATA_BYTES",
-    "INTERNAL",
-    "MOST_BYTES_ON_THE_WAY",
-    "MOST_FRAMES",
-    "MOST_FRAME_BYTES",
-    "MOST_NAME_BYTES",
-    "MOST_ON_THE_WAY",
-    "UNKNOWN",
-    "VERSION",
-    "Abort",
-    "Aborted",
-    "Commit",
-    "Committed",
-    "Data",
-    "End",
-    "Hello",
-    "Message",
-    "Refusal",
-    "Staged",
-    "Taken",
-    "Welcome",
-    "as_text",
-    "decode",
-    "digest_of",
-    "digest_of_rows",
-    "encode",
-    "is_name",
-    "rows_of",
-    "split_batch",
-]
-
 VERSION = 2
 # Codes of refusals. The receiver does not have the attempt (any more):
 UNKNOWN = "unknown"

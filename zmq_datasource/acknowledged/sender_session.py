@@ -53,8 +53,6 @@ from zmq_datasource.host.log_lines import printable
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.transport.session import RequestSession
 
-__all__ = ["ATTEMPT_STATES", "SenderSession"]
-
 # After this time without an answer a request is repeated, because the answer may have been lost; earlier if the timeout
 # is short.
 ASK_AGAIN_SECONDS = 2.0

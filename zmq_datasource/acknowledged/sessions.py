@@ -36,15 +36,6 @@ from zmq_datasource.errors import (
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
-__all__ = [
-    "SENDER_BOUNDS",
-    "AcceptorTerms",
-    "AttemptSession",
-    "CollectedAnswers",
-    "SenderBounds",
-    "Sessions",
-]
-
 
 class CollectedAnswers:
     """Answers to senders, collected until the socket sends them.

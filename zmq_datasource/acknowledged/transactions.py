@@ -34,15 +34,6 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.log import CarriedState, FilledFile, Staging
 from zmq_datasource.messages.columns import data_bytes
 
-__all__ = [
-    "CommittedTransactions",
-    "Committer",
-    "Done",
-    "Transaction",
-    "TransactionLog",
-    "conflict_with_later",
-]
-
 _WAY_OUT = (
     "The cause is a sender that continues from an older or a copied state: a restored checkpoint, a copy of a query "
     "beside the query, a driver that was wrongly taken for dead. End the wrong one, or start it under another name: "

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["MAP", "Metric", "added", "counted", "declared", "figures", "iso", "state", "unknown"]
-
 _Type = Literal["BIGINT", "DOUBLE", "STRING", "TIMESTAMP", "MAP<STRING, BIGINT>"]
 MAP: _Type = "MAP<STRING, BIGINT>"
 _Since = Literal["log", "reader", "process", "batch", "now"]

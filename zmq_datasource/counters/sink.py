@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields
 
 from zmq_datasource.counters.metric import counted, declared, state
 
-__all__ = ["SinkCounters"]
-
 # ``hwm``: the queue was full. ``no_peer``: no peer was there. ``timeout``: the queue was still full after
 # ``sendTimeout``. ``connection_lost``: a connection was lost that may have held the message.
 _DROP_REASONS = ("hwm", "no_peer", "connection_lost")

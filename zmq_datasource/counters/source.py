@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from zmq_datasource.counters.metric import counted, state
 
-__all__ = ["SourceCounters"]
-
 # Why a source stops receiving.
 _PAUSE_CAUSES = ("logFull", "slowDisk", "diskFault")
 

@@ -5,8 +5,6 @@ A test replaces it in the process that it tests; no option and no environment va
 is ``<room>.<thing>.before_<step>`` or ``<room>.<thing>.after_<step>``.
 """
 
-__all__ = ["reach"]
-
 
 def reach(name: str) -> None:
     """Do nothing. The caller is at the place ``name``."""

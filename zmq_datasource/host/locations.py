@@ -11,8 +11,6 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.host.machine import make_private
 from zmq_datasource.options.types import Location
 
-__all__ = ["check_location", "directory_of", "make_directory", "without_secrets", "write_parquet"]
-
 # Of pyarrow.fs.FileSystem.from_uri.
 _SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 
-__all__ = ["LimitedLog", "printable"]
-
 
 def printable(text: str | bytes, most: int) -> str:
     """Escape the unprintable characters of a text, and cut it to ``most`` characters.

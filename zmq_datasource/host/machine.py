@@ -12,16 +12,6 @@ from pathlib import Path
 
 from zmq_datasource.errors import OptionError
 
-__all__ = [
-    "PRIVATE",
-    "ThisProcess",
-    "allow_many_files",
-    "is_gone",
-    "make_private",
-    "own_addresses",
-    "process_mark",
-]
-
 # The mode of a file that only its owner may read: the log and its neighbours hold whole messages.
 PRIVATE = 0o600
 

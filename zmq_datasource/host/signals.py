@@ -17,16 +17,6 @@ from functools import wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-__all__ = [
-    "StopFlag",
-    "check_signals",
-    "defers_signals",
-    "exit_on_signals",
-    "forget_signal",
-    "ignore_signals",
-    "is_signalled",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-__all__ = ["WakePipe"]
-
 
 class WakePipe:
     """A pipe that is readable from ``wake`` on until ``clear``.

@@ -34,8 +34,6 @@ from zmq_datasource.log.files import read_file, this_process, writing
 from zmq_datasource.log.store import Content, Entry, Holding, Part
 from zmq_datasource.options.types import Location
 
-__all__ = ["SILENT_SECONDS", "BucketStore", "bucket_at"]
-
 _log = logging.getLogger(__name__)
 
 # An object up to ``_WHOLE_BYTES`` is read by one request. Of a larger one, the last ``_END_BYTES`` are read first.

@@ -24,8 +24,6 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.types import Location
 
-__all__ = ["Bucket", "import_obstore"]
-
 _DFS, _BLOB = ".dfs.core.windows.net", ".blob.core.windows.net"
 _QUERY = re.compile(r"\?[^\s\"]+")
 

@@ -27,24 +27,6 @@ from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import FRAMING, MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 
-__all__ = [
-    "CHECKSUM",
-    "MAGIC_BYTES",
-    "NO_ROWS",
-    "Memory",
-    "OpensChunks",
-    "damage_of",
-    "encode_chunk",
-    "facts_of",
-    "fingerprint",
-    "is_intact",
-    "read_chunk",
-    "read_facts",
-    "read_metadata",
-    "times_of",
-    "write_chunk",
-]
-
 CHECKSUM = b"xxh3"
 # An Arrow file begins with the padded text ARROW1; a stream of the schema and the batches follows.
 MAGIC_BYTES = 8

@@ -22,8 +22,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 
-__all__ = ["ChunkFile", "CompactFile", "Encoder", "FilledFile", "is_small"]
-
 _log = logging.getLogger(__name__)
 
 # Each batch takes about a kilobyte, and 50 µs of its reader.

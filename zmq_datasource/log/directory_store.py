@@ -38,8 +38,6 @@ from zmq_datasource.log.files import (
 from zmq_datasource.log.store import Content, Entry, Holding, Part
 from zmq_datasource.options.types import LogLocation
 
-__all__ = ["DirectoryStore"]
-
 _log = logging.getLogger(__name__)
 
 _HIDDEN = "."

@@ -8,8 +8,6 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
-__all__ = ["GROUP_FIRST", "NO_INCARNATIONS", "ChunkFacts", "Incarnations", "PastTimes", "Times"]
-
 _FACTS = b"chunk"
 # In the metadata of the last batch of a group of an open chunk: the first id of the group.
 GROUP_FIRST = b"group.first"

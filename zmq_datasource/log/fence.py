@@ -23,8 +23,6 @@ from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import LOG_NAME, chunk_name
 from zmq_datasource.log.store import Entry, Store
 
-__all__ = ["Fence"]
-
 
 class _Chunk(Protocol):
     @property

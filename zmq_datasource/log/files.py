@@ -25,24 +25,6 @@ from zmq_datasource.errors import (
 )
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 
-__all__ = [
-    "LENGTHS_ONLY",
-    "MOUNT_AGAIN",
-    "add_directory",
-    "is_transient",
-    "make_directory",
-    "open_file",
-    "open_to_read",
-    "read_file",
-    "reading",
-    "sync_directory",
-    "sync_file",
-    "this_process",
-    "unreadable",
-    "writing",
-]
-
-
 # A file up to this size is read in one call.
 _SMALL_BYTES = 256 << 10
 # For reading lengths and metadata: of each batch Arrow then reads only one narrow column.

@@ -11,8 +11,6 @@ from typing import NamedTuple, Protocol, Self
 
 from zmq_datasource.sequences import Totals
 
-__all__ = ["Filler", "FillerFacts"]
-
 
 class FillerFacts(NamedTuple):
     """The figures of a filler. A figure that it does not have keeps its default.

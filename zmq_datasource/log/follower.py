@@ -22,8 +22,6 @@ from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["REFRESH_SECONDS", "LogFollower"]
-
 # How often the log is refreshed, in a directory and in a bucket (providers charge for requests).
 REFRESH_SECONDS = 0.05
 _BUCKET_REFRESH_SECONDS = 1.0

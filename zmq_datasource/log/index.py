@@ -19,8 +19,6 @@ from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.open_chunk import Grown
 from zmq_datasource.log.storage import MOST_LISTINGS, ChunkEntry, LogStorage
 
-__all__ = ["ChunkIndex", "Contents", "chunks_of", "read_index"]
-
 
 class ChunkIndex:
     """Chunks with contiguous ids. Chunks are added at the end and removed at the front.

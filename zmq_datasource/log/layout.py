@@ -5,27 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = [
-    "DEAD_LETTERS_NAME",
-    "FORMAT_VERSION",
-    "LOCK_NAME",
-    "LOCK_WAIT_SECONDS",
-    "LOG_NAME",
-    "PARTITION",
-    "READERS_LOCK_NAME",
-    "READERS_NAME",
-    "STAGING_NAME",
-    "TEMPORARY_PREFIX",
-    "TERMS_NAME",
-    "Chunk",
-    "chunk_name",
-    "compact_name",
-    "open_chunk_name",
-    "parse_chunk_name",
-    "parse_open_chunk_name",
-    "parse_partition_name",
-]
-
 FORMAT_VERSION = 2
 # The number of the partition that every log has; most logs have only this one.
 PARTITION = 0

@@ -34,8 +34,6 @@ from zmq_datasource.log.files import (
 from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX, open_chunk_name, parse_open_chunk_name
 from zmq_datasource.log.store import Part
 
-__all__ = ["OpenChunkFiles", "StagedFiles", "bytes_on_disk", "write_whole"]
-
 # The limit of one system call.
 _MOST_PARTS = 1024
 

@@ -46,8 +46,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 
-__all__ = ["Groups", "Grown", "OpenChunk", "OpenChunkTail", "read_groups", "seal_groups"]
-
 # From this number of small batches on a chunk is replaced by its compact copy.
 _MANY_BATCHES = 8
 _MOST_COMPACT_BYTES = 256 << 20

@@ -31,19 +31,6 @@ from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import number
 
-__all__ = [
-    "Deletions",
-    "Slice",
-    "begin_of",
-    "deleted_error",
-    "end_within_bytes",
-    "first_chunk_since",
-    "first_since",
-    "read_slices",
-    "slices",
-    "split_range",
-]
-
 _TRUE = number(1).cast(pa.bool_())
 
 

@@ -27,8 +27,6 @@ from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, READERS_LOCK_NAME, READ
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["ReaderRecord", "ReaderRecords", "ReaderTerms", "SubscriberNotes", "subscriber_key"]
-
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 _SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
 # The record of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.

@@ -30,8 +30,6 @@ from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["Reader", "Readers"]
-
 _log = logging.getLogger(__name__)
 
 # How often a query that also writes the log writes its record. With an older record the log only keeps too much.

@@ -18,8 +18,6 @@ from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["OpenedPartition", "open_partition"]
-
 _log = logging.getLogger(__name__)
 
 _AFTER_A_CRASH = (

@@ -21,8 +21,6 @@ from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["MakeRoom", "Retention"]
-
 _log = logging.getLogger(__name__)
 
 MakeRoom = Literal["none", "done", "any"]

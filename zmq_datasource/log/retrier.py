@@ -18,8 +18,6 @@ from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import is_transient
 
-__all__ = ["Retrier", "retry_reading"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)

@@ -31,8 +31,6 @@ from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
-__all__ = ["Sealer", "WriteJob"]
-
 _log = logging.getLogger(__name__)
 
 # How often expired chunks are deleted.

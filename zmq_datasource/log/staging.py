@@ -30,9 +30,6 @@ from zmq_datasource.log.local_files import StagedFiles, bytes_on_disk
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA, data_bytes
 
-__all__ = ["StagedFile", "Staging", "TransactionPart"]
-
-
 _log = logging.getLogger(__name__)
 
 

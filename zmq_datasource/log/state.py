@@ -26,8 +26,6 @@ from zmq_datasource.log.chunk import facts_of, read_metadata
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
 
-__all__ = ["Carried", "CarriedState", "read_saved_state", "sections_of", "state_metadata", "state_of"]
-
 _STATE = b"state"
 # The state of 10,000 publishers takes 100 kB and 1.3 ms. zlib takes five times as long for the same size, lz4 half as
 # long for twice the size, and higher levels of zstd gain nothing.

@@ -44,8 +44,6 @@ from zmq_datasource.log.layout import (
 from zmq_datasource.log.local_files import OpenChunkFiles, StagedFiles
 from zmq_datasource.log.store import Content, Hold, Store
 
-__all__ = ["MOST_LISTINGS", "ChunkEntry", "LogStorage"]
-
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
 MOST_LISTINGS = 10
 _LEISURE_SECONDS = 10.0

@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["Content", "Entry", "Hold", "Holding", "Part", "Store"]
-
 Part: TypeAlias = bytes | pa.Buffer
 # The content of an object: its parts, or a file to which nothing is written any more. A directory links the file, which
 # must be durable and in the same file system; a repeated call recognises it by its own name. A bucket gets a copy. The

@@ -15,8 +15,6 @@ from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
 
-__all__ = ["Damage", "verify_log"]
-
 
 class Damage(NamedTuple):
     """A damaged or missing file, and what is wrong with it."""

@@ -26,8 +26,6 @@ from zmq_datasource.log.sealer import Sealer, WriteJob
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 
-__all__ = ["LogWriter"]
-
 # One chunk that is being written, and the next one.
 _ENOUGH_UNWRITTEN = 2
 

@@ -22,8 +22,6 @@ import pyarrow.ipc
 
 from zmq_datasource.messages.columns import LOG_SCHEMA, integers_of
 
-__all__ = ["CORRUPT_RECORD", "MESSAGE_COLUMNS", "ArrowValues", "UnfitValueError", "values_of"]
-
 _t: Any = pa.types
 
 # A schema may have these columns beside those of the values: facts about the message, and a value that does not fit.

@@ -23,27 +23,6 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = [
-    "FRAMES",
-    "FRAMING",
-    "LOG_SCHEMA",
-    "MAX_MESSAGE_BYTES",
-    "MESSAGE_SCHEMA",
-    "all_true",
-    "as_binary",
-    "binary_of",
-    "data_bytes",
-    "integers_of",
-    "join_frames",
-    "number",
-    "numbers_from",
-    "numbers_to",
-    "only_rows",
-    "row_schema",
-    "spark_ddl",
-    "text",
-]
-
 # A message must fit an Arrow array with 32-bit offsets and a JVM byte array, with room to spare.
 MAX_MESSAGE_BYTES = 1 << 30
 

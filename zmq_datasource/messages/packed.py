@@ -19,8 +19,6 @@ import pyarrow.compute as pc
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.columns import FRAMES
 
-__all__ = ["MOST_BUFFERS", "MOST_ROWS", "pack_columns", "unpack_columns"]
-
 MOST_ROWS = 1 << 18
 MOST_BUFFERS = 5
 _BUFFERS = {("value",): 2, ("topic", "value"): 5, ("value", "topic"): 5, ("frames",): 3}

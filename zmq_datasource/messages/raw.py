@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 
 from zmq_datasource.messages.columns import FRAMES, binary_of, integers_of, number, only_rows
 
-__all__ = ["RawMessage", "RawMessages", "raw_of"]
-
 # A message as Python objects: the bytes of a single frame, or a list of frames.
 RawMessage: TypeAlias = bytes | list[bytes]
 

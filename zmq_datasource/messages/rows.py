@@ -15,8 +15,6 @@ import xxhash
 
 from zmq_datasource.messages.columns import LOG_SCHEMA, MESSAGE_SCHEMA, binary_of, number
 
-__all__ = ["message_rows", "name_of", "number_rows", "text_of", "times_of"]
-
 # For a batch of one message, looking a field up in the schema takes longer than everything else.
 _TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
 

@@ -30,8 +30,6 @@ from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
 
-__all__ = ["REQUEST_BOUNDS", "Backend", "RequestBounds", "Subscribers"]
-
 _log = logging.getLogger(__name__)
 
 # libzmq notices only now and then that a queue has room, or when the socket's events are read. ``Outbox.give`` reads

@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 from zmq_datasource import errors
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
 
-__all__ = ["Child", "NewestReader", "NewestWriter", "Parent", "set_up_logging"]
-
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 16

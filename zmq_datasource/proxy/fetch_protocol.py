@@ -31,36 +31,6 @@ from zmq_datasource.messages.packed import MOST_ROWS, pack_columns, unpack_colum
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.transport.session import Envelope, Header
 
-__all__ = [
-    "BATCH_SCHEMA",
-    "EARLIEST",
-    "LAST",
-    "LATEST",
-    "MOST_CLIENT",
-    "MOST_FRAMES",
-    "MOST_NAME_BYTES",
-    "MOST_WAIT_MS",
-    "NO_ROWS",
-    "SILENCE_SECONDS",
-    "Batch",
-    "BatchRows",
-    "Fetch",
-    "Forget",
-    "Forgotten",
-    "FromClient",
-    "FromProxy",
-    "Lost",
-    "Open",
-    "Opened",
-    "Refused",
-    "client_of",
-    "decode",
-    "encode",
-    "pack_rows",
-    "session_number",
-    "unpack_rows",
-]
-
 VERSION = 2
 EARLIEST, LATEST, LAST = "earliest", "latest", "last"
 MOST_NAME_BYTES = 200

@@ -30,8 +30,6 @@ from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.view import Cursor, LogView
 from zmq_datasource.proxy.waiting import Cursors, Owner, Waiting, WaitingRequests
 
-__all__ = ["FetchServer", "Wire"]
-
 Wire: TypeAlias = FetchWire | ReplayWire
 # Bytes of the answers of all clients that libzmq has not handed to the system, and what each client may have beyond
 # that.

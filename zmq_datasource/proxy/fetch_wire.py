@@ -41,8 +41,6 @@ from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
 
-__all__ = ["FetchWire", "ReplayWire", "Request", "Router"]
-
 # How many requests wait in memory, and about how many bytes one round takes. The rest waits in libzmq and the kernel.
 _MOST_REQUESTS, _MOST_ROUND_BYTES = 256, 8 << 20
 # libzmq bounds the number of messages and not their bytes, so it must queue few.

@@ -8,16 +8,6 @@ from typing import Any
 
 from zmq_datasource.counters import counted, declared, figures, state
 
-__all__ = [
-    "NO_CLIENTS",
-    "NO_SUBSCRIBERS",
-    "PROXY",
-    "SUBSCRIBER",
-    "LiveFigures",
-    "PublishedFigures",
-    "SubscriberFigures",
-]
-
 
 @dataclass
 class LiveFigures:

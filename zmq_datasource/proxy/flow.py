@@ -34,8 +34,6 @@ from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.positions import read_positions
 from zmq_datasource.proxy.view import Progress
 
-__all__ = ["LiveFlow"]
-
 _log = logging.getLogger(__name__)
 
 # Producers whose transactions are remembered; beyond that the one that was silent for longest is forgotten.

@@ -22,8 +22,6 @@ from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES, ROUND_ME
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Front"]
-
 
 class Front:
     """Gathers messages in memory; ``take_rows`` makes rows of them. Transactions go to the journal at their commit.

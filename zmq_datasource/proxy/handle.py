@@ -11,8 +11,6 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse, texts_of
 from zmq_datasource.proxy.child import Child
 
-__all__ = ["Proxy"]
-
 _START_SECONDS = 90.0
 # More than the live process needs at its end beside its linger: for the disk, transactions, and the server process.
 _END_SECONDS = 300.0

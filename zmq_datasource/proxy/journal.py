@@ -22,8 +22,6 @@ from zmq_datasource.log import (
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.view import Progress
 
-__all__ = ["Journal", "Written"]
-
 # Counts as a running reader without a record, so that expired records are dropped even if no other reader remains. No
 # query can have this name, because it has a dot. The record of a durable subscriber begins with "subscriber.".
 _OWN = "proxy.itself"

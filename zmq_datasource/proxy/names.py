@@ -28,8 +28,6 @@ from zmq_datasource.proxy.figures import SubscriberFigures
 from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position, Positions, bytes_of_topics
 from zmq_datasource.proxy.view import LogView
 
-__all__ = ["NAME_BOUNDS", "NameBounds", "NameJob", "Names"]
-
 _MOST_DISPLACED = 1000
 # What a status shows of a name: so many topics, and so many characters of a topic.
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 10, 60

@@ -44,8 +44,6 @@ from zmq_datasource.messages.columns import integers_of
 from zmq_datasource.proxy.fetch_protocol import EARLIEST, LAST, LATEST, Open
 from zmq_datasource.proxy.view import LogMoment
 
-__all__ = ["PRESENT_SECONDS", "Position", "Positions", "bytes_of_topics", "read_positions"]
-
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,8 +23,6 @@ from zmq_datasource.proxy.figures import NO_CLIENTS
 from zmq_datasource.proxy.flow import LiveFlow
 from zmq_datasource.proxy.view import Progress
 
-__all__ = ["ServerProcess", "main", "run", "run_until_stopped"]
-
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0

@@ -28,8 +28,6 @@ from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Positions
 from zmq_datasource.proxy.view import LogView, Progress
 
-__all__ = ["Server", "main", "open_server", "serve"]
-
 _WAIT_MS = 100
 _STATUS_SECONDS = 0.25
 # How long to try to bind: the server process of a killed proxy frees its ports a moment later.

@@ -22,8 +22,6 @@ from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["DurableMessage", "DurableSubscriber"]
-
 _T = TypeVar("_T")
 
 # How often the session gets its turn while the caller takes messages that are in memory.

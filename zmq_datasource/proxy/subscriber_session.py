@@ -43,8 +43,6 @@ from zmq_datasource.proxy.fetch_protocol import (
 )
 from zmq_datasource.transport.session import RequestSession
 
-__all__ = ["SUBSCRIPTION_STATES", "Received", "Start", "SubscriberInbox", "SubscriberSession", "Subscription"]
-
 # The next state of a subscription, by its state and what happens (in capital letters: what the proxy says). An event
 # that is not here changes nothing.
 SUBSCRIPTION_STATES: Mapping[tuple[str, str], str] = {

@@ -26,8 +26,6 @@ from zmq_datasource.log import (
 from zmq_datasource.messages.columns import integers_of, number
 from zmq_datasource.messages.framing import raw_messages
 
-__all__ = ["Cursor", "LogMoment", "LogView", "Progress", "matching"]
-
 
 class Progress(NamedTuple):
     """How far a log is. The live process sends it to the server process.

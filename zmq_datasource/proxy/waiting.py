@@ -17,8 +17,6 @@ from zmq_datasource.proxy.fetch_protocol import MOST_WAIT_MS, Fetch
 from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position
 from zmq_datasource.proxy.view import Cursor, LogView, matching
 
-__all__ = ["Cursors", "Owner", "Waiting", "WaitingRequests"]
-
 # The name of a FETCH, or the connection of a FETCH without a name.
 Owner: TypeAlias = str | bytes
 _MOST_ROWS = 1 << 16  # of an answer

@@ -12,8 +12,6 @@ import xxhash
 
 from zmq_datasource.counters import counted, state
 
-__all__ = ["Ahead", "Counter", "Gap", "GapTable", "Key", "Sample", "SequenceFindings", "Totals"]
-
 # Names a counter: the bytes that its messages are counted by (a topic, for example), or a tuple if there are several.
 Key: TypeAlias = bytes | tuple[bytes, ...]
 

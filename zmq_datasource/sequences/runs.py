@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 
 from zmq_datasource.sequences.records import Key
 
-__all__ = ["Keys", "Run", "runs_of"]
-
 
 @dataclass(frozen=True)
 class Keys:

@@ -14,8 +14,6 @@ from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.records import Counter, Gap, Key, Totals
 from zmq_datasource.sequences.tracker import SequenceTracker
 
-__all__ = ["SavedTracker", "restore", "restore_renamed", "save", "totals_of", "tracker_of"]
-
 
 class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
     """The saved state. In JSON, names are base64.

@@ -15,8 +15,6 @@ from zmq_datasource.options import Numbering
 from zmq_datasource.sequences.records import Ahead, Counter, Gap, GapTable, Key, SequenceFindings, Totals
 from zmq_datasource.sequences.runs import Run
 
-__all__ = ["MOST_GAPS", "SequenceTracker"]
-
 # The table of gaps has at most this many rows.
 MOST_GAPS = 10_000
 

@@ -26,8 +26,6 @@ from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["WAIT_MS", "Channel", "Replayer", "make_channels"]
-
 _log = logging.getLogger(__name__)
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.

@@ -59,20 +59,6 @@ from zmq_datasource.log import (
 from zmq_datasource.options.offsets import READER_PATTERN
 from zmq_datasource.transport.answers import Answers, set_router_options
 
-__all__ = [
-    "BEGIN",
-    "FRAME_BYTES",
-    "MOST_REQUEST_BYTES",
-    "SECRET_BYTES",
-    "ChunkRequest",
-    "ChunkServer",
-    "LogAccess",
-    "pack_head",
-    "parse_skipped",
-    "skipped_name",
-    "unpack_head",
-]
-
 SECRET_BYTES = 32
 # libzmq encrypts a frame as a whole, which takes several times the memory of the frame.
 FRAME_BYTES = 1 << 20

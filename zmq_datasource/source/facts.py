@@ -13,16 +13,6 @@ from zmq_datasource.log import LogStorage, read_saved_state, sections_of
 from zmq_datasource.messages.rows import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
 
-__all__ = [
-    "SourceFacts",
-    "describe_key",
-    "read_counters",
-    "read_gaps",
-    "saved_sequences",
-    "saved_tracker",
-    "states_of_other_partitions",
-]
-
 # A publisher can choose a very long name. A log line shows at most this many of its characters.
 _MOST_SHOWN = 200
 

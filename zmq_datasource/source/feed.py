@@ -27,8 +27,6 @@ from zmq_datasource.source.follow import FollowingSource, IdlePartition
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.location import feed_of, log_storage, other_feed, warn_of_terms
 
-__all__ = ["Feed"]
-
 _log = logging.getLogger(__name__)
 
 _STANDBY_IN_A_BUCKET_SECONDS = 2.0

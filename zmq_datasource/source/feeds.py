@@ -25,8 +25,6 @@ from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage, terms_of
 
-__all__ = ["Feeds", "run_in_parallel"]
-
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.005

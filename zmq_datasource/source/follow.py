@@ -23,8 +23,6 @@ from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracke
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.location import feed_of, is_replayed
 
-__all__ = ["FollowingSource", "IdlePartition"]
-
 
 class FollowingSource:
     """Reads a log partition that another process fills (the writer). Opens no socket, and does not take the log's lock.

@@ -38,8 +38,6 @@ from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Receiver
 from zmq_datasource.source.receiving import ReceivingThread, loss_at_stop
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["Ingest"]
-
 _log = logging.getLogger(__name__)
 
 # How long to wait for a disk that gives no answer, not even an error.

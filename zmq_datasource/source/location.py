@@ -37,21 +37,6 @@ from zmq_datasource.options import ReadOptions, StreamReadOptions
 from zmq_datasource.options.parser import ZmqOptions, describe
 from zmq_datasource.options.types import Duration, Location, Topics
 
-__all__ = [
-    "compare_terms",
-    "dead_letters_beside",
-    "default_location",
-    "feed_of",
-    "has_feed",
-    "is_replayed",
-    "log_storage",
-    "naming_other_feed",
-    "other_feed",
-    "refuse_other_division",
-    "terms_of",
-    "warn_of_terms",
-]
-
 _log = logging.getLogger(__name__)
 
 # The framing options that decide which rows a message becomes.

@@ -28,8 +28,6 @@ from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-__all__ = ["BATCH_MESSAGES", "REPLAY_SECONDS", "ROUND_BYTES", "ROUND_MESSAGES", "LogReceiver", "Receiver"]
-
 # Bounds of one round: the messages of each socket, and the bytes of all sockets. They keep a round short, because the
 # thread has other duties, and small: a round exceeds the bytes by one message at most, so it fits an Arrow batch.
 ROUND_MESSAGES = 4096

@@ -21,8 +21,6 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import SocketError
 from zmq_datasource.log import Filler, LogWriter
 
-__all__ = ["ReceivingThread", "StopLoss", "loss_at_stop"]
-
 _log = logging.getLogger(__name__)
 
 _PAUSES = {

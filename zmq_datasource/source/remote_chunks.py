@@ -43,8 +43,6 @@ from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.session import RequestSession
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["RemoteChunks", "RemoteDeletions", "chunks_for"]
-
 _log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS, _LONGEST_AGAIN_SECONDS = 3.0, 40.0

@@ -34,8 +34,6 @@ from zmq_datasource.messages.framing.replay import request as encode
 from zmq_datasource.sequences import Gap, Sample, SequenceTracker
 from zmq_datasource.transport.session import Session
 
-__all__ = ["ReplaySession"]
-
 _ATTEMPTS = 3
 # The pause between two requests for gaps. Otherwise a publisher might be asked once for each message that it loses.
 _PAUSE_SECONDS = 0.1

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 
 from zmq_datasource.options import StreamReadOptions
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """The trigger limits of one query, applied together, because Spark has no combined limit.

@@ -32,8 +32,6 @@ from zmq_datasource.spark.partition_reader import (
 )
 from zmq_datasource.spark.worker import set_up_worker
 
-__all__ = ["GAPS_DDL", "ZmqGapReader", "ZmqLiveReader", "ZmqLogReader"]
-
 _log = logging.getLogger(__name__)
 
 # A task that Spark sends to an executor may have 128 MiB (spark.rpc.message.maxSize), and carries its messages.

@@ -13,8 +13,6 @@ from zmq_datasource.messages.arrow_values import values_of
 from zmq_datasource.messages.columns import LOG_SCHEMA, as_binary
 from zmq_datasource.options import WriteOptions
 
-__all__ = ["SinkColumns"]
-
 _FRAMES_TYPES = (ArrayType(BinaryType()), ArrayType(BinaryType(), containsNull=False))
 
 

@@ -28,8 +28,6 @@ from zmq_datasource.options.parser import parse
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-__all__ = ["ZmqDataSource"]
-
 # ruff: noqa: PLC0415
 
 

@@ -11,8 +11,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import ZmqDataSourceError
 
-__all__ = ["Job", "TaskReport"]
-
 
 @dataclass(frozen=True)
 class Job:

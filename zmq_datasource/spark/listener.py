@@ -31,8 +31,6 @@ from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_batch
 from zmq_datasource.spark.registration import active_history
 
-__all__ = ["QueryEvents", "ZmqMetricsListener"]
-
 _KEPT_SECONDS = 600.0
 
 _QUERY = (

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.feeds import Feeds
 
-__all__ = ["OffsetIds", "not_there", "nothing_since"]
-
 _log = logging.getLogger(__name__)
 
 _CONTINUE = "To continue with what the log has, set failOnDataLoss=false"

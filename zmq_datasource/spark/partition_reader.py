@@ -29,16 +29,6 @@ if TYPE_CHECKING:
     from zmq_datasource.log import Store
     from zmq_datasource.source.chunk_server import LogAccess
 
-__all__ = [
-    "RETRY_SECONDS",
-    "LogInputPartition",
-    "MessageRows",
-    "Rows",
-    "TableRows",
-    "read_log_partition",
-    "rows_for",
-]
-
 _log = logging.getLogger(__name__)
 
 # How long a task waits while no file can be opened or object storage is away. (In local mode Spark does not repeat a

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectQuery
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = [
-    "QueryMetrics",
-    "complete",
-    "fill_in_sinks",
-    "fill_in_sources",
-    "has_batch",
-    "live_view",
-    "metrics",
-    "reason",
-    "records",
-]
-
-
 # The width of a printed event, in characters.
 _COLUMNS = 110
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["active_history", "register", "why_workers_lack_package"]
-
 _log = logging.getLogger(__name__)
 
 _PROBE = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('zmq_datasource') else 3)"

@@ -18,8 +18,6 @@ from zmq_datasource.options.read import LogServing
 if TYPE_CHECKING:
     from zmq_datasource.source.chunk_server import ChunkServer, LogAccess
 
-__all__ = ["Serving", "in_local_mode"]
-
 _BINDING_SECONDS = 0.05
 
 _LOCAL = re.compile(r"(?:--master|spark\.master)[=\0](?:local|local\[[^\]\0]*\])(?:\0|$)")

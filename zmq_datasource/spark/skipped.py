@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.feeds import Feeds
 
-__all__ = ["Skipped"]
-
 _log = logging.getLogger(__name__)
 
 

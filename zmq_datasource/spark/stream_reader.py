@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from zmq_datasource.monitoring.source import SourceMonitors
     from zmq_datasource.source.feeds import Feeds
 
-__all__ = ["Idle", "RefusedStreamReader", "ZmqStreamReader"]
-
 _log = logging.getLogger(__name__)
 
 

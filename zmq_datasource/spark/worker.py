@@ -13,8 +13,6 @@ import logging.config
 import os
 import sys
 
-__all__ = ["LOGGING_VARIABLE", "set_up_worker"]
-
 LOGGING_VARIABLE = "ZMQ_DATASOURCE_LOGGING"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -29,8 +29,6 @@ from zmq_datasource.spark.worker import set_up_worker
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-__all__ = ["abort_batch", "commit_batch"]
-
 _log = logging.getLogger(__name__)
 
 # How long a batch waits for its file. The process that commits may end right after, so the file is not written later.

@@ -19,8 +19,6 @@ from zmq_datasource.spark.columns import SinkColumns
 from zmq_datasource.spark.job import Job, TaskReport
 from zmq_datasource.spark.worker import set_up_worker
 
-__all__ = ["run_task"]
-
 
 def run_task(
     options: WriteOptions, columns: SinkColumns, name: str | None, batches: Iterator[pa.RecordBatch]

@@ -18,8 +18,6 @@ from zmq_datasource.spark.columns import SinkColumns
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-__all__ = ["ZmqBatchWriter", "ZmqStreamWriter"]
-
 # ruff: noqa: PLC0415 - only the executors send, and only the driver commits
 
 

@@ -14,8 +14,6 @@ import zmq
 from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.spec import frame_limit
 
-__all__ = ["Answers", "set_router_options"]
-
 
 def set_router_options(sock: zmq.Socket[bytes], rcvhwm: int, sndhwm: int, most_request_bytes: int) -> None:
     """Make a ROUTER report clients that are gone, and refuse large requests. Called before it is bound."""

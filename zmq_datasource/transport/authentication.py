@@ -26,8 +26,6 @@ from zmq_datasource.transport.spec import SocketSpec, options_of
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
-__all__ = ["Clients", "NameRights", "any_name", "authenticate"]
-
 _log = logging.getLogger(__name__)
 
 _ALL_DOMAINS = "*"

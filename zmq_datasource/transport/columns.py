@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from zmq_datasource.messages.raw import RawMessages
 
-__all__ = ["Column", "FrameColumn", "FramesColumn", "NumberColumn", "SameColumn", "columns_of"]
-
 _LARGEST_NUMBER = 2**63 - 1
 
 

@@ -28,27 +28,6 @@ from typing import Any, NamedTuple
 
 import zmq
 
-__all__ = [
-    "CHECKS",
-    "CHECK_SECONDS",
-    "Connection",
-    "ConnectionEnd",
-    "Connections",
-    "Handle",
-    "Handshakes",
-    "bytes_passed",
-    "ended",
-    "ended_in_order",
-    "find_dead_peers",
-    "io_threads_sleep",
-    "origin_of",
-    "threads",
-    "unread",
-    "unsent_by_peer",
-    "unwritten",
-    "wait_until_written",
-]
-
 
 def bytes_passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
     """The bytes that the peer's system has acknowledged, and the bytes received.

@@ -14,8 +14,6 @@ from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.session import Session
 from zmq_datasource.transport.spec import SocketSpec, new_socket
 
-__all__ = ["TICK_SECONDS", "Link"]
-
 # The longest time between two calls of a session's ``wake`` while no message comes.
 TICK_SECONDS = 0.1
 # More bytes than the heartbeats of both sides have in ``TICK_SECONDS``. libzmq's own thread sends heartbeats, also for

@@ -30,8 +30,6 @@ from zmq_datasource.transport.connections import (
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, new_socket, options_of
 
-__all__ = ["OpenSocket", "attach"]
-
 _log = logging.getLogger(__name__)
 
 _ALL_INTERFACES = ("*", "0.0.0.0", "::")

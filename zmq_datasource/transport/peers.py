@@ -23,8 +23,6 @@ from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.connections import Connections, Handle, Handshakes
 
-__all__ = ["PeerWatch", "Redialer", "count_connections", "security_of", "socket_type"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from xxhash import xxh3_64_intdigest
 from zmq_datasource.messages.raw import RawMessages, raw_of
 from zmq_datasource.transport.columns import Column
 
-__all__ = ["Inbox", "Outbox"]
-
 _MOST_BYTES = 2**31 - 1  # the largest offset of 32 bits
 _MOST_COLUMNS = 8
 

@@ -20,8 +20,6 @@ import msgspec
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.host.log_lines import printable
 
-__all__ = ["Envelope", "Header", "RequestSession", "Session"]
-
 
 class Session:
     """One side of a conversation.

@@ -29,16 +29,6 @@ from zmq_datasource.options.socket import (
 from zmq_datasource.options.types import Linger
 from zmq_datasource.transport.peers import socket_type
 
-__all__ = [
-    "REFUSED",
-    "SocketSpec",
-    "check_socket_options",
-    "frame_limit",
-    "new_socket",
-    "options_of",
-    "value_of",
-]
-
 # libzmq's options that are refused, with what to use instead; docs/options.md lists them.
 REFUSED = {
     "plain_server": "it is not offered, because PLAIN encrypts nothing; use zmq.curve_server and allowedClients",

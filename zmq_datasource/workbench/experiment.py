@@ -27,8 +27,6 @@ import zmq
 
 from zmq_datasource.errors import WorkbenchError
 
-__all__ = ["HEADER_BYTES", "Experiment", "ExperimentResult", "Mode", "Pattern", "run", "wait_until"]
-
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
 # silent: a PUB with libzmq's defaults, which drops without an error. fill: send until the chain is full.
 Mode = Literal["noblock", "block", "silent", "fill"]

@@ -27,18 +27,6 @@ from zmq_datasource.log import (
 )
 from zmq_datasource.options.offsets import Place
 
-__all__ = [
-    "Message",
-    "PartitionSummary",
-    "ReaderSummary",
-    "drop_reader",
-    "follow",
-    "messages",
-    "partitions",
-    "readers",
-    "seek_reader",
-]
-
 _FOLLOW_SECONDS = 0.1
 
 

@@ -19,8 +19,6 @@ from zmq_datasource.errors import OptionError, WorkbenchError
 from zmq_datasource.monitoring.tables import Cell, Row, count, stack
 from zmq_datasource.workbench.experiment import Experiment, ExperimentResult
 
-__all__ = ["check_outputs", "plot", "row", "table", "write_csv"]
-
 _FORMATS = (".png", ".svg", ".pdf")
 _MOST_SHOWN = 200  # characters of a path in an error
 

@@ -30,8 +30,6 @@ from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.messages.rows import message_rows, text_of, times_of
 from zmq_datasource.options import PRESETS
 
-__all__ = ["decode_plain", "make_batch", "raw_messages", "to_rows"]
-
 
 def decode_plain(
     raw: RawMessages,

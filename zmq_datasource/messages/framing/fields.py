@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from zmq_datasource.messages.columns import integers_of
 
-__all__ = ["Announced", "Fields", "Malformed", "UnfitError"]
-
 
 class UnfitError(Exception):
     """A message does not fit its framing. The text says why, without quoting the message."""

@@ -26,8 +26,6 @@ from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed,
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import Layout, SequenceAt
 
-__all__ = ["LayoutFraming", "messages_of"]
-
 _FAR = 2**31 - 1  # beyond the end of any frame
 
 

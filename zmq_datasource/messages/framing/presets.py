@@ -12,8 +12,6 @@ from zmq_datasource.messages.framing.layout import LayoutFraming
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import FramingOptions
 
-__all__ = ["FramingDecoder", "JupyterFraming", "make_framing"]
-
 _DELIMITER = b"<IDS|MSG>"
 
 

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from zmq_datasource.messages.framing.fields import UnfitError
 
-__all__ = ["END", "TOPIC_WANTED", "Reply", "end_of_replay", "read_reply", "read_request", "reply", "request"]
-
 # The sequence of a reply that ends a replay.
 END = b"\xff" * 8
 # A proxy sends topics to clients whose routing id begins with this (docs/proxy.md): a request cannot ask for topics.
