@@ -19,8 +19,6 @@ import msgspec
 
 from zmq_datasource.counters import Metric, SinkCounters, added, declared, figures, iso
 
-__all__ = ["SINK", "TOTAL", "Account", "BatchHistory", "SinkTotals"]
-
 _log = logging.getLogger(__name__)
 
 SINK = declared("zmq_sink", SinkCounters)

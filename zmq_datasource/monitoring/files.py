@@ -26,8 +26,6 @@ from zmq_datasource.host.locations import directory_of, without_secrets
 from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.options.types import Location
 
-__all__ = ["keep", "remove_old_days", "within"]
-
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -24,8 +24,6 @@ from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-__all__ = ["PrometheusOutlet", "Shown", "shown_of_proxy"]
-
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 10.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
     from zmq_datasource.source.ingest import Ingest
 
-__all__ = ["SOURCE", "SourceMonitor", "SourceMonitors"]
-
 _RATE_SECONDS = 10.0
 _RATE_SAMPLE_SECONDS = 0.5
 

@@ -16,20 +16,6 @@ from rich.text import Text
 
 from zmq_datasource.host.log_lines import printable
 
-__all__ = [
-    "Cell",
-    "Row",
-    "alarm",
-    "alarms",
-    "count",
-    "print_table",
-    "printed",
-    "seconds",
-    "shown",
-    "size",
-    "stack",
-]
-
 _UNLIMITED = 10_000  # columns of a file or pipe
 _MOST_CHARACTERS = 500  # of a name
 _ROUNDED_FROM = 100_000

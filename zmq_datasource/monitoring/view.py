@@ -32,8 +32,6 @@ from zmq_datasource.monitoring.tables import (
     stack,
 )
 
-__all__ = ["FigureLines", "Figures", "LiveView", "Record", "proxy_line", "source_line", "watch"]
-
 Record: TypeAlias = Mapping[str, Any]
 
 _UUID_LENGTH = 36
