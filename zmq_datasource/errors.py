@@ -257,7 +257,7 @@ class MetricsError(ZmqDataSourceError):
 
 
 class WorkbenchError(ZmqDataSourceError):
-    """An experiment of ``zmq-datasource hwm`` or ``doctor`` could not be made.
+    """An experiment of ``zmq-datasource hwm`` could not be made.
 
     What to do: The message says what is missing.
     """

@@ -2,22 +2,24 @@
 
     python -m tests.support.doctor_peers '{"kind": "PUB", "rate": 1000, ...}'
 
-prints its endpoint and sends until its stdin ends. It imports nothing of the package, so that it
-starts fast and shares none of its faults.
+prints its endpoint and sends until its stdin ends. It imports nothing of the package, so that it starts fast and shares
+none of its faults. ``old_publisher`` is a publisher of ZMTP 1 or 2.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
+import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,54 +33,37 @@ class Sender:
     """What it is.
 
     Attributes:
-        kind: ``PUB``, ``PUSH``; ``proxy`` and ``store`` pass on what comes from ``upstream``.
+        kind: ``PUB`` or ``PUSH``.
         framing: ``sequenced``, ``vllm`` or ``plain``.
         rate: Messages a second.
         burst: Sends so many in a row, at that rate on average.
-        sndhwm: And when it is set: ``before`` bind, ``after`` it, or as RCVHWM (``wrong``).
         nodrop: XPUB_NODROP, and a send that blocks.
-        catch_up: Whether it makes up for the time in which it was blocked.
-        first: The number of its first message: who sees that one first has joined late.
         curve: Public and secret key of a CURVE server.
         sndbuf: Bytes; 0 leaves it to the system.
     """
 
     kind: str = "PUB"
     framing: str = "sequenced"
-    topic: str = "weather"
     rate: float = 1000.0
     burst: int = 1
     size: int = 1000
     sndhwm: int = 1000
-    when: str = "before"
     nodrop: bool = False
-    catch_up: bool = False
-    first: int = 0
     bind: str = "tcp://127.0.0.1:*"
     connect: str = ""
-    upstream: str = ""
     curve: tuple[str, str] | None = None
     sndbuf: int = 0
 
 
 def _frames(sender: Sender, number: int) -> list[bytes]:
-    value = b"x" * sender.size
-    topic, count = sender.topic.encode(), struct.pack(">Q", number)
-    match sender.framing:
-        case "sequenced":
-            return [topic, b"station", count, value]
-        case "vllm":
-            return [topic, count, value]
-    return [topic, value]
+    value, count = b"x" * sender.size, struct.pack(">Q", number)
+    names = {"sequenced": [b"station", count], "vllm": [count]}
+    return [b"weather", *names.get(sender.framing, []), value]
 
 
 def _open(context: zmq.Context[Any], sender: Sender) -> zmq.Socket[bytes]:
-    kind = {"PUB": zmq.PUB, "PUSH": zmq.PUSH, "proxy": zmq.XPUB, "store": zmq.XPUB}[sender.kind]
-    sock = context.socket(kind)
-    if sender.when == "before":
-        sock.setsockopt(zmq.SNDHWM, sender.sndhwm)
-    elif sender.when == "wrong":
-        sock.setsockopt(zmq.RCVHWM, sender.sndhwm)
+    sock = context.socket({"PUB": zmq.PUB, "PUSH": zmq.PUSH}[sender.kind])
+    sock.setsockopt(zmq.SNDHWM, sender.sndhwm)
     if sender.nodrop:
         sock.setsockopt(zmq.XPUB_NODROP, 1)
     if sender.sndbuf:
@@ -90,49 +75,7 @@ def _open(context: zmq.Context[Any], sender: Sender) -> zmq.Socket[bytes]:
         sock.connect(sender.connect)
     else:
         sock.bind(sender.bind)
-    if sender.when == "after":
-        sock.setsockopt(zmq.SNDHWM, sender.sndhwm)
     return sock
-
-
-def _say(sock: zmq.Socket[bytes], sender: Sender) -> None:
-    print(sender.connect or sock.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
-
-
-def _send(sock: zmq.Socket[bytes], sender: Sender) -> None:
-    number = sender.first
-    began = time.monotonic() - number / sender.rate
-    while True:
-        due = int((time.monotonic() - began) * sender.rate)
-        while number < due - due % sender.burst:
-            before = time.monotonic()
-            sock.send_multipart(_frames(sender, number))
-            if not sender.catch_up and (late := time.monotonic() - before) > 0.005:
-                began += late
-                due = number
-            number += 1
-        time.sleep(0.001)
-
-
-def _pass_on(context: zmq.Context[Any], out: zmq.Socket[bytes], sender: Sender) -> None:
-    """Everything from upstream; a ``store`` keeps in memory what cannot be sent."""
-    source = context.socket(zmq.XSUB)
-    source.connect(sender.upstream)
-    source.send(b"\x01")
-    source.poll()
-    _say(out, sender)  # once there is a flow to look at
-    stored: deque[list[bytes]] = deque()
-    while True:
-        while out.poll(0):
-            out.recv()  # a subscription: all is subscribed upstream already
-        while source.poll(1 if stored else 10):
-            stored.append(source.recv_multipart())
-            if not source.poll(0):
-                break
-        with contextlib.suppress(zmq.Again):
-            while stored:
-                out.send_multipart(stored[0], zmq.NOBLOCK)
-                stored.popleft()
 
 
 def main() -> None:
@@ -143,13 +86,19 @@ def main() -> None:
         os._exit(0)  # a send may block for ever: nothing is to be flushed
 
     threading.Thread(target=end, daemon=True).start()
-    context: zmq.Context[Any] = zmq.Context()
-    sock = _open(context, sender)
-    if sender.kind in ("proxy", "store"):
-        _pass_on(context, sock, sender)
-    else:
-        _say(sock, sender)
-        _send(sock, sender)
+    sock = _open(zmq.Context(), sender)
+    print(sender.connect or sock.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
+    number, began = 0, time.monotonic()
+    while True:
+        due = int((time.monotonic() - began) * sender.rate)
+        while number < due - due % sender.burst:
+            before = time.monotonic()
+            sock.send_multipart(_frames(sender, number))
+            if (late := time.monotonic() - before) > 0.005:  # it was blocked, and does not catch up
+                began += late
+                due = number
+            number += 1
+        time.sleep(0.001)
 
 
 class Running:
@@ -169,19 +118,54 @@ class Running:
             raise AssertionError("the sender did not start within 30 s")
         self.endpoint = self._process.stdout.readline().strip()
 
+    def freeze(self) -> None:
+        """Stop the process, as a debugger does."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def __enter__(self) -> Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10)
-        self._process.stdout.close()
+        self._process.kill()
+        self._process.communicate(timeout=10)
+
+
+_OLD = {
+    # Greeting, a topic that more follows, and an empty value.
+    1: (b"\x01\x00", b"\x02\x01t", b"\x01\x00"),
+    2: (b"\xff" + bytes(7) + b"\x01\x7f\x01\x01\x00\x00", b"\x01\x01t", b"\x00\x00"),
+}
+
+
+@contextmanager
+def old_publisher(version: int, sends: bool = True) -> Iterator[str]:
+    """A PUB of ZMTP 1 or 2, which sends to all that connect. Yields its endpoint."""
+    greeting, *message = _OLD[version]
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(peer: socket.socket) -> None:
+        with peer, suppress(OSError):
+            peer.sendall(greeting)
+            while True:
+                if sends:
+                    peer.sendall(b"".join(message))
+                if select.select([peer], [], [], 0.005)[0] and not peer.recv(1000):
+                    return
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
 
 
 if __name__ == "__main__":

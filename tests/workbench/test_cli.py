@@ -61,8 +61,7 @@ def test_help_describes_each_command_in_a_whole_sentence() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["doctor", "--wal-location", "/tmp", "--stall", "5s"], "without --connect or --bind"),
-        (["doctor", "--wal-location", "/tmp", "-o", "connect=tcp://a:1"], "without --connect or --bind"),
+        (["doctor", "--wal-location", "/tmp", "-o", "connect=tcp://a:1"], "of its own"),
         (["receive", "--bind", "tcp://*:1", "--wal-location", "/tmp", "-o", "WALLOCATION=/b"], "of its own"),
         (
             ["receive", "--connect", "tcp://a:1", "--wal-location", "/tmp"],
@@ -135,7 +134,7 @@ HUGE = "1" + "0" * 30
         *((["proxy", "--figures-every", value], "'--figures-every': ") for value in ("1e300s", "30d")),
         (["receive", "--figures", "xml"], "'xml' is not one of"),
         (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
-        (["doctor", "--connect", "tcp://a:1", "--rcvhwm", HUGE], "rcvhwm"),
+        (["doctor", "--connect", "tcp://a:1", "-o", f"rcvhwm={HUGE}"], "rcvhwm"),
         *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
         (["receive", "--bind", "x", "--wal-location", "/tmp"], "write tcp://x or ipc://x"),
         (["receive", "--bind", "ipc://a", "--wal-location", "/tmp", "--partition", "5/2"], "'--partition': "),

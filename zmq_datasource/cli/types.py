@@ -27,7 +27,6 @@ __all__ = [
     "DIRECTORY",
     "DURATION",
     "LINGER",
-    "SIZE",
     "Form",
     "Read",
     "all_options",
@@ -117,7 +116,6 @@ def _directory(text: str) -> str:
 DURATION = Read(
     "duration", lambda text: _within(_seconds(text), 0, MOST_MILLISECONDS / 1000, "24 days at most")
 )
-SIZE = size(0, 2**63 - 1)
 LINGER = Read("linger", lambda text: int(Linger.read(text)))
 DIRECTORY = Read("directory", _directory)
 

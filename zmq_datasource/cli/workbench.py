@@ -6,7 +6,7 @@ import json
 import logging
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ from zmq_datasource.cli.types import (
     DIRECTORY,
     DURATION,
     LINGER,
-    SIZE,
     Read,
     all_options,
     number,
@@ -25,7 +24,7 @@ from zmq_datasource.cli.types import (
     size,
 )
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.parser import describe
+from zmq_datasource.options.parser import describe, parse
 
 if TYPE_CHECKING:
     from zmq_datasource.workbench.experiment import Mode, Pattern
@@ -33,55 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["doctor", "hwm"]
 
 
-_PLACES = ("wal_location", "wal_store")
-
-
-class _UnreachableError(click.ClickException):
-    exit_code = 3
-
-
-def _given(named: dict[str, Any], others: tuple[str, ...], max_message_size: int | None) -> dict[str, str]:
-    """The source's options as text: those with an option of this command, and those of ``-o``."""
-    if (named["connect"] is None) == (named["bind"] is None):
-        raise click.UsageError("name the endpoint with either --connect or --bind")
-    taken = [option.name for option in describe(ReadOptions) if option.field in (*named, *_PLACES)]
-    limit = {} if max_message_size is None else {"zmq.maxmsgsize": str(max_message_size)}
-    return all_options(ReadOptions, named, others, *taken, *limit) | limit
-
-
-def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
-    """Print whether a directory or a bucket can hold a log. Exits with 1 if it cannot."""
-    from zmq_datasource.errors import LogError, OptionError  # noqa: PLC0415 - only a call pays for it
-    from zmq_datasource.options.types import Location  # noqa: PLC0415
-    from zmq_datasource.workbench.doctor import examine_directory, examine_storage  # noqa: PLC0415
-
-    if len(log) > 1:
-        raise click.UsageError(
-            "--wal-location and --wal-store without an endpoint: each is tried alone; run the doctor twice"
-        )
-    if any(set_by_user(name) for name in ctx.params if name not in (*_PLACES, "as_json")):
-        raise click.UsageError(
-            "without --connect or --bind only a directory or object storage is tried; name one"
-        )
-    ((option, location),) = log.items()
-    try:
-        if option == "walStore":
-            bucket = Location(location)
-            location, promises = str(bucket), examine_storage(bucket)
-        else:
-            promises = examine_directory(location)
-    except (LogError, OptionError) as e:
-        raise click.UsageError(str(e)) from e
-    if as_json:
-        document = {"location": location, "promises": [each._asdict() for each in promises]}
-        click.echo(json.dumps(document, indent=2))
-    else:
-        for each in promises:
-            click.echo(f"{each.verdict:>9}  {each.name}: {each.detail}")
-    ctx.exit(int(any(each.verdict == "broken" for each in promises)))
-
-
-@click.command(short_help="Find out what is wrong with a feed.")
+@click.command(short_help="Find out what is wrong with a feed, or a place for a log.")
 @option_of(ReadOptions, "connect", "bind")
 @option_of(
     ReadOptions,
@@ -91,11 +42,7 @@ def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
     help="As the receiver's. PULL needs --take-messages.",
 )
 @option_of(ReadOptions, "topics")
-@option_of(ReadOptions, "rcvhwm", default="1000", help="The receiver's high-water mark.")
 @other_options("-o framing=vllm or -o zmq.curve_serverkey=...")
-@click.option(
-    "--upstream", metavar="URL,...", help="The publisher behind a proxy, to compare both sides of the proxy."
-)
 @click.option(
     "--take-messages",
     is_flag=True,
@@ -103,140 +50,105 @@ def _show_place(ctx: click.Context, log: dict[str, str], as_json: bool) -> None:
 )
 @click.option("--duration", type=DURATION, default="5s", show_default=True, help="How long to watch.")
 @click.option(
-    "--wait",
-    type=DURATION,
-    default="5s",
-    show_default=True,
-    help="How long to wait for the sender, and until a log has the messages that were seen.",
+    "--wait", type=DURATION, default="5s", show_default=True, help="How long to wait for the sender."
 )
 @click.option(
     "--stall",
     type=DURATION,
     default="0",
     show_default=True,
-    help="Then take nothing for so long, to see which side drops, which one waits, and at which high-water mark. A "
-    "sender that waits for its slowest receiver (PUSH, XPUB_NODROP) feels it.",
+    help="Then take nothing for so long, to see whether the sender drops or waits. A sender that waits for its slowest "
+    "receiver (PUSH, XPUB_NODROP) feels it.",
 )
 @click.option(
-    "--consume", type=DURATION, help="The time your receiver needs for each message; the doctor imitates it."
+    "--wal-location", type=DIRECTORY, metavar="DIR", help="Also try whether this directory can hold a log."
 )
 @click.option(
-    "--expect-hwm", type=click.IntRange(min=1), help="The SNDHWM that the sender should have; needs --stall."
+    "--wal-store", metavar="URI", help="Also try whether this bucket can hold a log, as in s3://bucket/feed."
 )
-@click.option(
-    "--expect-full",
-    type=click.Choice(["drop", "wait"], case_sensitive=False),
-    help="What the sender should do at a full queue; needs --stall.",
-)
-@click.option("--max-message-size", type=SIZE, help="The receiver's zmq.maxmsgsize, for each frame.")
-@click.option(
-    "--wal-location",
-    type=DIRECTORY,
-    metavar="DIR",
-    help="The log of a receiver of this feed: does it have what was sent? Without an endpoint: can this directory hold "
-    "a log?",
-)
-@click.option(
-    "--wal-store",
-    metavar="URI",
-    help="The same for a log in object storage, as in s3://bucket/feed. Without an endpoint: can it hold a log?",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+@click.option("--json", "as_json", is_flag=True, help="The rows of the report as a JSON list.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
     /,
     others: tuple[str, ...],
-    upstream: str | None,
     take_messages: bool,
     duration: float,
     wait: float,
     stall: float,
-    consume: float | None,
-    expect_hwm: int | None,
-    expect_full: Literal["drop", "wait"] | None,
-    max_message_size: int | None,
     wal_location: str | None,
     wal_store: str | None,
     as_json: bool,
     **named: Any,
 ) -> None:
-    """Examine a feed as its receiver sees it, and say what is wrong, why, and what to do.
+    """Examine a feed as its receiver sees it, or a place for a log, and say what is wrong, why, and what to do.
 
     Connects to the endpoints as they are, and reports which endpoints answer, the handshake, what the messages look
-    like, what is missing, and with --stall which high-water mark is in effect. The doctor is one more
-    subscriber. A stall and --take-messages affect other receivers.
+    like, what is missing, and with --stall whether the sender drops or waits. The doctor is one more subscriber. A
+    stall and --take-messages affect other receivers.
 
     \b
     Exit codes:
-      0  healthy, or nothing but notes
+      0  no problem was found; there may be notes
       1  there are warnings
-      2  wrong arguments, or a log that cannot be read
+      2  wrong arguments
       3  an endpoint cannot be reached or bound, or its handshake fails
 
     \b
     Examples:
       zmq-datasource doctor --connect tcp://feed:5556
-      zmq-datasource doctor --connect tcp://feed:5556 --topics weather --consume 1ms
-      zmq-datasource doctor --connect tcp://feed:5556 --stall 5s --expect-hwm 10000
-      zmq-datasource doctor --connect tcp://proxy:5560 --upstream tcp://feed:5556 --stall 5s
+      zmq-datasource doctor --connect tcp://feed:5556 --topics weather --stall 5s
+      zmq-datasource doctor --connect tcp://vllm-0:5557 -o framing=vllm --json
       zmq-datasource doctor --connect tcp://jobs:5557 --socket-type PULL --take-messages
-      zmq-datasource doctor --connect tcp://vllm-0:5557 --wal-location /data/wal/kv-events --json
       zmq-datasource doctor --wal-location /shared/wal
       zmq-datasource doctor --wal-store s3://bucket/feed
     """
-    places = {"walLocation": wal_location, "walStore": wal_store}
-    log = {name: place for name, place in places.items() if place is not None}
-    if log and named["connect"] is None and named["bind"] is None:
-        _show_place(ctx, log, as_json)
-    given = _given(named, others, max_message_size)
-    pulls = named["socket_type"] == "PULL"
-    if pulls and not take_messages:
+    feed = named["connect"] is not None or named["bind"] is not None
+    if not feed and wal_location is None and wal_store is None:
+        raise click.UsageError(
+            "name a feed with --connect or --bind, or a place with --wal-location or --wal-store"
+        )
+    # Not with -o, because -o socketType=PULL would take messages without --take-messages.
+    taken = [
+        each.name for each in describe(ReadOptions) if each.field in (*named, "wal_location", "wal_store")
+    ]
+    of_feeds = ("socket_type", "topics", "take_messages", "duration", "wait", "stall")
+    if not feed and (idle := [f"--{name.replace('_', '-')}" for name in of_feeds if set_by_user(name)]):
+        raise click.UsageError(f"{', '.join(idle)} needs a feed: add --connect or --bind")
+    if named["socket_type"] == "PULL" and not take_messages:
         raise click.UsageError(
             "--socket-type PULL takes messages away from the real consumers; add --take-messages if that is all right"
-        )
-    if pulls and (upstream is not None or log):
-        raise click.UsageError(
-            "--upstream, --wal-location and --wal-store compare what two subscribers get; they need SUB"
-        )
-    if not stall and (expect_hwm is not None or expect_full is not None):
-        raise click.UsageError(
-            "--expect-hwm and --expect-full say what a stall should show; add --stall, as in 5s"
         )
     if not duration:
         raise click.UsageError("--duration 0 sees nothing; 1s or more")
 
     from rich.console import Console  # noqa: PLC0415 - only a call pays for it
 
-    from zmq_datasource.errors import LogError, OptionError, ZmqDataSourceError  # noqa: PLC0415
+    from zmq_datasource.errors import OptionError  # noqa: PLC0415
+    from zmq_datasource.options.types import Location  # noqa: PLC0415
     from zmq_datasource.workbench import doctor as room  # noqa: PLC0415
 
     # The report has what the sockets of this package would log.
     logging.getLogger("zmq_datasource").addHandler(logging.NullHandler())
-
-    expected = room.Expected(
-        hwm=expect_hwm,
-        full=expect_full,
-        consume=consume or None,
-        rcvhwm=named["rcvhwm"],
-        max_message_size=max_message_size,
-    )
+    examined: list[Any] = []
     try:
-        with Console(stderr=True).status("Receiving ..."):
-            found = room.examine(
-                room.ExaminationRequest(given, upstream, duration, wait, stall, log, expected)
-            )
-    except (OptionError, LogError) as e:
+        with Console(stderr=True).status("Examining ..."):
+            given = all_options(ReadOptions, named, others, *taken)
+            if feed:
+                examined += room.examine(given, duration, wait, stall)
+            if wal_location is not None:
+                most = parse(ReadOptions, given).wal_max_bytes
+                examined.append(room.examine_directory(wal_location, most))
+            if wal_store is not None:
+                examined.append(room.examine_bucket(Location(wal_store)))
+    except OptionError as e:
         raise click.UsageError(str(e)) from e
-    except ZmqDataSourceError as e:
-        raise _UnreachableError(str(e)) from e
-    findings = room.diagnose(found.endpoints, found.log, expected)
+    rows = room.report(examined)
     if as_json:
-        click.echo(json.dumps(room.document(found, findings), indent=2, ensure_ascii=False))
+        click.echo(json.dumps([row._asdict() for row in rows], indent=2, ensure_ascii=False))
     else:
-        console = Console()
-        room.show(console if console.is_terminal else Console(width=100), found, findings)
-    ctx.exit(room.exit_code(findings))
+        click.echo(room.as_text(rows))
+    ctx.exit(max(room.exit_code(row.severity) for row in rows))
 
 
 def _hwms(text: str) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ Layers, from below:
 * Transactions that are not committed: ``staging``.
 
 The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the
-records. Other packages import only the names listed here (``workbench.doctor`` also imports ``files``).
+records. Other packages import only the names listed here.
 ``docs/log-format.md`` specifies each byte.
 """
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import zmq
 
@@ -136,31 +136,6 @@ def _queued(sock: stdlib_socket.socket, request: int) -> int | None:
         (queued,) = struct.unpack("i", fcntl.ioctl(sock, request, bytes(4)))
         return int(queued)
     return None
-
-
-_TABLES = {stdlib_socket.AF_INET: Path("/proc/net/tcp"), stdlib_socket.AF_INET6: Path("/proc/net/tcp6")}
-
-
-def unsent_by_peer(sock: stdlib_socket.socket) -> int | None:
-    """Bytes in the peer's send queue, if the peer is in the same network namespace of Linux; else None."""
-    table = _TABLES.get(sock.family)
-    if table is None:
-        return None
-    with suppress(OSError, ValueError):
-        ours, theirs = _as_in_table(sock, sock.getsockname()), _as_in_table(sock, sock.getpeername())
-        for line in table.read_text("ascii").splitlines()[1:]:
-            _, local, remote, _, queues, *_ = line.split()
-            if (local, remote) == (theirs, ours):
-                return int(queues.partition(":")[0], 16)
-    return None
-
-
-def _as_in_table(sock: stdlib_socket.socket, address: Any) -> str:
-    """An address as /proc/net/tcp writes it: four bytes at a time in the machine's byte order."""
-    packed = stdlib_socket.inet_pton(sock.family, address[0].partition("%")[0])
-    words = struct.unpack(f"!{len(packed) // 4}I", packed)
-    native = struct.pack(f"={len(words)}I", *words)
-    return f"{native.hex().upper()}:{address[1]:04X}"
 
 
 def ended_in_order(held: Sequence[Handle], ends: int) -> bool:

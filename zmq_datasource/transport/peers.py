@@ -230,7 +230,6 @@ class PeerWatch:
         lost: Connections that were up and have ended.
         possibly_lost: The same, and those that have ended while it was unknown whether they were up.
         protocol_errors: Connections that were ended because of what the peer sent.
-        began_alone: Whether libzmq has tried to connect in vain before the first connection.
     """
 
     absent_seconds = 5.0
@@ -264,7 +263,6 @@ class PeerWatch:
         self.refused: dict[str, str] = {}
         self.connections = self.failures = self.lost = self.possibly_lost = self.protocol_errors = 0
         self.failure: zmq.Event | None = None
-        self.began_alone = False
 
     @property
     def peers(self) -> int:
@@ -323,7 +321,6 @@ class PeerWatch:
             elif end.was_up:
                 self._lose(endpoint)
         elif event == zmq.Event.CONNECT_RETRIED:
-            self.began_alone = self.began_alone or not self.connections
             self.redialer.cancel(endpoint)
 
     def _lose(self, endpoint: str) -> None:

@@ -1,42 +1,17 @@
-"""What is wrong with a feed, found by receiving it with the source's own receiver.
+"""What is wrong with a feed, or with a place for a log: a checklist.
 
-The model:
+``examine`` takes the facts about an endpoint: ``greeting`` reads what the peer says of itself, ``probe`` receives, and
+``counting`` looks for numbers that count up. ``place`` takes the facts about a directory or a bucket. ``facts`` has
+them as plain values, ``findings`` is the table of conditions on them, and ``report`` shows both as rows.
 
-* ``probe`` is a ``Receiver`` of ``source`` for one endpoint. It takes raw frames. ``framing`` reads the first messages
-  with each framing of the package and chooses the one that fits. From then on the source's intake reads and tracks all
-  messages. So a gap, a duplicate or a restart is what it would be in a query.
-* ``examine`` makes the checks in this order: watch all endpoints, imitate a slow receiver, compare with a receiver's
-  log, take nothing for a while (``stall``).
-* ``facts`` has the figures of the checks. ``findings``, ``findings_numbers`` and ``findings_stall`` are pure functions
-  of the figures, with one condition beside each sentence. ``report`` shows both.
-* ``greeting`` says which socket is at the other end, before any handshake. ``place`` tries a directory or a bucket.
-
-The rules:
-
-* Where something cannot be known from outside, the report says so, and how to find out. For example, no socket shows
-  the options of its peer, and no queue its length.
-* A probe does as little as it can. A greeting is read on a connection that is closed before the handshake is done, so
-  the peer sends no message over it. Watching is one more subscriber. A stall, and taking from a PUSH, are felt by
-  others and happen only when they are asked for.
-* Every wait has an end.
+A finding rests on what was seen; where two causes look the same from outside, it names both. No finding advises to
+delete or leave out messages. A stall, and taking from a PUSH, are felt by others, and happen only when they are asked
+for. Every wait has an end.
 """
 
-from zmq_datasource.workbench.doctor.examine import Examination, ExaminationRequest, examine
-from zmq_datasource.workbench.doctor.facts import Expected
-from zmq_datasource.workbench.doctor.findings import Finding, exit_code
-from zmq_datasource.workbench.doctor.place import examine_directory, examine_storage
-from zmq_datasource.workbench.doctor.report import diagnose, document, show
+from zmq_datasource.workbench.doctor.examine import examine
+from zmq_datasource.workbench.doctor.findings import exit_code
+from zmq_datasource.workbench.doctor.place import examine_bucket, examine_directory
+from zmq_datasource.workbench.doctor.report import as_text, report
 
-__all__ = [
-    "Examination",
-    "ExaminationRequest",
-    "Expected",
-    "Finding",
-    "diagnose",
-    "document",
-    "examine",
-    "examine_directory",
-    "examine_storage",
-    "exit_code",
-    "show",
-]
+__all__ = ["as_text", "examine", "examine_bucket", "examine_directory", "exit_code", "report"]

@@ -1,195 +1,185 @@
-"""What the doctor measured, as figures: seconds, bytes, messages. The parts of its JSON document."""
+"""The facts about one endpoint (``Feed``) and about one place for a log (``Place``). Times are seconds, sizes bytes."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
-import msgspec
+from zmq_datasource.workbench.doctor.counting import Counting
 
-__all__ = [
-    "DEFAULT_HWM",
-    "MAILBOX_SECONDS",
-    "Buffers",
-    "Consumed",
-    "Durable",
-    "Examined",
-    "Expected",
-    "Greeting",
-    "Handshake",
-    "HwmRange",
-    "Numbers",
-    "Outcome",
-    "Stalled",
-    "State",
-    "Traffic",
-]
-
-# ``dropped``: numbers are missing; ``fewer``: no number is missing, or the messages have none, but fewer messages came
-# than the rate says; ``all``: nothing is missing; ``idle``: too few messages came to say.
-Outcome: TypeAlias = Literal["dropped", "fewer", "all", "idle"]
-# ``covered``: what was seen on the wire was in the log; ``behind``: not within the time; ``unnumbered``: it cannot be
-# compared; ``empty``: the log holds nothing, ``foreign``: nothing of this feed.
-State: TypeAlias = Literal["covered", "behind", "unnumbered", "empty", "foreign"]
-
-# libzmq's default high-water mark, in messages.
-DEFAULT_HWM = 1000
-# About how often a sender of libzmq looks whether its queue has room again. A queue that is too small for the messages
-# of this time refuses messages although it has room.
-MAILBOX_SECONDS = 0.0012
+# What may send to each of our sockets.
+_SENDERS = {"SUB": ("PUB", "XPUB"), "PULL": ("PUSH",)}
+# A feed has stopped if so many messages came over so many seconds, and then none to the end of watching, which is
+# this many seconds, and this many times the longest pause before.
+_FLOW_MESSAGES, _FLOW_SECONDS = 10, 0.25
+_STOPPED_SECONDS, _STOPPED_TIMES = 1.0, 5
+# If the numbers of this share of the messages are repeated or late, several counters are counted as one.
+_MIXED = 0.1
 
 
-class _Facts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Figures. Their names in JSON are in camelCase, as options are."""
-
-
-class Expected(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What the user expects of the feed."""
-
-    hwm: int | None = None  # the high-water mark meant for the sender's socket
-    full: Literal["drop", "wait"] | None = None  # what the sender should do when it is full
-    consume: float | None = None  # seconds that the user's receiver takes for a message
-    rcvhwm: int = 1000  # of the user's receiver
-    max_message_size: int | None = None  # the largest frame that it lets in (libzmq's MAXMSGSIZE)
-
-
-class Greeting(_Facts, frozen=True, kw_only=True, rename="camel"):
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
     """What a peer says before any handshake."""
 
-    # ``greeted`` if it speaks ZMTP; otherwise why nothing is known of it.
+    # ``greeted`` if it speaks ZMTP, and otherwise why nothing is known of it; then ``reason`` says it in words.
     state: Literal["greeted", "unresolved", "refused", "no_answer", "silent", "not_zeromq", "not_asked"]
-    reason: str = ""  # in words, if it did not greet or is older than ZMTP 3
-    version: str | None = None  # of ZMTP, as 3.1
-    mechanism: str | None = None  # NULL, PLAIN, CURVE, ...
-    socket_type: str | None = None  # unknown with a mechanism that says it only to those it trusts
+    reason: str = ""
+    version: str = ""  # of ZMTP, as in 3.1
+    mechanism: str = ""  # NULL, PLAIN, CURVE, ...
+    socket_type: str = ""  # empty if the peer says it only after the handshake
+    addresses: tuple[str, ...] = ()  # of the host name
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the peer is older than ZMTP 3, and so is connected without a handshake."""
+        return self.state == "greeted" and self.version < "3"
 
 
-class Handshake(_Facts, frozen=True, kw_only=True, rename="camel"):
+@dataclass(frozen=True, kw_only=True)
+class Handshake:
     """How the connection was made, or why not."""
 
-    state: Literal[
-        "succeeded", "failed", "hung_up", "none"
-    ]  # failed by an event of libzmq's, hung up by the peer
-    event: str | None = None  # its name, if it failed
-    seconds: float = 0.0  # from connecting to its end
-    waited: bool = False  # whether the peer was away at first, and came while the doctor was there
-    connections: int = 0
-    disconnects: int = 0
+    # ``failed`` by an event of libzmq's, whose name is ``event``; ``hung_up`` by the peer, without such an event.
+    state: Literal["succeeded", "failed", "hung_up", "none"] = "none"
+    event: str = ""
+    seconds: float = 0.0  # from connecting until this was known
+    lost: int = 0  # connections that were up and have ended
+    faults: int = 0  # of these, the ones that libzmq has ended because of what the peer sent
 
 
-class Traffic(_Facts, frozen=True, kw_only=True, rename="camel"):
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
     """The messages that came while the doctor watched."""
 
     messages: int
-    bytes: int
     seconds: float  # from the first message to the end of watching
-    rate: float  # messages a second over that
-    peak: float  # messages a second in the busiest tenth of a second
-    frames: dict[int, int]  # how many frames messages have, and how many messages
-    size_min: int  # bytes of a message, all frames together
-    size_median: int
-    size_p99: int
-    size_max: int
-    largest_frame: int
-    topics: list[tuple[str, int]]  # first frames with their messages, the most frequent first
-    topics_more: int  # further topics
-    saturated: bool  # whether the doctor itself was always behind: then gaps may be of its own making
+    peak: float = 0.0  # messages a second in the busiest tenth of a second
+    frames: tuple[tuple[int, int], ...] = ()  # numbers of frames, each with its messages
+    size_median: int = 0
+    size_p99: int = 0
+    size_max: int = 0
+    topics: tuple[tuple[str, int], ...] = ()  # the most frequent first frames, each with its messages
+    more_topics: int = 0
+    longest_pause: float = 0.0  # between two messages
+    silence: float = 0.0  # from the last message to the end of watching
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds
+
+    @property
+    def has_stopped(self) -> bool:
+        flowed = self.messages >= _FLOW_MESSAGES and self.seconds - self.silence >= _FLOW_SECONDS
+        return flowed and self.silence >= max(_STOPPED_SECONDS, _STOPPED_TIMES * self.longest_pause)
 
 
-class Numbers(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What the publisher's own numbers tell, as the source tracks them."""
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The publishers' numbers, as the source tracks them with the framing of the options."""
 
-    framing: str  # plain has no numbers
-    options: dict[str, str] = {}  # what to set beside framing
-    guessed: bool = True  # whether the doctor found it, and the user did not say
-    judged: bool = False  # whether there are numbers that could be followed
-    counters: int = 0
-    missed_first: int = 0  # messages of the counters' beginning that were sent before the first that came
+    counters: int
     lost: int = 0
     gaps: int = 0
-    duplicates: int = 0
+    repeated: int = 0
     late: int = 0
     restarts: int = 0
-    malformed: int = 0  # messages that do not fit the framing
-    compared: int = 0  # numbers that came again so soon that their messages could be compared
-    unequal: int = 0  # of these the ones whose messages differ in topic or value
-    suggested: dict[str, str] = {}  # what to set instead, because the numbers then fit
 
 
-class Buffers(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """The buffers of our socket, and as much of the peer's as this machine's kernel shows."""
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """What a connection brought on which nothing was taken for a while."""
 
-    rcvhwm: int  # of our socket, in messages
-    rcvbuf: int | None = None  # of our connection, in bytes, as the kernel has it
-    sndbuf: int | None = None
-    queued: int | None = None  # bytes that waited in our kernel's buffer when watching ended
-    peer_queued: int | None = None  # bytes in the peer's send buffer then; unknown on another machine
-
-
-class Consumed(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What a receiver got that takes ``each`` seconds for a message."""
-
-    each: float
+    outcome: Literal["drops", "waits", "neither"]  # of the sender; ``neither`` if none of them was seen
     seconds: float
-    messages: int
-    lost: int
-    behind: bool  # whether messages were waiting for it all the time towards the end
-    queued: int | None  # bytes in the kernel's buffers at the end, the peer's included if it is here
-
-
-class HwmRange(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """Which high-water marks of the sender explain what a stall held; see ``stall``."""
-
-    low: int  # messages
-    high: int
-    measured: bool  # whether the kernel's share was read on this machine, not assumed
-    expected_fits: bool | None  # whether the expected high-water mark is one of them
-    default_fits: bool  # whether libzmq's default of 1000 is
-
-
-class Stalled(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """What a receiver got that took nothing for a while."""
-
-    outcome: Outcome
-    seconds: float
-    rcvhwm: int
-    rate: float  # messages a second before it
-    expected: int  # messages that this rate makes in the stall and in the time until all was taken
+    due: int  # the messages that the feed's rate makes from the beginning of the stall on
     received: int
-    lost: int | None  # numbers that are missing of that time; None without numbers
-    held: int | None  # messages that were held for us before the first that is missing
-    kernel_bytes: (
-        int | None
-    )  # in the kernel's buffers at the end of the stall, the peer's included if measured
-    measured: bool
-    beyond: int  # messages that can have been in the kernel's buffers, libzmq's batches and our own queue
-    marks: HwmRange | None = None
+    lost: int | None = None  # numbers that are missing; None without numbers
+    disconnected: int = 0  # how often the connection has ended
 
 
-class Durable(_Facts, frozen=True, kw_only=True, rename="camel"):
-    """How far a log is behind the wire."""
-
-    location: str
-    state: State
-    missing: int = 0  # how many messages the log was behind the wire at the end
-    seconds: float = 0.0  # waited
-    grew: bool = False  # whether the log grew meanwhile
-
-
-class Examined(_Facts, frozen=True, kw_only=True, rename="camel"):
+@dataclass(frozen=True, kw_only=True)
+class Feed:
     """Everything about one endpoint."""
 
     endpoint: str
-    role: Literal["feed", "upstream"]  # what the receiver reads, or what is behind a proxy
     socket_type: str  # ours
-    greeting: Greeting
-    handshake: Handshake = Handshake(state="none")
     mechanism: str = "NULL"  # of our security
-    filtered: bool = False  # whether we subscribe to some topics only
+    framing: str = "plain"  # of the options
+    ipv6: bool = False  # whether our socket was told to use IPv6
+    not_opened: str = ""  # why our socket could not be bound or connected
+    greeting: Greeting = Greeting(state="not_asked")
+    handshake: Handshake = Handshake()
     traffic: Traffic | None = None
-    numbers: Numbers | None = None
-    buffers: Buffers | None = None
-    consumed: Consumed | None = None
-    stalled: Stalled | None = None
-    elsewhere: list[str] = []  # topics that come without the filter, if nothing came with it
-    limit_hit: int | None = None  # bytes of the largest frame without the limit, where it cut connections
-    lost_behind: int | None = None  # of a feed: messages that are missing in it and came from upstream
+    numbers: Numbers | None = None  # None if the framing has none, or no message had one
+    malformed: int = 0  # messages that do not fit the framing
+    counting: Counting | None = None  # numbers that count up, in messages whose framing has none
+    elsewhere: str = ""  # topics that come without the filter, if nothing came with it
+    stall: Stall | None = None
+
+    def but(self, **facts: Any) -> Self:
+        """The same with other facts."""
+        return replace(self, **facts)
+
+    @property
+    def is_up(self) -> bool:
+        return self.handshake.state == "succeeded"
+
+    @property
+    def is_mismatched(self) -> bool:
+        """Whether the socket types of the two sides do not belong together."""
+        return bool(self.greeting.socket_type) and self.greeting.socket_type not in _SENDERS[self.socket_type]
+
+    @property
+    def has_other_security(self) -> bool:
+        return self.greeting.state == "greeted" and self.greeting.mechanism != self.mechanism
+
+    @property
+    def is_at_ipv6_only(self) -> bool:
+        """Whether the peer has answered at an IPv6 address, and our socket has not tried one."""
+        found = self.greeting.addresses
+        tried = self.ipv6 or self.handshake.state != "none" or self.greeting.state != "greeted"
+        return not tried and bool(found) and all(":" in address for address in found)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether so many numbers are repeated or late that a missing one says nothing."""
+        if self.numbers is None or self.traffic is None:
+            return False
+        return self.numbers.repeated + self.numbers.late >= _MIXED * self.traffic.messages
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether numbers are missing as regularly as if other PULLs took turns with ours."""
+        if self.socket_type != "PULL":
+            return False
+        if self.numbers is not None and self.traffic is not None:
+            return 2 * self.numbers.gaps >= self.traffic.messages
+        return self.counting is not None and self.counting.step > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A directory or a bucket that is to hold a log."""
+
+    location: str
+    file_system: str = ""  # its type, as the system calls it; empty if that is unknown, and for a bucket
+    failed: str = ""  # the step that failed, and why
+    is_full: bool = False  # whether it failed for lack of room
+    no_links: str = ""  # what is wrong with hard links
+    sync_seconds: float | None = None  # to force a MiB and its name to the disk
+    free_bytes: int | None = None
+    needed_bytes: int = 0  # what a log may take
+    put_seconds: float | None = None  # to put a MiB into the bucket
+    replaced: bool = False  # whether the bucket replaced an object although its key had to be free
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there is less room than a log may take."""
+        return self.is_full or (self.free_bytes is not None and self.free_bytes < self.needed_bytes)
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether files are in memory, or are said to be on the disk sooner than any disk can have a MiB."""
+        in_memory = self.file_system in ("tmpfs", "ramfs", "devtmpfs")
+        return in_memory or (self.sync_seconds is not None and self.sync_seconds < 0.0002)

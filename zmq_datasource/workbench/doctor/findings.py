@@ -1,363 +1,369 @@
-"""Findings: what is wrong, the evidence, the probable cause, and what to do. From figures, without input or output.
+"""The doctor's findings, as one table: the condition on the facts, the finding, its probable cause, and what to do.
 
-The findings about the connection, the sizes of messages and the log are here, those about sequence numbers in
-``findings_numbers``, and those of a stall in ``findings_stall``. Each condition stands beside the sentences of its
-finding. ``make docs`` makes the tables of docs/workbench.md from these modules: a function is a table, and the first
-line of its docstring is the heading. A figure in a sentence shows as ``…``.
+A text has places for facts, as in ``{f.greeting.reason}``. ``make docs`` makes the tables of docs/workbench.md from
+this table; such a place shows there as ``…``. What cannot be known from outside is said, and how to find out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
-import msgspec
-
-from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
-from zmq_datasource.options.types import ByteSize
-from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected
-
-__all__ = [
-    "EXIT_CODES",
-    "Finding",
-    "Severity",
-    "connection_findings",
-    "exit_code",
-    "log_findings",
-    "size_findings",
-    "slow_receiver_findings",
-    "unreachable_findings",
-]
+from zmq_datasource.workbench.doctor.facts import Feed, Place
 
 
 class Severity(StrEnum):
-    """How serious a finding is.
+    """How serious a row of the report is.
 
-    ``unreachable``: the endpoint could not be examined. ``warning``: messages are lost, or will be, or the feed is not
-    as the user expects it. ``note``: worth knowing, but no fault.
+    ``unreachable``: the endpoint could not be examined. ``warning``: messages are lost, or will be, or the feed or the
+    place is not as it should be. ``note``: worth knowing, but no fault. ``fact``: what was seen, and no finding.
     """
 
     UNREACHABLE = "unreachable"
     WARNING = "warning"
     NOTE = "note"
+    FACT = "fact"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem or fact that the doctor found.
+_NOTE, _UNREACHABLE = Severity.NOTE, Severity.UNREACHABLE
+# Of the command, for its worst finding. Click takes 2, for wrong arguments.
+_EXIT_CODES = {Severity.UNREACHABLE: 3, Severity.WARNING: 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A row of the table.
 
     Attributes:
         id: The name for scripts, which does not change.
-        endpoint: The endpoint that was examined; empty for the log.
-        what: The finding, in a sentence or two.
-        evidence: The figures that show it.
-        cause: The probable cause. If it cannot be known from outside, the text says so.
+        when: The condition on the facts: a ``Feed``, or a ``Place``.
+        what: The finding.
+        cause: The probable cause.
         fix: What to do, or how to find out more.
     """
 
     id: str
     severity: Severity = Severity.WARNING
-    endpoint: str = ""
+    when: Callable[[Any], object]
     what: str
-    evidence: str = ""
     cause: str
     fix: str
 
 
-# The exit code of the command is that of the worst finding. Click takes 2, for wrong arguments.
-EXIT_CODES = {Severity.NOTE: 0, Severity.WARNING: 1, Severity.UNREACHABLE: 3}
-_NOTE = Severity.NOTE
+# If the connection cannot be made, the first reason is the only finding.
+_CONNECTION = (
+    Finding(
+        id="host_unknown",
+        severity=_UNREACHABLE,
+        when=lambda f: f.greeting.state == "unresolved",
+        what="The host name does not resolve.",
+        cause="The name is misspelt, or only another network or container knows it. libzmq itself retries for ever and "
+        "reports nothing.",
+        fix="Correct the host name, or use its address.",
+    ),
+    Finding(
+        id="cannot_open",
+        severity=_UNREACHABLE,
+        when=lambda f: f.not_opened,
+        what="The endpoint cannot be bound or connected: {f.not_opened}",
+        cause="Another process uses it, or it is not an address of this machine.",
+        fix="Use another port or path, or stop the process that uses it.",
+    ),
+    Finding(
+        id="ipv6_only",
+        severity=_UNREACHABLE,
+        when=lambda f: f.is_at_ipv6_only,
+        what="The peer answers at {f.greeting.addresses[0]}, an IPv6 address, and our socket looks for IPv4 addresses.",
+        cause="The host name has only IPv6 addresses, and libzmq looks for them only if it is told to.",
+        fix="Set zmq.ipv6=1 (here -o zmq.ipv6=1), or write the address in brackets, as in tcp://[fd00::1]:5556.",
+    ),
+    Finding(
+        id="refused",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up and f.greeting.state == "refused",
+        what="No program listens at this endpoint.",
+        cause="The sender is not running. Or it listens on another port or interface (127.0.0.1 instead of *). Or it "
+        "connects instead of binding, for example to a proxy.",
+        fix="Start the sender first, or check its bind address. If it connects, give its endpoint to --bind.",
+    ),
+    Finding(
+        id="no_answer",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up and f.greeting.state == "no_answer",
+        what="The host does not answer: {f.greeting.reason}.",
+        cause="A firewall drops the packets, the address is wrong, or the machine is down.",
+        fix="Try the port with nc -vz from this machine. Open the port in the firewall.",
+    ),
+    Finding(
+        id="silent_peer",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up and f.greeting.state == "silent",
+        what="The connection is accepted, and then the peer sends no greeting.",
+        cause="The process is stopped or hangs, and the kernel accepts the connection for it. Or a machine on the way "
+        "accepts it and forwards nothing. Or the service is not ZeroMQ.",
+        fix="Check on the peer's machine with ss -ltnp whether the process behind the port runs.",
+    ),
+    Finding(
+        id="not_zeromq",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up and f.greeting.state == "not_zeromq",
+        what="A service that is not ZeroMQ answers at this endpoint.",
+        cause="The port belongs to another service.",
+        fix="Find out the publisher's port.",
+    ),
+    Finding(
+        id="nobody_came",
+        severity=_UNREACHABLE,
+        when=lambda f: f.greeting.state == "not_asked" and f.handshake.state == "none",
+        what="There was no connection for the whole --wait.",
+        cause="The sender is not running, it connects to another address, or a firewall or SOCKS proxy is in between.",
+        fix="Start the sender, and let it connect to an address of this machine. Or set a longer --wait.",
+    ),
+    Finding(
+        id="security_mismatch",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up and f.has_other_security,
+        what="The peer uses security {f.greeting.mechanism}, and our side uses {f.mechanism}.",
+        cause="One side has no keys, or its keys were set after bind or connect. libzmq ignores them then.",
+        fix="Set here what the source sets: -o zmq.curve_serverkey, zmq.curve_publickey and zmq.curve_secretkey for "
+        "CURVE, zmq.plain_username and zmq.plain_password for PLAIN. If the peer runs without security (NULL), remove "
+        "the options here, or set the peer's before its bind.",
+    ),
+    Finding(
+        id="wrong_socket_type",
+        severity=_UNREACHABLE,
+        when=lambda f: f.is_mismatched,
+        what="The peer is of type {f.greeting.socket_type}. A {f.socket_type} cannot receive from it.",
+        cause="The socket types of the two sides do not match. libzmq ends the connection without a message.",
+        fix="Receive from a PUB or XPUB with --socket-type SUB, and from a PUSH with --socket-type PULL. Of a proxy, "
+        "name the side for subscribers (its XPUB). Receive the transactions of a DEALER with socketType=ROUTER and "
+        "bind. The other types are no feeds: find the sender's endpoint.",
+    ),
+    Finding(
+        id="credentials_refused",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up and f.mechanism != "NULL",
+        what="The peer ends the handshake, although both sides use {f.mechanism}.",
+        cause="CURVE: the server key is wrong, our two keys are not a pair, or the peer does not let our key in (ZAP). "
+        "PLAIN: the username or the password is wrong, or the peer has no authenticator (ZAP).",
+        fix="Compare zmq.curve_serverkey with the server's public key, and zmq.plain_username and zmq.plain_password "
+        "with those of the peer. Ask its operator to let our key in.",
+    ),
+    Finding(
+        id="hung_up",
+        severity=_UNREACHABLE,
+        when=lambda f: not f.is_up,
+        what="The peer greets, and then ends the handshake or does not finish it.",
+        cause="The peer lets only some peers in (ZAP), or it restarted at that moment. The doctor cannot tell from "
+        "outside which of the two it is.",
+        fix="Try again. Read the peer's own log, or its monitor.",
+    ),
+)
 
+_MESSAGES = (
+    Finding(
+        id="connection_lost",
+        when=lambda f: f.handshake.lost,
+        what="The connection was lost {f.handshake.lost:,} times while the doctor watched, of these "
+        "{f.handshake.faults:,} times because of what the peer had sent.",
+        cause="The sender stops or restarts, or the network fails. If what the peer had sent is the reason, a frame is "
+        "larger than zmq.maxmsgsize. Each time the messages that were queued for us are lost, and the sender gets no "
+        "error.",
+        fix="Read the sender's log of that time. Set zmq.maxmsgsize well above the largest frame.",
+    ),
+    Finding(
+        id="feed_stopped",
+        when=lambda f: f.traffic is not None and f.traffic.has_stopped and not f.handshake.lost,
+        what="Messages came, with pauses of {f.traffic.longest_pause:.2f} s at most, and then none for the last "
+        "{f.traffic.silence:.1f} s, although the connection is still there.",
+        cause="The publisher's process is stopped or hangs, or has nothing to send. Or something on the way (a "
+        "firewall, NAT or load balancer) drops the packets of this connection. The doctor cannot tell from outside "
+        "which of these it is.",
+        fix="Run the doctor again at once. If messages come, something on the way had dropped the connection: set "
+        "zmq.tcp_keepalive=1. If it reports silent_peer, the publisher's process stands still. If it connects and "
+        "nothing comes, the publisher sends nothing.",
+    ),
+    Finding(
+        id="topics_do_not_match",
+        when=lambda f: f.elsewhere,
+        what="No message has the topics that are subscribed to. Without the filter these come: {f.elsewhere}.",
+        cause="A topic is a prefix of the first frame, compared byte by byte. So upper and lower case, blanks and a "
+        "letter in front make a difference.",
+        fix="Correct --topics (option topics), or leave it out and filter in Spark.",
+    ),
+    Finding(
+        id="nothing_came",
+        when=lambda f: f.traffic is None and not (f.elsewhere or f.handshake.lost),
+        what="The doctor is connected, and no message came.",
+        cause="The sender sends nothing at the moment. Or the peer is a proxy (XPUB), and no publisher sends to it. Or "
+        "other consumers of a PUSH get all messages. The doctor cannot tell from outside which of these it is.",
+        fix="Set a longer --duration. Behind a proxy, examine the publisher itself. Stop the other consumers of a PUSH "
+        "for a moment.",
+    ),
+)
 
-def exit_code(findings: Sequence[Finding]) -> int:
-    """0 if nothing is wrong, 1 if something is, 3 if an endpoint could not be examined."""
-    return max((EXIT_CODES[finding.severity] for finding in findings), default=0)
+_NUMBERS = (
+    Finding(
+        id="malformed",
+        when=lambda f: f.malformed,
+        what="{f.malformed:,} of {f.traffic.messages:,} messages do not fit framing={f.framing}.",
+        cause="The publisher uses another framing, or several kinds of messages share the feed.",
+        fix="Name the publisher's framing (docs/sequences.md).",
+    ),
+    Finding(
+        id="numbers_found",
+        severity=_NOTE,
+        when=lambda f: f.counting is not None and not f.is_shared,
+        what="The messages have numbers that count up, and the source does not read them: {f.counting.place}.",
+        cause="The publisher numbers its messages. The source counts what is missing if it is told where they are.",
+        fix="Set {f.counting.options}. If the publisher's framing has a name in docs/sequences.md, set that one. For a "
+        "table that has the messages already, see docs/recipes.md, Numbers in JSON.",
+    ),
+    Finding(
+        id="no_numbers",
+        severity=_NOTE,
+        when=lambda f: f.traffic is not None and not (f.numbers or f.counting or f.malformed),
+        what="The messages have no numbers that the doctor can follow, so a loss cannot be seen.",
+        cause="A PUB drops messages for a subscriber that is full or late, and reports nothing. A PUSH shares its "
+        "messages out among all its PULLs. Without numbers the receiver cannot notice either of these.",
+        fix="Let the publisher number its messages (the sink does so with framing=sequenced), and name the framing at "
+        "the receiver.",
+    ),
+    Finding(
+        id="another_pull",
+        when=lambda f: f.is_shared,
+        what="Numbers are missing so regularly that another PULL must take them.",
+        cause="A PUSH shares its messages out among all its PULLs, in turn. None is lost, but each PULL gets a part. A "
+        "larger high-water mark changes nothing.",
+        fix="Stop the other consumer (ss -tnp on the sender's machine lists the connections), or bring the messages of "
+        "all consumers together. If each consumer needs all messages, the sender must be a PUB.",
+    ),
+    Finding(
+        id="numbers_missing",
+        when=lambda f: f.numbers and f.numbers.lost and not (f.is_shared or f.is_mixed),
+        what="{f.numbers.lost:,} numbers are missing (gaps: {f.numbers.gaps:,}), although the doctor takes every "
+        "message at once.",
+        cause="A PUB drops messages at its SNDHWM and reports nothing: its bursts are larger than the high-water mark. "
+        "Or a proxy drops them. Or sequenceBy names another counter than the publisher has. A PUSH drops nothing: "
+        "another PULL took them, NOBLOCK sends were refused, or a connection ended.",
+        fix="Raise the publisher's SNDHWM before its bind. Behind a proxy, examine the publisher itself: what is "
+        "missing only behind the proxy, the proxy drops. Look for other consumers of a PUSH.",
+    ),
+    Finding(
+        id="numbers_repeat",
+        when=lambda f: f.is_mixed or (f.numbers and f.numbers.repeated),
+        what="Of {f.traffic.messages:,} messages, {f.numbers.repeated:,} have a number that came before, and "
+        "{f.numbers.late:,} a lower one than the message before.",
+        cause="Several publishers or topics have counters of their own, and sequenceBy counts them as one. Or the "
+        "sender repeats messages after a failure, or they come by two paths. Neither equal numbers nor equal content "
+        "show which of these it is.",
+        fix="Name what has a counter with sequenceBy, and give each publisher a name or an endpoint of its own. Do not "
+        "set deduplicate because of this finding: it would delete every message whose number came before, also that "
+        "of another publisher.",
+    ),
+)
 
+_STALL = (
+    Finding(
+        id="stall_drops",
+        when=lambda f: f.stall is not None and f.stall.outcome == "drops",
+        what="Messages are dropped while the receiver pauses.",
+        cause="A PUB drops messages for a subscriber whose queue is full, and its send still succeeds. Without "
+        "numbers, a publisher that waits (XPUB_NODROP) looks the same from outside.",
+        fix="Use a larger SNDHWM at the publisher (docs/tuning.md), or a sender that waits. Let the publisher number "
+        "its messages, so that the receiver counts what is missing.",
+    ),
+    Finding(
+        id="stall_waits",
+        severity=_NOTE,
+        when=lambda f: f.stall is not None and f.stall.outcome == "waits",
+        what="The sender waits while the receiver pauses.",
+        cause="A PUSH never drops, nor does a PUB with XPUB_NODROP: at a full queue send() blocks, or with NOBLOCK "
+        "refuses. One slow subscriber then holds back all. The doctor cannot see what the sender's program does with a "
+        "refused message.",
+        fix="Change nothing, if the sender may wait that long.",
+    ),
+    Finding(
+        id="stall_neither",
+        severity=_NOTE,
+        when=lambda f: f.stall is not None and f.stall.outcome == "neither",
+        what="The stall shows neither drops nor waiting.",
+        cause="The queues and buffers on the way held all messages of the stall, the sender waited and caught up "
+        "afterwards, or too few messages came.",
+        fix="Set a longer --stall.",
+    ),
+)
 
-_SENDERS = {"SUB": ("PUB", "XPUB"), "PULL": ("PUSH",)}
-_TAKERS = {"PUB": "SUB", "XPUB": "SUB", "PUSH": "PULL"}
-_NO_SENDER = {
-    "PULL": "the peer receives, as the doctor does. Name the endpoint of the sender, or let one side bind and the "
-    "other connect",
-    "SUB": "the peer receives, as the doctor does. Name the endpoint of the publisher, or let one side bind and the "
-    "other connect",
-    "XSUB": "the peer is the side of a proxy to which publishers connect. Name the one for subscribers (its XPUB)",
-    "ROUTER": "the peer takes transactions, of DEALER sinks and Producers (docs/protocol.md), or is a proxy's durable "
-    "or replay endpoint (docs/proxy.md). A SUB or PULL has no business there",
-    "DEALER": "the peer sends transactions. Receive them with socketType=ROUTER and bind",
-    "REP": "the peer answers requests, and is not a feed",
-    "REQ": "the peer sends requests, and is not a feed",
-    "PAIR": "the peer talks to one other PAIR, and is not a feed",
+_PLACE = (
+    Finding(
+        id="no_room",
+        when=lambda f: f.is_narrow,
+        what="There is less room than a log may take.",
+        cause="The file system is full or small. When it is full, the receiver stops receiving, and the sender waits "
+        "or drops.",
+        fix="Free space there, use another directory, or set walMaxBytes to what there is.",
+    ),
+    Finding(
+        id="place_unusable",
+        when=lambda f: f.failed and not f.is_full,
+        what="No log can be written there: {f.failed}",
+        cause="The directory belongs to another user, its file system is read-only or cannot force files to the disk, "
+        "or the path is wrong. Or the bucket does not exist, or refuses the credentials.",
+        fix="Use a directory that the receiver's user can write. Try a bucket with the receiver's credentials.",
+    ),
+    Finding(
+        id="no_hard_links",
+        when=lambda f: f.no_links,
+        what="A log needs hard links, and here is none: {f.no_links}.",
+        cause="The directory is an object store mounted as files (s3fs, gcsfuse, mount-s3, ...), a share, or FAT.",
+        fix="Use a directory on a disk, or walStore for an object store.",
+    ),
+    Finding(
+        id="not_lasting",
+        severity=_NOTE,
+        when=lambda f: f.is_volatile,
+        what="Files are in memory, or are said to be on the disk faster than a disk can write them.",
+        cause="The file system is a tmpfs. Or it, the virtual machine or the container ignores fsync. A crash of the "
+        "machine takes the log, or its newest chunks.",
+        fix="Use a directory on a disk, if the log is to survive the machine.",
+    ),
+    Finding(
+        id="no_conditional_put",
+        when=lambda f: f.replaced,
+        what="The bucket replaces an object that is put on condition that its key is free.",
+        cause="The service ignores the condition (If-None-Match). Two receivers would give the same ids to different "
+        "messages.",
+        fix="Do not use this bucket for a log. Use a service with conditional puts, or a directory.",
+    ),
+)
+
+# By the heading of its part in docs/workbench.md.
+TABLE = {
+    "The connection cannot be made": _CONNECTION,
+    "No messages, or lost connections": _MESSAGES,
+    "Numbers and losses": _NUMBERS,
+    "Which side drops and which waits (`--stall`)": _STALL,
+    "The place of the log (`--wal-location`, `--wal-store`)": _PLACE,
 }
 
 
-def unreachable_findings(one: Examined) -> Iterator[Finding]:
-    """The connection cannot be made.
-
-    The doctor reports at most one of these, as unreachable.
-    """
-    greeting, handshake, kind = one.greeting, one.handshake, one.greeting.socket_type
-    tried = "connecting: " + {
-        "failed": f"libzmq says {handshake.event}",
-        "hung_up": "connected, and the peer hung up before the handshake was done",
-    }.get(handshake.state, "no handshake within --wait")
-    if greeting.state == "unresolved":
-        yield Finding(
-            id="host_unknown",
-            what="The host name does not resolve.",
-            evidence=greeting.reason,
-            cause="The name is misspelt, or only another network or container knows it. libzmq itself retries for "
-            "ever and reports nothing.",
-            fix="Correct the host name, or use its address.",
-        )
-    elif greeting.state == "refused":
-        yield Finding(
-            id="refused",
-            what="No program listens at this endpoint.",
-            evidence=f"{greeting.reason}; {tried}",
-            cause="The sender is not running. Or it listens on another port or interface (127.0.0.1 instead of *). Or "
-            "the sender connects instead of binding, for example to a proxy.",
-            fix="Start the sender first, or check its bind address. If the sender connects, give its endpoint to "
-            "--bind.",
-        )
-    elif greeting.state == "no_answer":
-        yield Finding(
-            id="no_answer",
-            what="The host does not answer.",
-            evidence=f"{greeting.reason}; {tried}",
-            cause="A firewall drops the packets, the address is wrong, or the machine is down.",
-            fix="Try the port with nc -vz from this machine. Open the port in the firewall.",
-        )
-    elif greeting.state == "silent":
-        yield Finding(
-            id="silent_peer",
-            what="The connection is accepted, and then the peer sends nothing.",
-            evidence=f"{greeting.reason}; {tried}",
-            cause="The process is stopped or hangs, and the kernel accepts the connection for it. Or the service is "
-            "not ZeroMQ.",
-            fix="Check on the peer's machine with ss -ltnp whether the process behind the port runs.",
-        )
-    elif greeting.state == "not_zeromq":
-        yield Finding(
-            id="not_zeromq",
-            what="A service that is not ZeroMQ answers at this endpoint.",
-            evidence=f"its first bytes are no greeting of ZMTP; {tried}",
-            cause="The port belongs to another service.",
-            fix="Find out the publisher's port.",
-        )
-    elif greeting.state == "not_asked" and handshake.state == "none":
-        yield Finding(
-            id="nobody_came",
-            what="No peer has connected.",
-            evidence="the doctor listened for the whole --wait",
-            cause="The sender is not running, it connects to another address, or a firewall is in between.",
-            fix="Start the sender, and let it connect to an address of this machine. Or set a longer --wait.",
-        )
-    elif greeting.mechanism is not None and greeting.mechanism != one.mechanism:
-        yield Finding(
-            id="security_mismatch",
-            what=f"The peer uses security {greeting.mechanism}, and our side uses {one.mechanism}.",
-            evidence=f"its greeting (ZMTP {greeting.version}) names {greeting.mechanism}; {tried}",
-            cause="One side has no keys, or its keys were set after bind or connect. libzmq ignores them then.",
-            fix={
-                "CURVE": "Set -o zmq.curve_serverkey, zmq.curve_publickey and zmq.curve_secretkey, as for the source.",
-                "PLAIN": "Set -o zmq.plain_username and zmq.plain_password, as for the source.",
-                "NULL": "Remove the security options here, or set the peer's before it binds: it runs without any.",
-            }.get(greeting.mechanism, f"Set up {greeting.mechanism} on our side, or take it from the peer."),
-        )
-    elif kind is not None and kind not in _SENDERS.get(one.socket_type, (kind,)):
-        taker, instead = _TAKERS.get(kind), _NO_SENDER.get(kind, "the peer is not a feed")
-        yield Finding(
-            id="wrong_socket_type",
-            what=f"The peer is of type {kind}. A {one.socket_type} cannot receive from it.",
-            evidence=f"its READY command names {kind}; {tried}",
-            cause="The socket types of the two sides do not match. libzmq ends the connection without a message, and "
-            "never connects again.",
-            fix=f"Use --socket-type {taker} (socketType={taker})."
-            if taker
-            else f"Use another endpoint: {instead}.",
-        )
-    elif (
-        handshake.state == "failed" or one.mechanism != "NULL"
-    ):  # with security, a peer that hangs up refuses it
-        yield Finding(
-            id="credentials_refused",
-            what="The handshake fails, although both sides use the same security.",
-            evidence=f"both use {one.mechanism}; {tried}",
-            cause={
-                "CURVE": "The server key is wrong, our two keys are not a pair, or the peer's authenticator (ZAP) does "
-                "not let our key in.",
-                "PLAIN": "The username or the password is wrong, or the peer has no authenticator (ZAP). PLAIN needs "
-                "one: without it libzmq refuses every client.",
-            }.get(one.mechanism, "The peer's authenticator (ZAP) refuses the connection."),
-            fix={
-                "CURVE": "Compare zmq.curve_serverkey with the server's public key. Ask the operator of the peer to "
-                "let our public key in.",
-                "PLAIN": "Compare zmq.plain_username and zmq.plain_password with those that the peer lets in. Ask the "
-                "operator of the peer.",
-            }.get(one.mechanism, "Read the peer's own log."),
-        )
-    else:
-        said = f"it greets with ZMTP {greeting.version}, {greeting.mechanism}, {kind or 'no socket type'}"
-        yield Finding(
-            id="hung_up",
-            what="The peer ended the handshake.",
-            evidence=f"{said if greeting.state == 'greeted' else 'the peer was not asked for its greeting'}; {tried}",
-            cause="The peer lets only some peers in (ZAP), or it restarted at that moment. The doctor cannot tell "
-            "from outside which of the two it is.",
-            fix="Try again. Read the peer's own log, or its monitor.",
-        )
+def findings_of(facts: Feed | Place) -> list[Finding]:
+    """The findings about a feed or a place, in the order of the table, with the facts in their sentences."""
+    if isinstance(facts, Place):
+        return _holding(_PLACE, facts)
+    return _holding(_CONNECTION, facts)[:1] or _holding((*_MESSAGES, *_NUMBERS, *_STALL), facts)
 
 
-def connection_findings(one: Examined, expected: Expected) -> Iterator[Finding]:
-    """No messages, or lost connections."""
-    count, limit = one.handshake.disconnects, expected.max_message_size or 0
-    times = "once" if count == 1 else f"{count:,} times"
-    if one.limit_hit is not None:
-        yield Finding(
-            id="frame_too_large",
-            what="Frames are larger than the receiver allows. Each of them ends the connection.",
-            evidence=f"hung up {times}; without the limit of {limit:,} bytes a frame of {one.limit_hit:,} came",
-            cause="zmq.maxmsgsize limits a frame. If a frame is larger, libzmq ends the connection and does not "
-            "reconnect by itself. All messages that were sent after the frame are lost, and the sender gets no error.",
-            fix=f"Set zmq.maxmsgsize to {one.limit_hit:,} or more, or let the sender send large payloads in parts.",
-        )
-    elif count:
-        yield Finding(
-            id="connection_breaks",
-            what="The connection was lost.",
-            evidence=f"{times} while watching; {one.handshake.connections:,} handshakes",
-            cause="The sender restarts, a frame is larger than zmq.maxmsgsize (set --max-message-size, and the doctor "
-            "examines that), a heartbeat times out, or the network fails. Each time the messages that were queued for "
-            "us are lost.",
-            fix="Read the sender's log of that time. Set zmq.heartbeat_ivl on one side to detect dead peers sooner.",
-        )
-    if one.traffic is not None or one.limit_hit is not None:
-        return
-    if one.elsewhere:
-        yield Finding(
-            id="topics_do_not_match",
-            what="No message has the topics that are subscribed to. Messages with other topics come.",
-            evidence=f"nothing came with the filter; without it: {', '.join(one.elsewhere)}",
-            cause="A topic is a prefix of the first frame, compared byte by byte. So upper and lower case, blanks and "
-            "a letter in front make a difference.",
-            fix="Correct --topics (option topics), or leave it out and filter in Spark.",
-        )
-    else:
-        pull = one.socket_type == "PULL"
-        yield Finding(
-            id="nothing_came",
-            what="The doctor is connected, and no message came.",
-            evidence="the handshake succeeded; 0 messages while watching",
-            cause="The sender sends nothing at the moment. Or other consumers get all messages, because a PUSH "
-            "distributes them. The doctor cannot tell from outside which of the two it is."
-            if pull
-            else "The sender sends nothing at the moment. Or the peer is a proxy (XPUB), and no publisher sends to "
-            "it. The doctor cannot tell from outside which of the two it is.",
-            fix="Set a longer --duration. Stop the other consumers for a moment."
-            if pull
-            else "Set a longer --duration. Behind a proxy, examine the publisher itself.",
-        )
+def _holding(findings: Iterable[Finding], facts: Feed | Place) -> list[Finding]:
+    return [
+        replace(each, what=each.what.format(f=facts), fix=each.fix.format(f=facts))
+        for each in findings
+        if each.when(facts)
+    ]
 
 
-# A receiver's queue that may need more bytes than this is reported.
-_MUCH_MEMORY = 1 << 30
-
-
-def size_findings(one: Examined, expected: Expected) -> Iterator[Finding]:
-    """Message sizes."""
-    traffic, limit = one.traffic, expected.max_message_size
-    if traffic is None:
-        return
-    if traffic.size_max > MAX_MESSAGE_BYTES:
-        yield Finding(
-            id="message_too_large",
-            what="Messages are larger than a row can be. The source discards and counts them.",
-            evidence=f"the largest has {traffic.size_max:,} bytes, a row {MAX_MESSAGE_BYTES:,} at most",
-            cause="The value of a row is one Arrow binary.",
-            fix="Let the sender send them in parts, or send a reference to the place of the payload.",
-        )
-    elif limit and 2 * traffic.largest_frame > limit:
-        yield Finding(
-            id="near_the_limit",
-            severity=_NOTE,
-            what="Frames come near the receiver's limit.",
-            evidence=f"the largest has {traffic.largest_frame:,} of {limit:,} bytes",
-            cause="A frame over zmq.maxmsgsize ends the connection, and all messages after it are lost.",
-            fix="Set zmq.maxmsgsize well above the largest frame that can come.",
-        )
-    memory = traffic.size_p99 * expected.rcvhwm
-    if memory > _MUCH_MEMORY:
-        yield Finding(
-            id="queue_needs_much_memory",
-            what="The receive high-water mark allows a queue of very many bytes.",
-            evidence=f"rcvhwm {expected.rcvhwm:,} × {ByteSize(traffic.size_p99)!s} (99th percentile) = "
-            f"{ByteSize(memory)!s} for each connection",
-            cause="A high-water mark counts messages, not bytes.",
-            fix=f"Set rcvhwm={max(1, _MUCH_MEMORY // traffic.size_p99)} or less, or send smaller messages.",
-        )
-
-
-def slow_receiver_findings(one: Examined) -> Iterator[Finding]:
-    """A receiver that takes its time (`--consume`)."""
-    consumed, numbers, traffic = one.consumed, one.numbers, one.traffic
-    if consumed is None or traffic is None:
-        return
-    before = numbers is not None and numbers.lost  # such losses are not the slow receiver's
-    if consumed.behind or (consumed.lost and not before):
-        yield Finding(
-            id="receiver_too_slow",
-            what="A receiver that takes this long for a message does not keep up.",
-            evidence=f"at {consumed.each * 1000:g} ms a message it took {consumed.messages / consumed.seconds:,.0f} of "
-            f"{traffic.rate:,.0f} messages/s (at best it could take {1 / consumed.each:,.0f}/s); it was "
-            f"{'behind to the end' if consumed.behind else 'behind at times'}"
-            + (f"; {consumed.lost:,} messages were lost meanwhile" if numbers and numbers.judged else "")
-            + (f"; {consumed.queued:,} bytes waited in the kernel" if consumed.queued else ""),
-            cause="The receiver is slower than the feed. Larger high-water marks only delay the first drop, and make "
-            "messages older.",
-            fix="Make the receiver faster, share the work (PULL, or several subscribers with topics of their own), or "
-            "receive into a log first, as the source does. docs/tuning.md says which high-water mark survives a pause.",
-        )
-
-
-def log_findings(log: Durable, expected: Expected) -> Iterator[Finding]:
-    """The log (`--wal-location`, `--wal-store`)."""
-    grew = "grew" if log.grew else "did not grow"
-    if log.state in ("behind", "empty"):
-        more = log.missing > expected.rcvhwm
-        yield Finding(
-            id="log_behind",
-            what="Messages are received and not yet in the log. The socket's high-water mark does not limit how many "
-            "these are.",
-            evidence=f"{log.missing:,} messages that were on the wire are not in the log {log.seconds:.1f} s later; it "
-            + ("holds nothing" if log.state == "empty" else "grew meanwhile" if log.grew else grew)
-            + (
-                f"; the socket's high-water mark of {expected.rcvhwm:,} would hold back at most that many"
-                if more
-                else ""
-            ),
-            cause="They are in the receiver's socket, which RCVHWM limits, or in its memory until they are sealed, "
-            "which walFlushInterval and walChunkBytes limit. Or the receiver has stopped receiving (walMaxBytes), or "
-            "it is not running. The log alone does not show which of these it is.",
-            fix="Look at the receiver's backlog and receivePauses. A crash loses what is not "
-            "sealed. To lose less, use a shorter walFlushInterval, faster storage, or transactions (DEALER to "
-            "ROUTER), in which the sender keeps a message until it is durable.",
-        )
-    elif log.state == "foreign":
-        yield Finding(
-            id="log_of_another_feed",
-            what="The log holds messages, but none of these publishers or topics.",
-            evidence=f"no counter that was on the wire is in the log, after {log.seconds:.1f} s",
-            cause="It is the log of another feed, or its query reads the messages with another framing. Or the "
-            "receiver has several endpoints, and names this one differently, for example by another host name.",
-            fix="Name the log of this feed, and the framing of its query with -o framing=... Name the endpoint as the "
-            "receiver does.",
-        )
-    elif log.state == "unnumbered":
-        yield Finding(
-            id="log_not_comparable",
-            severity=_NOTE,
-            what="There are no sequence numbers to compare, so the doctor cannot say whether the log keeps up.",
-            evidence=f"the log {grew} in {log.seconds:.1f} s",
-            cause="The messages have no sequence numbers, or the framing of the log reads none.",
-            fix="Number the messages and name their framing. Or watch backlogAgeMs (docs/metrics.md).",
-        )
+def exit_code(severity: Severity) -> int:
+    """0 if nothing is wrong, 1 if something is, 3 if an endpoint could not be examined."""
+    return _EXIT_CODES.get(severity, 0)

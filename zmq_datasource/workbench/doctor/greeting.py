@@ -1,13 +1,16 @@
-"""Read a peer's greeting in ZMTP 3 (RFC 23 and 37): its security mechanism, and its socket type.
+"""Read a peer's greeting in ZMTP 1 to 3 (RFC 13, 15, 23 and 37): its version, its security, and its socket type.
 
 libzmq's events say that a peer has hung up, but not why. The peer's greeting shows why. ``ask_for_greeting`` reads it
 on a separate connection, and closes this connection before the handshake ends. So the peer sends no message over it. A
 monitor of the peer's socket shows a failed handshake.
 
-A greeting has 64 bytes: a signature of 10, the version (2), the name of the security mechanism (20),
-whether the sender is the server of that mechanism (1), and zeros. A peer that uses libzmq sends its whole greeting as
-soon as it has our signature and our major version, before it knows our mechanism. If both mechanisms are NULL, the peer
-then sends the command READY, which names its socket type. It does not wait for our READY.
+A greeting of ZMTP 3 has 64 bytes: a signature of 10, the version (2), the name of the security mechanism (20), whether
+the sender is the server of that mechanism (1), and zeros. A peer that uses libzmq sends its whole greeting as soon as
+it has our signature and our major version, before it knows our mechanism. If both mechanisms are NULL, the peer then
+sends the command READY, which names its socket type. It does not wait for our READY.
+
+A greeting of ZMTP 2 has the signature, a revision below 3, and the socket type as a number. A peer of ZMTP 1 has no
+greeting: it sends its identity, a length and a zero before it, at once.
 """
 
 from __future__ import annotations
@@ -16,17 +19,17 @@ import re
 import socket as stdlib_socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 
-from msgspec.structs import replace
+import zmq
 
 from zmq_datasource.host.log_lines import printable
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.workbench.doctor.facts import Greeting
 
-__all__ = ["GREETING_BYTES", "OPENING", "REST", "ask_for_greeting", "is_complete", "parse_greeting"]
-
 GREETING_BYTES = 64
-_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+# A peer of ZMTP 1 reads the signature as an empty identity.
+_SIGNATURE = b"\xff" + bytes(7) + b"\x01\x7f"
 # OPENING makes the peer send its whole greeting. REST completes our greeting; only a peer with NULL gets it.
 OPENING = _SIGNATURE + b"\x03"
 REST = b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -44,20 +47,20 @@ def parse_greeting(received: bytes) -> Greeting:
     """Interpret the first bytes that a peer has sent."""
     if not received:
         return Greeting(state="silent", reason="it accepts the connection and says nothing")
-    head = received[:10]
+    if received[:2] == b"\x01\x00" or (received[1:2] == b"\x00" and len(received) == received[0] + 1):
+        return Greeting(state="greeted", version="1.0", mechanism="NULL")
     # The eight bytes between are a length in old versions. Nothing depends on it, so they are not checked.
-    if head[:1] != b"\xff" or (len(head) == 10 and not head[9] & 1):
-        return Greeting(state="not_zeromq", reason="what answers there does not speak ZeroMQ's protocol")
+    if received[0] != 0xFF or (len(received) > 9 and not received[9] & 1):
+        return Greeting(state="not_zeromq", reason="its first bytes are no greeting of ZMTP")
+    if _is_old(received):
+        kind = zmq.SocketType(received[11]).name if received[11] <= zmq.XSUB else ""
+        return Greeting(state="greeted", version="2.0", mechanism="NULL", socket_type=kind)
     if len(received) < GREETING_BYTES:
-        if len(received) > 10 and received[10] < 3:
-            version = "2.0" if received[10] else "1.0"  # the revision of ZMTP 2.0 is 1
-            return Greeting(state="greeted", version=version, reason="it is older than ZeroMQ 4")
         return Greeting(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
-    mechanism = printable(received[12:32].rstrip(b"\0"), 80)
     return Greeting(
         state="greeted",
         version=f"{received[10]}.{received[11]}",
-        mechanism=mechanism,
+        mechanism=printable(received[12:32].rstrip(b"\0"), 80),
         socket_type=_socket_type(_command(received) or b""),
     )
 
@@ -67,12 +70,16 @@ def is_complete(received: bytes) -> bool:
     return _command(received) is not None
 
 
-def _socket_type(command: bytes) -> str | None:
+def _is_old(received: bytes) -> bool:
+    return len(received) > 11 and received[10] < 3
+
+
+def _socket_type(command: bytes) -> str:
     found = _SOCKET_TYPE.search(command) if command.startswith(_READY) else None
     if found is None:
-        return None
+        return ""
     (size,) = found[1]
-    return printable(command[found.end() : found.end() + size], 80) or None
+    return printable(command[found.end() : found.end() + size], 80)
 
 
 def _command(received: bytes) -> bytes | None:
@@ -89,22 +96,28 @@ def _command(received: bytes) -> bytes | None:
 def ask_for_greeting(endpoint: Endpoint, seconds: float) -> Greeting:
     """Connect to ``endpoint``, and return what its greeting says, or why there is none.
 
-    Takes up to about ``seconds``. Raises no error.
+    Takes up to about ``seconds``, beside the time of the resolver. Raises no error.
     """
+    addresses: tuple[str, ...] = ()
+    try:
+        if endpoint.transport == "tcp":
+            found = stdlib_socket.getaddrinfo(*endpoint.host_port, type=stdlib_socket.SOCK_STREAM)
+            addresses = tuple(dict.fromkeys(str(where[4][0]) for where in found))
+    except (OSError, UnicodeError) as e:  # UnicodeError: a text such as a..b
+        why = getattr(e, "strerror", None) or "it is no host name"
+        reason = f"host {endpoint.host_port[0]!r} does not resolve here: {why}"
+        return Greeting(state="unresolved", reason=reason)
     deadline = time.monotonic() + seconds
     try:
-        sock = _dial(endpoint, seconds)
-    except (stdlib_socket.gaierror, UnicodeError) as e:  # UnicodeError: a text such as a..b
-        host, _ = endpoint.host_port
-        why = getattr(e, "strerror", None) or "it is no host name"
-        return Greeting(state="unresolved", reason=f"host {host!r} does not resolve here: {why}")
+        with _dial(endpoint, seconds) as sock:
+            return replace(_exchange_greetings(sock, deadline), addresses=addresses)
     except TimeoutError:
-        return Greeting(state="no_answer", reason=f"nothing answered within {seconds:g} s")
+        reason = f"nothing answered within {seconds:g} s"
+        return Greeting(state="no_answer", reason=reason, addresses=addresses)
+    except (ConnectionRefusedError, FileNotFoundError) as e:
+        return Greeting(state="refused", reason=(e.strerror or str(e)).lower(), addresses=addresses)
     except OSError as e:
-        state = "refused" if isinstance(e, ConnectionRefusedError | FileNotFoundError) else "no_answer"
-        return Greeting(state=state, reason=(e.strerror or str(e)).lower())  # type: ignore[arg-type]
-    with sock:
-        return _exchange_greetings(sock, deadline)
+        return Greeting(state="no_answer", reason=(e.strerror or str(e)).lower(), addresses=addresses)
 
 
 def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
@@ -126,11 +139,11 @@ def _exchange_greetings(sock: stdlib_socket.socket, deadline: float) -> Greeting
         sock.sendall(OPENING)
         while len(received) < GREETING_BYTES and (more := _receive(sock, deadline)):
             received += more
-            if received[:1] != b"\xff":
+            if received[:1] != b"\xff" or _is_old(received):
                 break
     found = parse_greeting(received)
-    if found.mechanism != "NULL":
-        return replace(found, socket_type=None)
+    if found.mechanism != "NULL" or found.is_old:
+        return found
     with suppress(OSError):
         sock.sendall(REST)
         while not is_complete(received) and (more := _receive(sock, deadline)):

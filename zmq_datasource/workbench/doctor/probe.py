@@ -1,121 +1,38 @@
-"""Receive from one endpoint with the source's own receiver, and measure and track its messages.
-
-The receiver takes raw frames (framing ``plain``). If the user has not said which framing the messages have, the first
-messages are a sample from which it is guessed. Then the source's intake reads and tracks all messages with it.
-"""
+"""Receive from one endpoint as the source does, and count its messages: rate, sizes, topics, pauses, numbers."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import zmq
-from msgspec.structs import replace
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import printable
-from zmq_datasource.messages.columns import integers_of, number
-from zmq_datasource.messages.framing import raw_messages
-from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.messages.columns import integers_of
 from zmq_datasource.messages.rows import name_of
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.source.receiver import ROUND_BYTES, ROUND_MESSAGES, Receiver
-from zmq_datasource.transport.connections import unread, unsent_by_peer
-from zmq_datasource.transport.peers import PeerWatch
-from zmq_datasource.workbench.doctor.facts import Buffers, Handshake, Traffic
-from zmq_datasource.workbench.doctor.framing import SAMPLE, Numbered, guess, options_of, per_topic
-
-__all__ = ["Probe", "receive_all"]
+from zmq_datasource.sequences import SequenceTracker
+from zmq_datasource.source.intake import Arrival, Intake
+from zmq_datasource.transport.core import Inbox
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec
+from zmq_datasource.workbench.doctor.counting import SAMPLE, Counting, find_counting
+from zmq_datasource.workbench.doctor.facts import Handshake, Numbers, Traffic
 
 _TURN_MS = 20
+# Bounds of a round. Messages are counted when there are so many, or after the seconds.
+_ROUND_MESSAGES, _ROUND_BYTES, _COUNT_SECONDS = 4096, 4 << 20, 0.1
 # After a handshake has failed, wait this long for one that succeeds: the peer may be starting.
 _SECOND_CHANCE_SECONDS = 0.3
-_SAMPLE_BYTES = 64 << 20
-_BUCKET_SECONDS = 0.1
 # At most so many different sizes, and so many different topics, are counted.
 _MOST_COUNTED = 100_000
 _SHOWN_TOPICS, _TOPIC_CHARACTERS, _TOPIC_BYTES = 10, 60, 256
-# If this share of the rounds was full, the doctor was slower than the feed.
-_SATURATED = 0.9
-# The bytes of a frame's header on the wire. The flags take one byte. The length takes one byte up to 255, else eight.
-_SHORT, _LONG = 2, 9
-
-
-class Tally:
-    """Counts messages by size, number of frames, topic and time, for ``Traffic``.
-
-    Attributes:
-        bytes: Of all messages.
-        largest_frame: The bytes of the largest frame.
-    """
-
-    def __init__(self) -> None:
-        self._rounds = self._full_rounds = 0
-        self.bytes = self._wire_bytes = self.largest_frame = 0
-        self._sizes: Counter[int] = Counter()
-        self._frames: Counter[int] = Counter()
-        self._topics: Counter[bytes] = Counter()
-        self._buckets: Counter[int] = Counter()
-
-    def add_round(self, is_full: bool) -> None:
-        """Count a round of receiving, and whether it took as much as a round may take."""
-        self._rounds += 1
-        self._full_rounds += is_full
-
-    def add(self, raw: RawMessages, timestamps: pa.Array) -> None:
-        """Count messages, and add up their bytes."""
-        frames = raw.lists()
-        sizes = pc.binary_length(frames.values).cast(pa.int64())
-        ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(sizes)])
-        size = pc.subtract(ends.take(frames.offsets[1:]), ends.take(frames.offsets[:-1]))
-        headers = pc.if_else(pc.less(sizes, number(256)), number(_SHORT), number(_LONG))
-        self.bytes += pc.sum(sizes).as_py()
-        self._wire_bytes += pc.sum(sizes).as_py() + pc.sum(headers).as_py()
-        self.largest_frame = max(self.largest_frame, pc.max(sizes).as_py())
-        _add(self._sizes, size)
-        _add(self._frames, raw.counts())
-        _add(self._topics, pc.binary_slice(raw.first.drop_null(), 0, _TOPIC_BYTES))
-        _add(self._buckets, pc.divide(timestamps.cast(pa.int64()), number(round(_BUCKET_SECONDS * 1e6))))
-
-    @property
-    def wire_bytes(self) -> float:
-        """The average number of bytes of a message on the wire, with the headers of its frames."""
-        return self._wire_bytes / max(1, self._frames.total())
-
-    def traffic(self, messages: int, seconds: float) -> Traffic | None:
-        """The figures of all messages; None if there are none.
-
-        Args:
-            messages: How many were received.
-            seconds: From the first message until now.
-        """
-        if not self._sizes:
-            return None
-        seconds = max(_BUCKET_SECONDS, seconds)
-        sizes = sorted(self._sizes)
-        shown = self._topics.most_common(_SHOWN_TOPICS)
-        return Traffic(
-            messages=messages,
-            bytes=self.bytes,
-            seconds=round(seconds, 3),
-            rate=round(messages / seconds, 1),
-            peak=round(max(self._buckets.values()) / _BUCKET_SECONDS, 1),
-            frames=dict(sorted(self._frames.items())),
-            size_min=sizes[0],
-            size_median=_quantile(self._sizes, sizes, 0.5),
-            size_p99=_quantile(self._sizes, sizes, 0.99),
-            size_max=sizes[-1],
-            largest_frame=self.largest_frame,
-            topics=[(printable(name_of(topic), _TOPIC_CHARACTERS), count) for topic, count in shown],
-            topics_more=len(self._topics) - len(shown),
-            saturated=self._rounds > 10 and self._full_rounds >= _SATURATED * self._rounds,
-        )
+_COUNTERS, _GAPS = 100_000, 100_000
 
 
 class Probe:
@@ -123,39 +40,32 @@ class Probe:
 
     Args:
         options: The options of a source that reads this endpoint only.
-        given: The same options as text, as the user has set them.
-        framing: The framing and the options that belong to it, with which to read messages; None to guess them.
-        by_place: See ``Numbered``.
 
     Attributes:
-        messages: The number of messages taken so far.
-        framing: The options that read the messages: ``framing``, and those that belong to it. ``plain`` until guessed.
-        tally: Counts the messages that are flushed.
-        numbered: Reads and tracks the messages; None until the framing is known.
-        suggested: The options to change so that each topic has a counter of its own. Empty, unless messages show that
-            each topic has one.
+        is_old: Whether the peer is older than ZMTP 3. libzmq then reports no handshake, and the end of such a
+            connection as a handshake that failed.
+        messages: The messages received so far.
     """
 
-    def __init__(
-        self,
-        options: ReadOptions,
-        given: Mapping[str, str],
-        framing: Mapping[str, str] | None = None,
-        by_place: bool = False,
-    ) -> None:
-        as_frames = replace(options, framing="plain", dead_letter_location=None)
-        self._bind, self._given = bool(options.bind), given
+    def __init__(self, options: ReadOptions, is_old: bool = False) -> None:
+        self._options, self.is_old = options, is_old
         self._endpoint = str((*options.connect, *options.bind)[0])
-        self._receiver = Receiver(as_frames, SourceCounters())
+        self._inbox = Inbox()
         self.messages = 0
-        self.framing = {"framing": "plain"} if framing is None else dict(framing)
-        self.suggested: dict[str, str] = {}
-        self._sample: list[RawMessages] | None = [] if framing is None else None
-        self.numbered: Numbered | None = None
-        if framing is not None:
-            self.numbered = Numbered(options_of(given, framing), self._endpoint, by_place)
-        self._first_at: float | None = None
-        self.tally = Tally()
+        self._began = time.monotonic()
+        self._decided_at: float | None = None
+        self._first_at = self._last_at = self._counted_at = self._longest_pause = 0.0
+        self._sizes: Counter[int] = Counter()
+        self._frames: Counter[int] = Counter()
+        self._topics: Counter[bytes] = Counter()
+        self._tenths: Counter[int] = Counter()
+        self._sample: list[list[bytes]] = []
+        self._gaps = 0
+        self._counters = SourceCounters()
+        self._intake = Intake(options, self._counters)
+        if options.numbering is not None:
+            # Numbers before the first one that comes are no loss: the doctor joins a feed that runs.
+            self._intake.tracker = SequenceTracker(options.numbering._replace(whole=False), _COUNTERS, _GAPS)
 
     def __enter__(self) -> Self:
         """Open the socket.
@@ -163,178 +73,153 @@ class Probe:
         Raises:
             OptionError, EndpointError: The socket cannot be opened with these options.
         """
-        self._began = time.monotonic()
-        self._connected_at: float | None = None
-        self._failed_at: float | None = None
-        self._receiver.__enter__()
-        self.socket = self._receiver.channels[0].socket
-        self._watch: PeerWatch = self._receiver.channels[0].opened.watch
+        spec = SocketSpec.of_source(self._options)
+        self._opened = OpenSocket(spec, self._subscribe, check_hosts=False)
+        self._socket, self._watch = self._opened.socket, self._opened.watch
         return self
+
+    def _subscribe(self, sock: zmq.Socket[bytes]) -> None:
+        if self._options.socket_type == "SUB":
+            for topic in self._options.topics:
+                sock.setsockopt(zmq.SUBSCRIBE, topic.encode())
 
     def __exit__(self, *error: Any) -> None:
         """Close the socket, and drop the messages that were not taken."""
-        self._receiver.__exit__(*error)
+        self._opened.close(linger=0)
 
-    # The connection.
-
-    def register(self, poller: zmq.Poller) -> None:
-        """Register with a poller, which then wakes for messages and for events of the connection."""
-        poller.register(self.socket, zmq.POLLIN)
-        poller.register(self._watch.monitor, zmq.POLLIN)
+    def receive(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Receive for ``seconds``, or until ``until`` returns true."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not until():
+            if self._socket.poll(_TURN_MS):
+                self._take()
+            self.keep_alive()
 
     def keep_alive(self) -> None:
-        """Let libzmq work, and note whether a handshake has succeeded or failed. Receives nothing.
+        """Let libzmq work, and read what it reports. Receives nothing.
 
         Call it every few hundred milliseconds or more often.
         """
-        self._receiver.keep_alive()
-        if self._watch.connections and self._connected_at is None:
-            self._connected_at = time.monotonic()
-        if self._watch.failures and self._failed_at is None:
-            self._failed_at = time.monotonic()
+        self._socket.getsockopt(zmq.EVENTS)
+        self._watch.update()
+        self._watch.redial()
+        if self._decided_at is None and (self.is_up or self._watch.failures):
+            self._decided_at = time.monotonic()
 
     @property
-    def has_connected(self) -> bool:
-        """Whether a handshake has succeeded."""
-        return self._connected_at is not None
+    def has_waiting(self) -> bool:
+        """Whether the socket has messages to take."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    # The connection.
 
     @property
-    def connection_decided(self) -> bool:
-        """Whether a handshake has succeeded; or, if the socket connects, has failed and none succeeded soon after."""
-        failed = self._failed_at is not None and not self._bind
-        return self.has_connected or (
-            failed and time.monotonic() >= (self._failed_at or 0.0) + _SECOND_CHANCE_SECONDS
-        )
+    def is_up(self) -> bool:
+        """Whether there is a connection, or was one."""
+        watch = self._watch
+        old = self.is_old and (watch.failures or watch.open_connections().inodes)
+        return bool(watch.connections or self.messages or old)
 
     @property
-    def disconnects(self) -> int:
-        """The number of connections that were up and have ended."""
-        return self._watch.lost
+    def is_decided(self) -> bool:
+        """Whether the socket is connected; or, if it connects, a handshake has failed and none succeeded soon after."""
+        if self.is_up or self._decided_at is None or self._options.bind:
+            return self.is_up
+        return time.monotonic() >= self._decided_at + _SECOND_CHANCE_SECONDS
 
-    @property
     def handshake(self) -> Handshake:
         """The result of the handshake so far."""
-        watch = self._watch
-        failure = None if watch.connections else watch.failure
-        otherwise: Literal["failed", "hung_up", "none"] = (
-            "failed" if failure is not None else "hung_up" if watch.failures else "none"
-        )
-        return Handshake(
-            state="succeeded" if watch.connections else otherwise,
-            event=None if failure is None else failure.name,
-            seconds=round((self._connected_at or self._failed_at or self._began) - self._began, 6),
-            waited=watch.began_alone or bool(self._bind and watch.connections),
-            connections=watch.connections,
-            disconnects=watch.lost,
-        )
-
-    def kernel_bytes(self) -> tuple[int | None, int | None]:
-        """The bytes that wait in the kernel: in all our receive buffers, and in the peers' send buffers.
-
-        A figure is None if this system does not show it, such as the send buffer of a peer on another machine.
-        """
-        with ExitStack() as stack:
-            streams = [stack.enter_context(handle.sock) for handle in self._watch.handles()]
-            return _sum(list(map(unread, streams))), _sum(list(map(unsent_by_peer, streams)))
-
-    @property
-    def buffers(self) -> Buffers:
-        """The limits of our socket as libzmq and the kernel report them, and the bytes that wait in the kernel now."""
-        ours, theirs = self.kernel_bytes()
-        rcvbuf = sndbuf = None
-        for stream in (handle.sock for handle in self._watch.handles()):
-            with stream:
-                rcvbuf = stream.getsockopt(SOL_SOCKET, SO_RCVBUF)
-                sndbuf = stream.getsockopt(SOL_SOCKET, SO_SNDBUF)
-        rcvhwm = int(self.socket.getsockopt(zmq.RCVHWM))
-        return Buffers(rcvhwm=rcvhwm, rcvbuf=rcvbuf, sndbuf=sndbuf, queued=ours, peer_queued=theirs)
+        watch, seconds = self._watch, (self._decided_at or self._began) - self._began
+        if self.is_up:
+            lost = watch.lost + (watch.failures if self.is_old else 0)
+            return Handshake(state="succeeded", seconds=seconds, lost=lost, faults=watch.protocol_errors)
+        if not watch.failures:
+            return Handshake()
+        event = "" if watch.failure is None else str(watch.failure.name)
+        return Handshake(state="failed" if event else "hung_up", event=event, seconds=seconds)
 
     # The messages.
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the socket has messages to take."""
-        return self._receiver.waiting
+    def _take(self) -> None:
+        taken = self._inbox.take(self._socket, _ROUND_MESSAGES, _ROUND_BYTES)
+        now = time.monotonic()
+        self._watch.redialer.messages_read += taken.messages
+        if taken.empty:
+            self._watch.redialer.note_empty()
+        if taken.messages:
+            self._first_at = self._first_at or now
+            self._longest_pause = max(self._longest_pause, now - (self._last_at or now))
+            self._last_at = now
+            self.messages += taken.messages
+            self._tenths[int(10 * now)] += taken.messages
+        if self._inbox.messages >= _ROUND_MESSAGES or now >= self._counted_at + _COUNT_SECONDS:
+            self.count()
+            self._counted_at = now
 
-    def receive(self, most: int = ROUND_MESSAGES) -> int:
-        """Take up to ``most`` messages, and return their number. If none is there, wait a moment for one."""
-        before = self._receiver.pending_bytes
-        taken = self._receiver.receive(most)
-        size = self._receiver.pending_bytes - before
-        self.tally.add_round(taken >= ROUND_MESSAGES or size >= ROUND_BYTES)
-        self.messages += taken
-        if taken and self._first_at is None:
-            self._first_at = time.monotonic()
-        if self._receiver.batch_ready or (self._sample is not None and self._receiver.pending >= SAMPLE):
-            self.flush()
-        return taken
-
-    def flush(self) -> None:
-        """Count the messages taken so far, and track them once the framing is known."""
-        rows = self._receiver.take()
-        if not rows.num_rows:
+    def count(self) -> None:
+        """Count and track the messages taken so far. Call it before the figures are read."""
+        if not self._inbox.messages:
             return
-        raw = raw_messages(rows)
-        self.tally.add(raw, rows.column("timestamp"))
-        if self._sample is not None:
-            self._sample.append(raw)
-            if sum(map(len, self._sample)) >= SAMPLE or self.tally.bytes >= _SAMPLE_BYTES:
-                self._decide(self._sample)
-        else:
-            self._follow(raw)
-
-    def finish_sample(self) -> None:
-        """Decide on the framing, even from a smaller sample than usual. Called after the last message."""
-        self.flush()
-        if self._sample is not None:
-            self._decide(self._sample)
-
-    def _decide(self, sample: Sequence[RawMessages]) -> None:
-        """Guess the framing from a sample, and track the sample with it."""
-        self._sample = None
-        if sample:
-            joined = RawMessages.of_lists(pa.concat_arrays([raw.lists() for raw in sample]))
-            self.framing = guess(joined, self._given)
-        self.numbered = Numbered(options_of(self._given, self.framing), self._endpoint)
-        for raw in sample:
-            self._follow(raw)
-
-    def _follow(self, raw: RawMessages) -> None:
-        """Track messages, and suggest a counter for each topic if different messages have the same number."""
-        assert self.numbered is not None
-        unequal = self.numbered.unequal
-        self.numbered.follow(raw, self._watch.connections)
-        by = self.numbered.by
-        if self.numbered.unequal > unequal and "topic" not in by and not self.suggested:
-            self.suggested = per_topic(raw, {**self._given, **self.framing}, by) or {}
+        raw = self._inbox.hand_over()
+        frames = raw.lists()
+        lengths = pc.binary_length(frames.values).cast(pa.int64())
+        ends = pa.concat_arrays([integers_of([0]), pc.cumulative_sum(lengths)])
+        _add(self._sizes, pc.subtract(ends.take(frames.offsets[1:]), ends.take(frames.offsets[:-1])))
+        _add(self._frames, raw.counts())
+        _add(self._topics, pc.binary_slice(raw.first.drop_null(), 0, _TOPIC_BYTES))
+        room = min(SAMPLE - len(self._sample), len(raw))
+        self._sample += (raw.message(row) for row in range(room))
+        if self._options.framing != "plain":
+            now = int(time.time() * 1_000_000)
+            arrival = Arrival(now, len(raw), self._endpoint, self._watch.connections)
+            self._gaps += len(self._intake.read(raw, [arrival])[1].gaps)
 
     @property
-    def lost(self) -> int:
-        """How many messages are missing so far, as their sequence numbers show."""
-        self.flush()
-        return 0 if self.numbered is None else self.numbered.lost
+    def malformed(self) -> int:
+        """The messages that do not fit the framing."""
+        return self._counters.malformed
+
+    def numbers(self) -> Numbers | None:
+        """The publishers' numbers so far; None if the framing has none, or no message with a number came."""
+        tracker = self._intake.tracker
+        if tracker is None or not tracker.expected:
+            return None
+        totals = tracker.totals
+        return Numbers(
+            counters=len(tracker.expected),
+            lost=totals.lost,
+            gaps=self._gaps,
+            repeated=totals.duplicates,
+            late=totals.late,
+            restarts=totals.restarts,
+        )
+
+    def counting(self) -> Counting | None:
+        """Numbers that count up in the first messages, if the framing has none."""
+        if self._intake.tracker is not None:
+            return None
+        options = self._options
+        return find_counting(self._sample, "" not in options.topics, options.socket_type == "PULL")
 
     def traffic(self) -> Traffic | None:
         """The figures of the messages received so far; None if there are none."""
-        self.flush()
-        if self._first_at is None:
+        if not self.messages:
             return None
-        return self.tally.traffic(self.messages, time.monotonic() - self._first_at)
-
-
-def receive_all(probes: Sequence[Probe], seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-    """Receive from all probes at once, for ``seconds`` or until ``until`` returns true."""
-    poller = zmq.Poller()
-    for probe in probes:
-        probe.register(poller)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not until():
-        ready = dict(poller.poll(_TURN_MS))
-        for probe in probes:
-            if probe.socket in ready:
-                probe.receive()
-            if probe.socket not in ready or not probe.has_connected:
-                probe.keep_alive()
+        now = time.monotonic()
+        shown = self._topics.most_common(_SHOWN_TOPICS)
+        return Traffic(
+            messages=self.messages,
+            seconds=max(0.1, now - self._first_at),
+            peak=10.0 * max(self._tenths.values()),
+            frames=tuple(sorted(self._frames.items())),
+            size_median=_quantile(self._sizes, 0.5),
+            size_p99=_quantile(self._sizes, 0.99),
+            size_max=max(self._sizes),
+            topics=tuple((printable(name_of(topic), _TOPIC_CHARACTERS), count) for topic, count in shown),
+            more_topics=len(self._topics) - len(shown),
+            longest_pause=self._longest_pause,
+            silence=now - self._last_at,
+        )
 
 
 def _add(counts: Counter[Any], column: pa.Array) -> None:
@@ -344,17 +229,11 @@ def _add(counts: Counter[Any], column: pa.Array) -> None:
             counts[entry["values"]] += entry["counts"]
 
 
-def _quantile(counts: Counter[int], ordered: Sequence[int], share: float) -> int:
-    """The quantile at ``share`` (0 to 1) of the counted values. ``ordered`` has each different value once, sorted."""
+def _quantile(counts: Counter[int], share: float) -> int:
+    """The quantile at ``share`` (0 to 1) of the counted values."""
     left = share * counts.total()
-    for value in ordered:
+    for value in sorted(counts):
         left -= counts[value]
         if left < 0:
-            return value
-    return ordered[-1]
-
-
-def _sum(figures: list[int | None]) -> int | None:
-    """The sum; None if a figure is unknown, or there is none."""
-    known = [figure for figure in figures if figure is not None]
-    return sum(known) if known and len(known) == len(figures) else None
+            break
+    return value

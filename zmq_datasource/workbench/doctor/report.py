@@ -1,214 +1,128 @@
-"""The report: all findings, as one JSON document for programs, and as tables for people."""
+"""The report: facts and findings as rows, for programs as JSON and for people as text."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import msgspec
-from msgspec.structs import replace
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import NamedTuple
 
 from zmq_datasource.options.types import ByteSize
-from zmq_datasource.workbench.doctor.examine import Examination
-from zmq_datasource.workbench.doctor.facts import Durable, Examined, Expected, Stalled
-from zmq_datasource.workbench.doctor.findings import (
-    EXIT_CODES,
-    Finding,
-    Severity,
-    connection_findings,
-    exit_code,
-    log_findings,
-    size_findings,
-    slow_receiver_findings,
-    unreachable_findings,
-)
-from zmq_datasource.workbench.doctor.findings_numbers import number_findings
-from zmq_datasource.workbench.doctor.findings_stall import proxy_findings, stall_findings
+from zmq_datasource.workbench.doctor.facts import Feed, Place, Stall, Traffic
+from zmq_datasource.workbench.doctor.findings import Severity, exit_code, findings_of
 
-__all__ = ["FORMAT", "diagnose", "document", "show"]
-
-FORMAT = 1
-_COLOURS = {Severity.UNREACHABLE: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+_COLUMNS = 100
 
 
-def diagnose(examined: Sequence[Examined], log: Durable | None, expected: Expected) -> list[Finding]:
-    """All findings, the worst first."""
-    found: list[Finding] = []
+class Row(NamedTuple):
+    """A fact or a finding about an endpoint, a directory or a bucket."""
+
+    about: str
+    id: str
+    severity: Severity
+    what: str
+    cause: str = ""  # empty for a fact
+    fix: str = ""
+
+
+def report(examined: Sequence[Feed | Place]) -> list[Row]:
+    """All facts, and then all findings, the worst first."""
+    facts, found = [], []
     for one in examined:
-        findings: list[Finding] = []
-        if one.handshake.state != "succeeded":
-            unreachable = unreachable_findings(one)
-            findings += (replace(finding, severity=Severity.UNREACHABLE) for finding in unreachable)
-        else:
-            findings += connection_findings(one, expected)
-            findings += number_findings(one)
-            findings += size_findings(one, expected)
-            findings += slow_receiver_findings(one)
-        findings += stall_findings(one, expected)
-        found += (replace(finding, endpoint=one.endpoint) for finding in findings)
-    found += proxy_findings(examined)
-    if log is not None:
-        found += log_findings(log, expected)
-    return sorted(found, key=lambda finding: -EXIT_CODES[finding.severity])
+        about = one.endpoint if isinstance(one, Feed) else one.location
+        named = _feed_facts(one) if isinstance(one, Feed) else _place_facts(one)
+        facts += [Row(about, name, Severity.FACT, what) for name, what in named]
+        found += [Row(about, f.id, f.severity, f.what, f.cause, f.fix) for f in findings_of(one)]
+    return facts + sorted(found, key=lambda row: -exit_code(row.severity))
 
 
-def document(examination: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All figures and findings; what was not measured is null."""
-    code = exit_code(findings)
-    return {
-        "format": FORMAT,
-        "healthy": code == 0,
-        "exitCode": code,
-        "endpoints": [msgspec.to_builtins(one, str_keys=True) for one in examination.endpoints],
-        "log": msgspec.to_builtins(examination.log),
-        "findings": [msgspec.to_builtins(finding) for finding in findings],
-    }
-
-
-def show(console: Console, examination: Examination, findings: Sequence[Finding]) -> None:
-    """Print a table of facts for each endpoint, then the findings."""
-    for one in examination.endpoints:
-        title = f"{one.socket_type} {one.endpoint}" + (" (upstream)" if one.role == "upstream" else "")
-        console.print(Text(title, style="bold"))
-        console.print(Padding(_grid(_facts(one)), (0, 0, 1, 2)))
-    log = examination.log
-    if log is not None:
-        console.print(Text(f"log {log.location}", style="bold"))
-        words = f"{log.state} after {log.seconds:.1f} s" + (
-            f", {log.missing:,} messages behind" if log.missing else ""
-        )
-        console.print(Padding(Text(words), (0, 0, 1, 2)))
-    for finding in findings:
-        console.print(_finding(finding, named=len(examination.endpoints) > 1))
-    console.print(_verdict(findings))
-
-
-def _grid(rows: Iterator[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, Text(value))
-    return table
-
-
-def _finding(finding: Finding, named: bool) -> RenderableType:
-    colour = _COLOURS[finding.severity]
-    head = Text.assemble(
-        (f"{finding.severity.upper()} ", f"bold {colour}"),
-        (finding.what, "bold"),
-        (f"  {finding.id}", "dim"),
-    )
-    rows = [("evidence", finding.evidence), ("cause", finding.cause), ("fix", finding.fix)]
-    if named and finding.endpoint:
-        rows.insert(0, ("endpoint", finding.endpoint))
-    return Group(head, Padding(_grid(iter(rows)), (0, 0, 1, 2)))
-
-
-def _verdict(findings: Sequence[Finding]) -> Text:
-    code = exit_code(findings)
-    warnings = sum(finding.severity != Severity.NOTE for finding in findings)
-    if not code:
-        return Text("No problem found in what was checked." if findings else "Healthy.", style="bold green")
-    return Text(f"{warnings} finding{'s' * (warnings != 1)} to act on.", style="bold")
-
-
-def _facts(one: Examined) -> Iterator[tuple[str, str]]:
-    greeting, handshake = one.greeting, one.handshake
+def _feed_facts(feed: Feed) -> Iterator[tuple[str, str]]:
+    greeting, handshake, numbers = feed.greeting, feed.handshake, feed.numbers
+    if greeting.addresses and greeting.addresses[0] not in feed.endpoint:
+        yield "name", f"resolves to {', '.join(greeting.addresses)}"
     if greeting.state == "greeted":
-        kind = greeting.socket_type or "socket type not known before the handshake"
-        yield (
-            "peer",
-            f"ZMTP {greeting.version}: {greeting.reason}"
-            if greeting.reason
-            else f"{kind}, ZMTP {greeting.version}, security {greeting.mechanism}",
-        )
+        kind = greeting.socket_type or "a socket of a type that it has not named"
+        yield "peer", f"{kind}, ZMTP {greeting.version}, security {greeting.mechanism}"
     elif greeting.state != "not_asked":
         yield "peer", greeting.reason
-    words = {"succeeded": "succeeded", "failed": "failed", "hung_up": "the peer hung up", "none": "none"}
-    yield (
-        "handshake",
-        words[handshake.state]
-        + (f" ({handshake.event})" if handshake.event else "")
-        + (f" after {handshake.seconds * 1000:,.1f} ms" if handshake.state == "succeeded" else "")
-        + (", the sender came while the doctor waited" if handshake.waited and handshake.connections else "")
-        + (f", disconnected {handshake.disconnects:,} ×" if handshake.disconnects else ""),
-    )
-    yield from _traffic_facts(one)
-    if one.consumed is not None:
-        consumed = one.consumed
-        yield (
-            f"at {consumed.each * 1000:g} ms each",
-            f"{consumed.messages / consumed.seconds:,.0f}/s taken, "
-            + ("behind to the end" if consumed.behind else "kept up")
-            + (f", {consumed.lost:,} lost" if consumed.lost else ""),
-        )
-    if one.stalled is not None:
-        yield "stall", _stall_words(one.stalled)
-    if one.buffers is not None:
-        mine = one.buffers
-        sizes = (
-            "sizes not readable"
-            if mine.rcvbuf is None or mine.sndbuf is None
-            else f"rcvbuf {_size(mine.rcvbuf)}, sndbuf {_size(mine.sndbuf)}"
-        )
-        yield "our buffers", f"rcvhwm {mine.rcvhwm:,}, {sizes}, {_size(mine.queued or 0)} waiting"
-        yield (
-            "the peer's",
-            "not visible from here (another machine, or ipc)"
-            if mine.peer_queued is None
-            else f"{_size(mine.peer_queued)} waiting in its send buffer; its options cannot be read from outside",
-        )
-
-
-def _traffic_facts(one: Examined) -> Iterator[tuple[str, str]]:
-    traffic, numbers = one.traffic, one.numbers
-    if traffic is None:
-        if one.handshake.state == "succeeded":
-            yield "messages", "none"
-        return
-    yield (
-        "messages",
-        f"{traffic.messages:,} in {traffic.seconds:.1f} s: {traffic.rate:,.0f}/s, {traffic.peak:,.0f}/s at the peak",
-    )
-    frames = ", ".join(f"{count:,} × {frames}" for frames, count in traffic.frames.items())
-    if len(traffic.frames) == 1:
-        frames = str(next(iter(traffic.frames)))
-    yield (
-        "sizes",
-        f"{_size(traffic.size_median)} median, {_size(traffic.size_p99)} 99th percentile, {_size(traffic.size_max)} "
-        f"largest; frames: {frames}",
-    )
-    if traffic.topics:
-        more = f", and {traffic.topics_more:,} more" if traffic.topics_more else ""
-        yield "topics", ", ".join(f"'{topic}' {count:,}" for topic, count in traffic.topics) + more
-    if numbers is None:
-        return
-    seems = "seems " if numbers.guessed else ""
-    extra = "".join(f", {name}={value}" for name, value in numbers.options.items())
-    yield "framing", f"{seems}{numbers.framing}{extra}" + ("" if numbers.judged else "; no numbers to follow")
-    if numbers.judged:
+    if feed.is_up and greeting.is_old:
+        words = "none in this version of ZMTP; the connection is made"
+    else:
+        words = {"hung_up": "the peer hung up"}.get(handshake.state, handshake.state)
+        words += f" ({handshake.event})" if handshake.event else ""
+        words += f" after {handshake.seconds * 1000:,.1f} ms" if feed.is_up else ""
+    yield "handshake", words + (f"; lost {handshake.lost:,} ×" if handshake.lost else "")
+    if feed.traffic is not None:
+        yield from _traffic_facts(feed.traffic)
+    elif feed.is_up:
+        yield "messages", "none"
+    if numbers is not None:
         yield (
             "numbers",
-            f"{numbers.counters:,} counter{'s' * (numbers.counters != 1)}, {numbers.lost:,} lost in {numbers.gaps:,} "
-            f"gaps, {numbers.duplicates:,} duplicates, {numbers.late:,} late, {numbers.restarts:,} restarts",
+            f"framing {feed.framing}: {numbers.counters:,} counter{'s' * (numbers.counters != 1)}, "
+            f"{numbers.lost:,} lost in {numbers.gaps:,} gaps, {numbers.repeated:,} repeated, {numbers.late:,} late, "
+            f"{numbers.restarts:,} restarts",
         )
+    if feed.counting is not None:
+        yield "counting", f"{feed.counting.place}; the numbers go up by {feed.counting.step}"
+    if feed.stall is not None:
+        yield "stall", _stall_words(feed.stall)
 
 
-def _stall_words(stalled: Stalled) -> str:
-    words = f"{stalled.seconds:g} s: {stalled.received:,} came of about {stalled.expected:,}"
-    if stalled.held is not None:
-        words += f", {stalled.held:,} were held"
-    marks = stalled.marks
-    if marks is not None:
-        words += f"; a high-water mark of {marks.low:,} to {marks.high:,} at the sender explains it"
-        words += "" if marks.measured else ", if its buffers are at most 4 MiB"
-        words += ", and so does the expected one" if marks.expected_fits else ""
-    return words
+def _traffic_facts(traffic: Traffic) -> Iterator[tuple[str, str]]:
+    came = f"{traffic.messages:,} in {traffic.seconds:.1f} s"
+    yield "messages", f"{came}: {traffic.rate:,.0f}/s, {traffic.peak:,.0f}/s at the peak"
+    sizes = f"{_size(traffic.size_median)} median, {_size(traffic.size_p99)} 99th percentile"
+    frames = ", ".join(f"{frames} ({count:,} messages)" for frames, count in traffic.frames)
+    yield "sizes", f"{sizes}, {_size(traffic.size_max)} largest; frames: {frames}"
+    if traffic.topics:
+        more = f", and {traffic.more_topics:,} more" if traffic.more_topics else ""
+        yield "topics", ", ".join(f"'{topic}' {count:,}" for topic, count in traffic.topics) + more
+
+
+def _stall_words(stall: Stall) -> str:
+    words = f"{stall.seconds:g} s: {stall.received:,} messages came of about {stall.due:,}"
+    words += "" if stall.lost is None else f", {stall.lost:,} numbers are missing"
+    return words + (f", the connection was lost {stall.disconnected:,} ×" if stall.disconnected else "")
+
+
+def _place_facts(place: Place) -> Iterator[tuple[str, str]]:
+    if place.file_system:
+        yield "file system", place.file_system
+    if place.free_bytes is not None:
+        yield (
+            "room",
+            f"{_size(place.free_bytes)} free; a log may take {_size(place.needed_bytes)} (walMaxBytes)",
+        )
+    if place.sync_seconds is not None:
+        yield "fsync", f"1 MiB and its name are on the disk after {place.sync_seconds * 1000:.1f} ms"
+        yield "hard links", place.no_links or "of two files that take one name, one gets it"
+    if place.put_seconds is not None:
+        yield "put", f"1 MiB is there after {place.put_seconds * 1000:.0f} ms; so long a chunk takes"
+        yield "conditional put", f"{'replaces' if place.replaced else 'refuses'} an object whose key is taken"
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """The rows for people: the facts about each endpoint or place, then the findings."""
+    lines = []
+    for about in dict.fromkeys(row.about for row in rows):
+        facts = [row for row in rows if row.about == about and row.severity is Severity.FACT]
+        lines += [about, *(_indented(row.id, row.what) for row in facts), ""]
+    found = [row for row in rows if row.severity is not Severity.FACT]
+    for row in found:
+        lines.append(textwrap.fill(f"{row.severity.upper()} {row.id}: {row.what}", _COLUMNS))
+        parts = (("about", row.about), ("cause", row.cause), ("what to do", row.fix))
+        lines += [*(_indented(*part) for part in parts), ""]
+    count = sum(row.severity is not Severity.NOTE for row in found)
+    lines.append(
+        f"{count} finding{'s' * (count != 1)} to act on."
+        if count
+        else "No problem found in what was checked."
+    )
+    return "\n".join(lines)
+
+
+def _indented(name: str, text: str) -> str:
+    return textwrap.fill(text, _COLUMNS, initial_indent=f"  {name:<15}  ", subsequent_indent=" " * 19)
 
 
 def _size(size: int) -> str:

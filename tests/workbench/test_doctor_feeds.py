@@ -1,0 +1,315 @@
+"""The doctor at real peers: senders with a fault, in processes of their own, over tcp."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from click.testing import CliRunner
+
+from tests.support import REPOSITORY, bound, free_endpoint, wait_for
+from tests.support.doctor_peers import Running, old_publisher
+from tests.support.middlebox import Middlebox
+from tests.support.namespaces import need_namespaces
+from zmq_datasource.cli import main
+from zmq_datasource.workbench.doctor import examine, exit_code, report
+from zmq_datasource.workbench.doctor.facts import Feed
+from zmq_datasource.workbench.doctor.findings import Severity, findings_of
+
+# Many processes, whose rates and queues are measured.
+pytestmark = [pytest.mark.spark, pytest.mark.alone]
+
+Sock = zmq.Socket[bytes]
+
+
+def keypair() -> tuple[str, str]:
+    """Keys that a command line takes: one that begins with @ would name a file."""
+    while "@" in (pair := "".join(key.decode() for key in zmq.curve_keypair())):
+        pass
+    return pair[:40], pair[40:]
+
+
+PUBLIC, SECRET = keypair()
+OTHER_PUBLIC, OTHER_SECRET = keypair()
+PULL = {"socketType": "PULL"}
+# A small queue and small buffers at the sender, so that a stall shows.
+FAST = {"rate": 2000, "size": 2000, "sndhwm": 50, "sndbuf": 16384}
+
+
+def look(
+    endpoint: str,
+    *,
+    bind: bool = False,
+    duration: float = 0.5,
+    wait: float = 10.0,
+    stall: float = 0.0,
+    **given: str,
+) -> Feed:
+    """The facts about one endpoint."""
+    (feed,) = examine({"bind" if bind else "connect": endpoint, **given}, duration, wait, stall)
+    return feed
+
+
+def ids(feed: Feed) -> list[str]:
+    return [finding.id for finding in findings_of(feed)]
+
+
+def warnings(feed: Feed) -> list[str]:
+    return [finding.id for finding in findings_of(feed) if finding.severity != Severity.NOTE]
+
+
+def curve(server: str) -> dict[str, str]:
+    keys = {"serverkey": server, "publickey": OTHER_PUBLIC, "secretkey": OTHER_SECRET}
+    return {f"zmq.curve_{name}": key for name, key in keys.items()}
+
+
+def curve_server(sock: Sock) -> None:
+    sock.curve_server, sock.curve_secretkey = True, SECRET.encode()
+
+
+def plain_server(sock: Sock) -> None:
+    sock.plain_server = True
+
+
+# The connection.
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "prepare", "found"),
+    [
+        (zmq.PUSH, {}, None, "wrong_socket_type"),
+        (zmq.XSUB, {}, None, "wrong_socket_type"),
+        (zmq.PUB, PULL, None, "wrong_socket_type"),
+        (zmq.PUB, {}, curve_server, "security_mismatch"),
+        (zmq.PUB, curve(OTHER_PUBLIC), curve_server, "credentials_refused"),
+        (
+            zmq.PUB,
+            {"zmq.plain_username": "me", "zmq.plain_password": "pw"},
+            plain_server,
+            "credentials_refused",
+        ),
+        (zmq.PUB, curve(PUBLIC), curve_server, "nothing_came"),
+        (zmq.PUB, {}, None, "nothing_came"),
+    ],
+)
+def test_a_handshake_is_explained(kind: int, given: dict[str, str], prepare: Any, found: str) -> None:
+    with zmq.Context() as context, context.socket(kind) as sock:
+        (prepare or str)(sock)
+        port = sock.bind_to_random_port("tcp://127.0.0.1")
+        assert ids(look(f"tcp://127.0.0.1:{port}", wait=2.0, duration=0.2, **given)) == [found]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "found"),
+    [
+        (free_endpoint, "refused"),
+        (lambda: "tcp://no-such-host.invalid:5556", "host_unknown"),
+        (lambda: "tcp://a..b:5556", "host_unknown"),
+    ],
+)
+def test_an_endpoint_without_a_peer_is_explained(endpoint: Callable[[], str], found: str) -> None:
+    feed = look(endpoint(), wait=0.3)
+    assert ids(feed) == [found]
+    assert max(exit_code(row.severity) for row in report([feed])) == 3
+
+
+def test_an_endpoint_that_accepts_and_says_nothing_is_told_from_one_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert ids(look(f"tcp://127.0.0.1:{listener.getsockname()[1]}", wait=0.5)) == ["silent_peer"]
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
+        socket.socket() as one,
+        socket.socket() as two,
+    ):
+        for queued in (one, two):  # the backlog is full: further packets are dropped
+            queued.setblocking(False)
+            queued.connect_ex(listener.getsockname())
+        assert ids(look(f"tcp://127.0.0.1:{listener.getsockname()[1]}", wait=0.5)) == ["no_answer"]
+
+
+def test_a_binding_doctor_says_that_nobody_came_or_that_the_port_is_taken() -> None:
+    assert ids(look(free_endpoint(), bind=True, wait=0.3)) == ["nobody_came"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert ids(look(f"tcp://127.0.0.1:{listener.getsockname()[1]}", bind=True)) == ["cannot_open"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("sends", [True, False])
+def test_an_old_peer_is_called_by_its_version_and_works(version: int, sends: bool) -> None:
+    with old_publisher(version, sends) as endpoint:
+        feed = look(endpoint, wait=1.0)
+    assert feed.greeting.version == f"{version}.0"
+    assert ids(feed) == (["no_numbers"] if sends else ["nothing_came"])
+
+
+def test_a_host_with_ipv6_addresses_only_is_named(tmp_path: Path) -> None:
+    need_namespaces()
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n::1 six\n")
+    with zmq.Context() as context, context.socket(zmq.PUB) as pub:
+        pub.setsockopt(zmq.IPV6, 1)
+        port = pub.bind_to_random_port("tcp://[::1]")
+        words = f"doctor --connect tcp://six:{port} --wait 500ms --duration 200ms --json"
+        inside = (
+            f"mount --bind {tmp_path}/hosts /etc/hosts && exec {sys.executable} -m zmq_datasource {words}"
+        )
+        for more, found in (("", "ipv6_only"), (" -o zmq.ipv6=1", "nothing_came")):
+            done = subprocess.run(
+                ["unshare", "-m", "sh", "-c", inside + more],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert [row["id"] for row in json.loads(done.stdout)][-1] == found, done.stderr
+
+
+def test_to_ask_a_push_for_its_greeting_takes_no_message(context: zmq.Context[Sock]) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    assert ids(look(endpoint, wait=2.0)) == ["wrong_socket_type"]
+    push.setsockopt(zmq.SNDTIMEO, 0)
+    with pytest.raises(zmq.Again):  # still nobody there to take it
+        push.send(b"x")
+
+
+# Messages and numbers.
+
+
+def test_a_healthy_feed_has_no_findings() -> None:
+    with Running(rate=200) as sender:
+        feed = look(f"{sender.endpoint}", framing="sequenced")
+    assert ids(feed) == []
+    assert feed.traffic is not None
+    assert feed.traffic.topics[0][0] == "weather"
+    assert feed.numbers is not None
+    assert (feed.numbers.counters, feed.numbers.lost) == (1, 0)
+
+
+def test_an_endpoint_that_is_absent_costs_the_others_nothing() -> None:
+    with Running(rate=200) as sender:
+        given = {"connect": f"{sender.endpoint},{free_endpoint()}", "framing": "sequenced"}
+        assert [ids(feed) for feed in examine(given, 0.5, 1.0)] == [[], ["refused"]]
+
+
+def test_numbers_that_count_up_are_named_with_their_options() -> None:
+    with Running(rate=200, framing="vllm") as sender:
+        feed = look(sender.endpoint)
+    (finding,) = findings_of(feed)
+    assert (finding.id, finding.severity) == ("numbers_found", "note")
+    assert "framing=custom" in finding.fix
+
+
+def test_the_topics_that_come_without_the_filter_are_named() -> None:
+    with Running(rate=200) as sender:
+        (finding,) = findings_of(look(sender.endpoint, topics="Weather"))
+    assert finding.id == "topics_do_not_match"
+    assert "weather" in finding.what
+
+
+def test_losses_are_told_with_the_given_framing() -> None:
+    with Running(rate=2000, burst=40, sndhwm=4, size=200) as sender:
+        assert warnings(look(sender.endpoint, framing="sequenced")) == ["numbers_missing"]
+
+
+def test_a_frame_over_the_limit_is_told() -> None:
+    with Running(rate=100, size=10_000) as sender:
+        feed = look(sender.endpoint, duration=2.0, **{"zmq.maxmsgsize": "1024"})
+    (finding,) = findings_of(feed)
+    assert finding.id == "connection_lost"
+    assert feed.handshake.faults
+
+
+@contextmanager
+def another_pull(endpoint: str) -> Iterator[None]:
+    """A consumer that takes its share at once."""
+    ended = threading.Event()
+
+    def take() -> None:
+        with zmq.Context() as context, context.socket(zmq.PULL) as sock:
+            sock.connect(endpoint)
+            while not ended.is_set():
+                if sock.poll(20):
+                    sock.recv_multipart()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("given", [{}, {"framing": "vllm"}])
+def test_another_pull_that_takes_every_other_message_is_found(given: dict[str, str]) -> None:
+    with Running(kind="PUSH", rate=200, framing="vllm") as sender, another_pull(sender.endpoint):
+        assert warnings(look(sender.endpoint, **PULL, **given)) == ["another_pull"]
+
+
+def test_two_publishers_that_count_alike_are_not_taken_for_duplicates() -> None:
+    endpoint = free_endpoint()
+    senders = {"rate": 200, "framing": "vllm", "connect": endpoint}
+    with Running(**senders), Running(**senders):
+        assert warnings(look(endpoint, bind=True, framing="vllm", duration=1.0)) == ["numbers_repeat"]
+
+
+# Stops and stalls.
+
+
+@pytest.mark.parametrize("by", ["the publisher", "the network"])
+def test_a_feed_that_stops_while_it_is_watched_is_found(by: str) -> None:
+    with Running(rate=500) as sender, Middlebox(sender.endpoint) as box:
+
+        def stop() -> None:
+            wait_for(lambda: box.bytes > 300_000, "some messages")
+            sender.freeze() if by == "the publisher" else setattr(box, "black_hole", True)
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        feed = look(box.endpoint, duration=4.0, framing="sequenced")
+        stopping.join()
+    assert warnings(feed) == ["feed_stopped"]
+
+
+@pytest.mark.parametrize(
+    ("sender", "given", "outcome"),
+    [
+        (FAST, {"framing": "sequenced"}, "drops"),
+        ({**FAST, "framing": "plain"}, {}, "drops"),
+        ({**FAST, "kind": "PUSH"}, PULL, "waits"),
+        ({**FAST, "nodrop": True}, {"framing": "sequenced"}, "waits"),
+        ({"rate": 200, "size": 100, "sndhwm": 5000}, {"framing": "sequenced"}, "neither"),
+    ],
+)
+def test_a_stall_shows_which_side_drops_and_which_waits(
+    sender: dict[str, Any], given: dict[str, str], outcome: str
+) -> None:
+    with Running(**sender) as running:
+        feed = look(running.endpoint, stall=2.0, duration=1.0, **given)
+    assert feed.stall is not None
+    assert feed.stall.outcome == outcome, feed.stall
+    assert f"stall_{outcome}" in ids(feed)
+
+
+def test_the_command_ends_with_its_exit_code_and_its_rows(ipc_path: Path) -> None:
+    keys = [f"-o{name}={key}" for name, key in curve(PUBLIC).items()]
+    with Running(bind=f"ipc://{ipc_path}", rate=200, curve=(PUBLIC, SECRET)) as sender:
+        arguments = ["doctor", "--connect", sender.endpoint, "--duration", "500ms", *keys]
+        result = CliRunner().invoke(main, [*arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        assert "security CURVE" in {row["id"]: row["what"] for row in json.loads(result.stdout)}["peer"]
+        assert OTHER_SECRET not in result.output
+        shown = CliRunner().invoke(main, arguments)
+        assert "No problem found in what was checked." in shown.stdout
+    taken = CliRunner().invoke(main, ["doctor", "--bind", f"ipc://{os.path.dirname(ipc_path)}/no/such/dir"])
+    assert taken.exit_code == 3
+    assert "binding ipc://" in taken.stdout

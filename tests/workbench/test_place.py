@@ -1,0 +1,123 @@
+"""Whether a directory or a bucket can hold a log: tried for real, and with places that lack something."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support import tiny_disk
+from tests.support.bucket_server import BucketServer
+from zmq_datasource.cli import main
+from zmq_datasource.errors import DiskFaultError
+from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.options.types import Location
+from zmq_datasource.workbench.doctor import examine_bucket, examine_directory
+from zmq_datasource.workbench.doctor.facts import Place
+from zmq_datasource.workbench.doctor.findings import findings_of
+
+
+def ids(place: Place) -> set[str]:
+    """Without what depends on the disk of this machine."""
+    return {finding.id for finding in findings_of(place)} - {"not_lasting"}
+
+
+def ask(*arguments: str) -> tuple[int, dict[str, str]]:
+    """The exit code of the command, and its rows."""
+    told = CliRunner().invoke(main, ["doctor", *arguments, "--json"])
+    return told.exit_code, {row["id"]: row["what"] for row in json.loads(told.stdout)}
+
+
+# A directory.
+
+
+def test_a_directory_of_this_machine_is_fit_and_left_as_it_was(tmp_path: Path) -> None:
+    found = examine_directory(str(tmp_path / "no" / "log"), 1 << 20)
+    assert ids(found) == set()
+    assert found.sync_seconds is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_in_memory_without_room_is_named(tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "disk", "4m") as disk:
+        found = examine_directory(str(disk), 1 << 30)
+        assert {finding.id for finding in findings_of(found)} == {"no_room", "not_lasting"}
+        code, rows = ask("--wal-location", str(disk), "-o", "walMaxBytes=2m")
+        assert (code, "no_room" in rows) == (0, False)
+    with tiny_disk(tmp_path / "full", "64k") as disk:
+        found = examine_directory(str(disk), 1 << 10)
+        assert found.failed.startswith("writing a file of 1 MiB")
+        assert ids(found) == {"no_room"}
+
+
+def test_a_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, rows = ask("--wal-location", str(tmp_path / "file" / "log"))
+    assert code == 1
+    assert "Not a directory" in rows["place_unusable"]
+
+
+def test_a_file_system_without_hard_links_is_no_place_for_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    code, rows = ask("--wal-location", str(tmp_path))
+    assert code == 1
+    assert "Operation not permitted" in rows["no_hard_links"]
+    monkeypatch.setattr(os, "link", lambda *_: None)
+    assert ids(examine_directory(str(tmp_path), 0)) == {"no_hard_links"}, "one name was given twice"
+
+
+# A bucket.
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BucketServer]:
+    with BucketServer() as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def location(server: BucketServer) -> Location:
+    return Location(server.location(f"logs/{uuid.uuid4().hex}"))
+
+
+class Replacing(BucketStore):
+    """Replaces an object with a key that is taken."""
+
+    def put_new(self, key: str, content: Sequence[Any]) -> None:
+        self.put(key, b"".join(content))
+
+
+class Silent(BucketStore):
+    def put_new(self, key: str, content: Sequence[Any]) -> None:
+        raise DiskFaultError(f"writing {self.path_of(key)}: no answer")
+
+
+def test_a_bucket_that_keeps_its_promises_is_fit_and_left_as_it_was(location: Location) -> None:
+    code, rows = ask("--wal-store", location.with_credentials)
+    assert code == 0
+    assert rows["conditional put"] == "refuses an object whose key is taken"
+    assert BucketStore(location).list() == []
+
+
+def test_a_bucket_that_replaces_an_object_whose_key_is_taken_is_no_place_for_a_log(
+    location: Location,
+) -> None:
+    assert ids(examine_bucket(location, Replacing)) == {"no_conditional_put"}
+    assert BucketStore(location).list() == []
+
+
+def test_a_bucket_that_does_not_answer_is_named(location: Location) -> None:
+    found = examine_bucket(location, Silent)
+    assert ids(found) == {"place_unusable"}
+    assert "no answer" in found.failed
