@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -36,6 +37,12 @@ MODULES = [
 def test_package_citation_and_changelog_name_one_version() -> None:
     release = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "release.py"))
     assert set(release["versions"]().values()) == {zmq_datasource.__version__}
+
+
+def test_mutation_testing_names_files_that_exist() -> None:
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["mutmut"]
+    for name in (*declared["only_mutate"], *declared["pytest_add_cli_args_test_selection"]):
+        assert list(REPOSITORY.glob(name)), name
 
 
 def _is_command(line: str) -> bool:
