@@ -95,12 +95,11 @@ class OptionError(ZmqDataSourceError, ValueError):
 
 
 class RowError(ZmqDataSourceError):
-    """A row of the DataFrame cannot be a message: ``value`` is null, or ``frames`` is empty or contains a null. Or a
-    row is larger than a ``ROUTER`` source accepts. Or a function of ``zmq_datasource.functions`` cannot read a value,
-    and its ``mode`` is ``failfast``.
+    """A row of the DataFrame cannot be a message: ``frames`` is null or empty, or contains a null. Or a row is larger
+    than a ``ROUTER`` source accepts. Or a function of ``zmq_datasource.functions`` cannot read a value, and its
+    ``mode`` is ``failfast``.
 
-    What to do: Filter such rows out, or replace the null: ``coalesce(value, '')``. For a function, correct its
-    arguments, or use ``mode='permissive'``.
+    What to do: Filter such rows out. For a function, correct its arguments, or use ``mode='permissive'``.
     """
 
 
@@ -230,7 +229,7 @@ class MalformedMessageError(SocketError):
     schema of ``valueFormat=arrow``, and ``mode`` is ``FAILFAST``.
 
     What to do: Check ``framing``, or the schema (docs/arrow.md#values-that-do-not-fit). Set
-    ``onMalformed=skip`` to go on; such messages are kept: docs/sequences.md#messages-that-do-not-fit.
+    ``onMalformed=keep`` to go on: such messages are rows then: docs/sequences.md#messages-that-do-not-fit.
     """
 
 

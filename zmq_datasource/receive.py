@@ -71,7 +71,6 @@ def receive_until(
         stopped: Waits up to the given number of seconds, and returns whether to stop.
         full_line_seconds: The time between warnings that say why the log is full.
     """
-    check_location("deadLetterLocation", options.dead_letter_location)
     check_location("walStore", options.wal_store, reach=False)
     if partition is not None and not 0 <= partition < options.receivers:
         raise OptionError(

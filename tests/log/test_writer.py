@@ -299,6 +299,18 @@ def test_a_byte_limit_is_exact(tmp_path: Path, budget: int, end: int) -> None:
     assert found == (end, 10 * end)
 
 
+def test_rows_without_a_value_have_no_bytes(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    log.append(batch_of([b"x" * 10, None, None, b"x" * 10]))
+    log.cut().result(10)
+    ends = [
+        end_within_bytes(LogStorage(str(tmp_path)), log.covering(0, 4), 0, 4, budget)
+        for budget in (9, 10, 20)
+    ]
+    log.close()
+    assert ends == [(0, 0), (3, 10), (4, 20)]
+
+
 def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Nothing is forced to the disk until this is set."""
     go_on, sync = threading.Event(), os.fsync

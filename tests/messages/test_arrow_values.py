@@ -29,7 +29,7 @@ def stream(table: pa.Table | pa.RecordBatch, **options: Any) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def log_of(*values: bytes) -> pa.RecordBatch:
+def log_of(*values: bytes | None) -> pa.RecordBatch:
     count = len(values)
     columns = {
         "partition": pa.array([3] * count, pa.int32()),
@@ -47,7 +47,7 @@ def log_of(*values: bytes) -> pa.RecordBatch:
 class Reading:
     """The rows that are read from values, and the reasons why values do not fit."""
 
-    def __init__(self, schema: pa.Schema, *values: bytes, permissive: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, *values: bytes | None, permissive: bool = False) -> None:
         self.why: list[tuple[int, int, str]] = []
         reader = ArrowValues(schema, permissive)
         self.batches = list(reader.rows(log_of(*values), lambda p, i, e: self.why.append((p, i, str(e)))))
@@ -442,11 +442,16 @@ def test_an_error_quotes_at_most_one_short_line_of_a_type() -> None:
 def test_a_value_that_does_not_fit_affects_no_other() -> None:
     schema = pa.schema([("x", pa.int64()), ("_id", pa.int64())])
     good = stream(pa.table({"x": [1]}))
-    found = Reading(schema, good, b"", b"no Arrow", good[:-8], good + b"more", good + good, good)
-    assert [row["_id"] for row in found.rows] == [0, 6]
-    assert [id_ for _, id_, _ in found.why] == [1, 2, 3, 4, 5]
-    permissive = Reading(schema, good, b"no Arrow", good, permissive=True)
-    assert permissive.rows == [{"x": 1, "_id": 0}, {"x": None, "_id": 1}, {"x": 1, "_id": 2}]
+    found = Reading(schema, good, b"", b"no Arrow", good[:-8], good + b"more", good + good, None, good)
+    assert [row["_id"] for row in found.rows] == [0, 7]
+    assert [id_ for _, id_, _ in found.why] == [1, 2, 3, 4, 5, 6]
+    schema = schema.append(pa.field("_corrupt_record", pa.binary()))
+    permissive = Reading(schema, good, b"no Arrow", None, permissive=True)
+    assert [tuple(row.values()) for row in permissive.rows] == [
+        (1, 0, None),
+        (None, 1, b"no Arrow"),
+        (None, 2, None),
+    ]
 
 
 def test_many_batches_of_one_value_and_compressed_ones() -> None:

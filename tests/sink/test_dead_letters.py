@@ -76,6 +76,20 @@ def test_a_blocking_sink_waits_once_and_then_keeps_the_rows(context: Context, tm
     assert time.monotonic() - began < 10  # not 200 ms for each
 
 
+def test_a_row_without_a_value_becomes_a_dead_letter(context: Context, tmp_path: Path) -> None:
+    pull, endpoint = bound(context, zmq.PULL)
+    options = write_options(connect=endpoint, deadLetterLocation=tmp_path)
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:
+        sender.send(binary([b"a", None, b"b"]), binary([b"t"] * 3))
+        counters = sender.finish()
+    assert take(pull, 2) == [[b"t", b"a"], [b"t", b"b"]]
+    assert (counters.rows, counters.sent, dict(counters.dead_lettered)) == (3, 2, {"null": 1})
+    commit_dead_letters(Location(tmp_path), "q", 0, staged.names)
+    assert [(row["topic"], row["value"], row["reason"]) for row in letters(tmp_path)] == [
+        (b"t", None, "null")
+    ]
+
+
 def test_without_peers_all_rows_become_dead_letters(tmp_path: Path) -> None:
     options = write_options(connect=free_endpoint(), connectTimeout="50ms", deadLetterLocation=tmp_path)
     with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as staged, Sender(options, staged) as sender:

@@ -52,14 +52,11 @@ def test_rows_that_are_written_off_no_longer_count_as_sent(tmp_path: Path) -> No
             assert (counters.dead_lettered if kept else counters.dropped) == {"connection_lost": 2}
 
 
-def test_a_long_task_logs_how_many_rows_it_has_dropped_every_few_seconds(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = [0.0]
-    options = write_options(connect="tcp://127.0.0.1:1", noblock=True)
-    unsent = Unsent(options, None, SinkCounters(), clock=lambda: now[0])
-    batch = RowBatch(binary([b"a"]), None, None, 0)
-    for tenth in range(100):
-        now[0] = 100 + tenth / 10
-        unsent.give_up(batch, 0, has_peers=True)
-    assert [r.message for r in caplog.records] == ["50 more rows dropped (hwm) in the last 5 s"]
+def test_rows_without_a_value_are_given_up_by_any_task(tmp_path: Path) -> None:
+    options = write_options(connect="tcp://127.0.0.1:1")
+    with StagedDeadLetters(Location(tmp_path), "q", 0, 0) as letters:
+        for kept in (letters, None):
+            batch, counters = RowBatch(binary([None, b"a", None]), None, None, 0), SinkCounters()
+            Unsent(options, kept, counters).leave_out_nulls(batch)
+            assert batch.given_up == {0, 2}
+            assert (counters.dead_lettered if kept else counters.dropped) == {"null": 2}

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for
+from tests.support.streams import feed
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -193,19 +194,34 @@ def test_a_dataframe_that_is_no_message_is_refused(
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("column", "says"),
-    [
-        ("cast(null as string) as value", "'value' is null"),
-        ("cast(array() as array<binary>) as frames", "empty"),
-    ],
-)
-def test_a_row_that_is_no_message_fails_the_task(
-    spark: SparkSession, context: Context, column: str, says: str
-) -> None:
+def test_frames_that_are_no_message_fail_the_task(spark: SparkSession, context: Context) -> None:
     _, endpoint = bound(context, zmq.PULL)
-    with pytest.raises(PySparkException, match=says):
-        write(spark.range(1).selectExpr(column), connect=endpoint)
+    with pytest.raises(PySparkException, match="empty"):
+        write(spark.range(1).selectExpr("cast(array() as array<binary>) as frames"), connect=endpoint)
+
+
+def test_a_strangers_message_stops_no_relay(
+    spark: SparkSession, context: Context, log: Log, tmp_path: Path
+) -> None:
+    push, source = bound(context, zmq.PUSH)
+    pull, sink = bound(context, zmq.PULL)
+    relay = (
+        feed(spark, socketType="PULL", connect=source, framing="vllm", walLocation=tmp_path / "log")
+        .select("topic", "value")
+        .writeStream.format("zmq")
+        .options(connect=sink, checkpointLocation=str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        for number in range(10):
+            push.send_multipart([b"t", number.to_bytes(8, "big"), b"%d" % number])
+            if number in (0, 4):
+                push.send(b"a stranger")
+        assert take(pull, 10) == [[b"t", b"%d" % number] for number in range(10)]
+        total = log.total(12)
+    finally:
+        relay.stop()
+    assert (total["rows"], total["sent"], total["dropped"], total["dropped.null"]) == (12, 10, 2, 2)
 
 
 def test_rows_that_cannot_be_sent_are_kept_once_and_sent_again(

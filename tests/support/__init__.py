@@ -25,8 +25,7 @@ from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import LOG_SCHEMA
-from zmq_datasource.messages.framing import decode_plain
-from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.messages.rows import message_rows, times_of
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Location
@@ -251,10 +250,10 @@ def binary(values: Sequence[bytes | None]) -> pa.Array:
     return pa.array(values, pa.binary())
 
 
-def batch_of(values: Iterable[bytes], timestamp: int = 0) -> pa.RecordBatch:
+def batch_of(values: Iterable[bytes | None], timestamp: int = 0) -> pa.RecordBatch:
     """Messages of one frame each, as a receiver hands them over."""
     listed = list(values)
-    return decode_plain(raw_of(listed), [(timestamp, len(listed))])
+    return message_rows(binary(listed), times_of([(timestamp, len(listed))]))
 
 
 def flips(path: Path, positions: Iterable[int], bit: int) -> Iterator[int]:

@@ -211,9 +211,9 @@ class Source(Query):
 
 
 def write_rows(directory: Path, number: int, rows: list[list[Any]]) -> None:
-    """The output of one batch: id, publisher, sequence, value as bytes, partition; again for a repeated batch."""
+    """The output of one batch: id, publisher, sequence, value or None, partition; again for a repeated batch."""
     texts = [
-        [id_, publisher, sequence, bytes(value).decode(), part]
+        [id_, publisher, sequence, None if value is None else bytes(value).decode(), part]
         for id_, publisher, sequence, value, part in rows
     ]
     _write(directory / "out" / f"{number:06d}", json.dumps(texts))

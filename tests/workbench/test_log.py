@@ -123,12 +123,13 @@ def test_verify_names_chunks_that_were_copied_to_another_partition(tmp_path: Pat
 
 def test_cat_prints_messages_as_text_or_hexadecimal(tmp_path: Path) -> None:
     log = filled(tmp_path, 3)
-    log.append(batch_of([b"\x1b[31mred\n\xff", "grün".encode()], 1_500_000))
+    log.append(batch_of([b"\x1b[31mred\n\xff", None, "grün".encode()], 1_500_000))
     log.close()
     lines = run("cat", tmp_path).output.splitlines()
     assert lines[0] == "0\t0\t1970-01-01T00:00:00.000000Z\t\t0"
     assert lines[3] == "0\t3\t1970-01-01T00:00:01.500000Z\t\t\\x1b[31mred\\n\\xff"
-    assert lines[4].endswith("\tgrün")
+    assert lines[4].endswith("\t\\N"), "a message that does not fit its framing"
+    assert lines[5].endswith("\tgrün")
     assert [line.split("\t")[1] for line in run("cat", tmp_path, "--ids", "1:3").output.splitlines()] == [
         "1",
         "2",

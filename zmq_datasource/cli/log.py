@@ -172,7 +172,10 @@ def cat(
     follow: bool,
     as_hex: bool,
 ) -> None:
-    """Print messages of a log: partition, id, time, topic and value, separated by tabs, a line each."""
+    """Print messages of a log: partition, id, time, topic and value, separated by tabs, a line each.
+
+    The value of a message that does not fit its framing is \\N.
+    """
     from zmq_datasource.workbench import log as contents  # noqa: PLC0415
 
     start, end = ids or (None, None)
@@ -198,11 +201,16 @@ def cat(
 
 
 def _line(message: Message, as_hex: bool) -> str:
-    value = message.value.hex() if as_hex else printable(message.value, sys.maxsize)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(message.timestamp))
     fraction = f"{message.timestamp % 1:.6f}"[1:]
     topic = "" if message.topic is None else printable(message.topic, sys.maxsize)
-    return f"{message.partition}\t{message.id}\t{stamp}{fraction}Z\t{topic}\t{value}"
+    return f"{message.partition}\t{message.id}\t{stamp}{fraction}Z\t{topic}\t{_shown(message.value, as_hex)}"
+
+
+def _shown(value: bytes | None, as_hex: bool) -> str:
+    if value is None:
+        return "\\N"
+    return value.hex() if as_hex else printable(value, sys.maxsize)
 
 
 @log.group(short_help="Change what the log keeps for a reader.")

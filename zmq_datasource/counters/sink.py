@@ -12,8 +12,9 @@ from zmq_datasource.counters.metric import counted, declared, state
 
 # ``hwm``: the queue was full. ``no_peer``: no peer was there. ``timeout``: the queue was still full after
 # ``sendTimeout``. ``connection_lost``: a connection was lost that may have held the message.
-_DROP_REASONS = ("hwm", "no_peer", "connection_lost")
-_DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout", "connection_lost")
+# ``null``: the row has no value.
+_DROP_REASONS = ("hwm", "no_peer", "connection_lost", "null")
+_DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout", "connection_lost", "null")
 
 
 @dataclass
@@ -39,9 +40,9 @@ class SinkCounters:
     dropped: Counter[str] = counted(
         "dropped",
         "messages",
-        "The number of messages that were dropped (`noblock`), in all and for each reason. `hwm`: the queue was full. "
-        "`no_peer`: no peer was there. `connection_lost`: the messages were sent into a connection that was lost, so "
-        "some of them may have arrived.",
+        "The number of rows that were dropped, in all and for each reason. `null`: the row's `value` is null. With "
+        "`noblock`, also `hwm`: the queue was full; `no_peer`: no peer was there; `connection_lost`: the messages were "
+        "sent into a connection that was lost, so some of them may have arrived.",
         "batch",
         by="reason",
         keys=_DROP_REASONS,
@@ -52,8 +53,8 @@ class SinkCounters:
         "deadLettered",
         "messages",
         "The number of messages that were not sent and are kept at `deadLetterLocation`, in all and for each reason: "
-        "`hwm`, `no_peer`, `connection_lost`, or `timeout`. With `timeout` the task had waited, and the queue was "
-        "still full.",
+        "`hwm`, `no_peer`, `connection_lost`, `null`, or `timeout`. With `timeout` the task had waited, and the queue "
+        "was still full.",
         "batch",
         by="reason",
         keys=_DEAD_LETTER_REASONS,

@@ -35,7 +35,11 @@ class SourceCounters:
         series="received_bytes",
     )
     malformed: int = counted(
-        "messagesMalformed", "messages", "The number of messages that do not fit their framing.", "log"
+        "messagesMalformed",
+        "messages",
+        "The number of messages that do not fit their framing. With `onMalformed=keep` they are rows, and part of "
+        "`messagesReceived`.",
+        "log",
     )
     lost_at_stop: int = counted(
         "messagesLostAtStop",
@@ -70,12 +74,6 @@ class SourceCounters:
         "The number of invalid replies to replay requests.",
         "log",
         numbered=True,
-    )
-    dead_letters_lost: int = counted(
-        "deadLettersLost",
-        "messages",
-        "The number of malformed messages that could not be kept as dead letters.",
-        "process",
     )
     internal_errors: int = counted(
         "internalErrors",

@@ -56,7 +56,6 @@ from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
-    DEAD_LETTERS_NAME,
     LOCK_WAIT_SECONDS,
     PARTITION,
     TERMS_NAME,
@@ -94,7 +93,6 @@ from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 
 __all__ = [
-    "DEAD_LETTERS_NAME",
     "LOCK_WAIT_SECONDS",
     "PARTITION",
     "REFRESH_SECONDS",

@@ -16,8 +16,6 @@ READERS_NAME = "readers"
 # No reader has this name: it has a dot, and does not begin with ``subscriber.``.
 READERS_LOCK_NAME = f"{READERS_NAME}/all.records.lock"
 STAGING_NAME = "staging"
-# Dead letters, if deadLetterLocation is not set.
-DEAD_LETTERS_NAME = "dead-letters"
 # The options with which the last writer has received.
 TERMS_NAME = "terms.json"
 TEMPORARY_PREFIX = "."

@@ -114,7 +114,9 @@ def end_within_bytes(
     """
     left = max_bytes
     for batch in read_slices(storage, slices(chunks, start, end), deletions=deletions):
-        running = pc.cumulative_sum(pc.cast(pc.binary_length(batch.column("value")), "int64"))
+        # A message that does not fit its framing has no value.
+        sizes = pc.binary_length(batch.column("value")).fill_null(0)
+        running = pc.cumulative_sum(pc.cast(sizes, "int64"))
         if running[-1].as_py() > left:
             fitting = pc.sum(pc.less_equal(running, left)).as_py()
             left -= running[fitting - 1].as_py() if fitting else 0

@@ -161,14 +161,17 @@ class ArrowValues:
         values = batch.column("value")
         for at in range(batch.num_rows):
             value = values[at].as_buffer()
-            budget = _Budget(value.size)
+            value_bytes = 0 if value is None else value.size
+            budget = _Budget(value_bytes)
             try:
+                if value is None:
+                    raise UnfitValueError("there is none: the message does not fit its framing")
                 found = self._read(value, budget)
                 made = [self._with_message(*each, batch, at, budget) for each in found]
             except UnfitValueError as e:
                 unfit(batch.column("partition")[at].as_py(), batch.column("id")[at].as_py(), e)
                 made = (
-                    [self._with_message(None, 1, batch, at, _Budget(value.size))] if self.permissive else []
+                    [self._with_message(None, 1, batch, at, _Budget(value_bytes))] if self.permissive else []
                 )
             for each in made:
                 if not each.num_rows:

@@ -17,7 +17,6 @@ from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
     CountedBy,
     Delimiter,
-    Location,
     ReplayFrom,
 )
 
@@ -66,20 +65,13 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     on_malformed: Annotated[
-        Literal["skip", "fail"],
+        Literal["keep", "skip", "fail"],
         _plain(
-            "What happens to a message that does not fit the framing. `skip` counts and logs it, and keeps it at "
-            "`deadLetterLocation`. `fail` keeps it, too, and stops the query."
+            "What happens to a message that does not fit the framing. It is always counted and logged. `keep` makes it "
+            "a row in which `topic`, `value`, `publisher` and `sequence` are null, and `frames` has all frames "
+            "(`includeFrames`). `skip` leaves it out. `fail` leaves it out, and stops the query."
         ),
-    ] = "skip"
-    dead_letter_location: Annotated[
-        Location | None,
-        _plain(
-            "Where messages that do not fit the framing are kept, with the reason and all frames. They are Parquet "
-            "files at a path or URI of a file system that pyarrow knows (`file`, `s3`, `gs`, `hdfs`). If it is not "
-            "set, a query keeps up to 64 MiB of them beside the log, in `<log>/<partition>/dead-letters`."
-        ),
-    ] = None
+    ] = "keep"
     topic_frame: Annotated[
         int | None,
         _frame(
@@ -212,7 +204,7 @@ class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 self.of_role(Role.CUSTOM), f"is for framing=custom; framing={self.framing} knows its layout"
             )
         if self.framing == "plain":
-            self.refuse(("on_malformed", "dead_letter_location"), "needs a framing: every message fits plain")
+            self.refuse(("on_malformed",), "needs a framing: every message fits plain")
         numbering = self.numbering
         if self._preset.numbering is None and self.sequence_by:
             raise OptionError(

@@ -87,9 +87,9 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     dead_letter_location: Annotated[
         Location | None,
         doc(
-            "Where rows that could not be sent are kept, instead of being dropped or failing the task. They are kept "
-            "in Parquet files, with the reason, on any file system that pyarrow knows. Each dead letter of a committed "
-            "micro-batch is there once, also if Spark repeats tasks or batches."
+            "Where rows that could not be sent or whose `value` is null are kept, instead of being dropped or failing "
+            "the task. They are in Parquet files, with the reason, on any file system that pyarrow knows. Each dead "
+            "letter of a committed micro-batch is there once, also if Spark repeats tasks or batches."
         ),
     ] = None
     connect_timeout: Annotated[

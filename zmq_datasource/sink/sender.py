@@ -11,6 +11,7 @@ The rules:
   relies on this. A task that may send rows again relies on it only at its end, if the peer does not come back: then the
   peer is a consumer that has the last row and leaves. Earlier, the peer may be one that cannot take a row, or a
   middlebox with a memory of its own.
+* A row whose value is null is no message. It is dropped or becomes a dead letter, and the rows after it continue.
 * A PUB sends each row once, to the subscribers that are connected."""
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ __all__ = ["Delivery", "Sender"]
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_INTERVAL = 10.0
 # The rows of one call into the core, in which Python handles no signal.
 _ROWS_PER_CALL = 10_000
 
@@ -79,6 +79,7 @@ class Delivery:
         messages = Outbox(self._columns(batch), len(batch))
         if not again:
             self._counters.rows += len(batch)
+            self._unsent.leave_out_nulls(batch)
         try:
             self._send_all(sock, batch, messages, again)
         finally:
@@ -115,7 +116,7 @@ class Delivery:
         """The frames of each message, in their order."""
         if batch.frames is not None:
             return [FramesColumn(batch.frames)]
-        value = FrameColumn(batch.values)
+        value = FrameColumn(batch.values, empty=True)  # rows without a value are given up, and not sent
         if self._is_sequenced:
             topic = SameColumn(b"") if batch.topics is None else FrameColumn(batch.topics, empty=True)
             return [topic, SameColumn(self._publisher), NumberColumn(batch.first), value]
@@ -135,21 +136,13 @@ class Delivery:
 
     def _retry(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
         """Wait for room for a row, and then retry up to ``maxRetries`` times. Returns whether it was sent."""
-        if self._wait(sock, messages, at):
-            self._is_stuck = False
-            return True
-        if self._is_stuck:
-            return False
-        interval = float(self._options.retry_interval)
-        for _ in range(self._options.max_retries):
-            time.sleep(interval)
-            self._counters.blocked_seconds += interval
-            interval = min(interval * 2, _LONGEST_INTERVAL)
-            self._counters.retries += 1
-            if sock.send(messages, at, at + 1) > at or self._wait(sock, messages, at):
-                return True
-        self._is_stuck = True
-        return False
+
+        def send_now() -> bool:
+            return sock.send(messages, at, at + 1) > at or self._wait(sock, messages, at)
+
+        sent = self._wait(sock, messages, at) or (not self._is_stuck and self._unsent.retry(send_now))
+        self._is_stuck = not sent
+        return sent
 
     def _wait(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
         """Wait up to ``sendTimeout`` for room for a row. Returns whether it was sent."""
@@ -208,7 +201,7 @@ class Sender:
 
     Args:
         dead_letters: Takes the rows that cannot be sent. If it is None, they are dropped (``noblock``), or the first
-            one fails the task.
+            one fails the task; rows whose value is null are always dropped.
         publisher: The name in the messages of ``framing=sequenced``. A row that is dropped keeps its sequence, so that
             a receiver sees the gap.
         keep: How many bytes of sent rows are kept at least, to be sent again after a lost connection.
@@ -253,7 +246,8 @@ class Sender:
         """Send a message for each row: its value, after its topic if that is not null; or its frames.
 
         Args:
-            value, topic: Binary, with offsets of 32 or 64 bits. No value is null.
+            value, topic: Binary, with offsets of 32 or 64 bits. A row whose value is null is dropped, or becomes a dead
+                letter.
             frames: Lists of binary, in place of value and topic. No list is empty or null, and no frame is null.
 
         Raises:

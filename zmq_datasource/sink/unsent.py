@@ -1,4 +1,4 @@
-"""The rows that a sink does not send: each is dropped or becomes a dead letter, and is counted with its reason.
+"""The rows that a sink does not send: each is tried again, and then dropped or kept as a dead letter, with its reason.
 
 Dead letters are Parquet files on any file system of pyarrow; ``spark.read.parquet(location)`` reads them. Each task
 stages files below ``_staging``, which Spark does not read (``StagedDeadLetters``). The commit of the batch moves the
@@ -8,20 +8,19 @@ files of its successful tasks to ``query=<id>/batch=<n>``, in place of the files
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import DeadLetterError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.locations import directory_of, make_directory, without_secrets, write_parquet
-from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.types import Location
@@ -29,13 +28,10 @@ from zmq_datasource.sink.in_flight import RowBatch
 
 __all__ = ["StagedDeadLetters", "Unsent", "abort_dead_letters", "commit_dead_letters"]
 
-_log = logging.getLogger(__name__)
-
 # The reason of rows that may have been lost with a connection.
 _LOST = "connection_lost"
-_LOG_SECONDS = 5.0
-
-
+_LONGEST_INTERVAL = 10.0
+_STAGED_BYTES = 8 << 20
 _ROW_SCHEMA = pa.schema(
     [
         ("timestamp", pa.timestamp("us", tz="UTC")),
@@ -46,7 +42,82 @@ _ROW_SCHEMA = pa.schema(
         ("partition", pa.int32()),
     ]
 )
-_STAGED_BYTES = 8 << 20
+
+
+class Unsent:
+    """Tries rows again that found no room, drops them or keeps them as dead letters, and counts them.
+
+    Args:
+        dead_letters: Keeps the rows; None to drop them.
+        counters: The counters of the task.
+
+    Attributes:
+        continues: Whether a task continues when a row cannot be sent. If not, the first such row fails the task.
+        needs_rows: Whether the content of sent rows is kept as long as they may be lost with a connection: then the
+            task sends them again, or makes them dead letters. If not, it keeps only their number.
+    """
+
+    def __init__(
+        self, options: WriteOptions, dead_letters: StagedDeadLetters | None, counters: SinkCounters
+    ) -> None:
+        self._options = options
+        self._dead_letters = dead_letters
+        self._counters = counters
+        self.continues = options.noblock or dead_letters is not None
+        self.needs_rows = not options.noblock or dead_letters is not None
+
+    def leave_out_nulls(self, batch: RowBatch) -> None:
+        """Drop or keep the rows whose value is null. They keep their numbers in the task."""
+        if batch.values is not None and batch.values.null_count:
+            for at in pc.indices_nonzero(batch.values.is_null()).to_pylist():
+                self._give_up(batch, at, "null")
+
+    def retry(self, send: Callable[[], bool]) -> bool:
+        """Try to send a row up to ``maxRetries`` times, after pauses that double. Returns whether it was sent."""
+        interval = float(self._options.retry_interval)
+        for _ in range(self._options.max_retries):
+            time.sleep(interval)
+            self._counters.blocked_seconds += interval
+            self._counters.retries += 1
+            interval = min(interval * 2, _LONGEST_INTERVAL)
+            if send():
+                return True
+        return False
+
+    def give_up(self, batch: RowBatch, at: int, has_peers: bool) -> None:
+        """Drop or keep a row for which no queue has room.
+
+        Args:
+            at: Its position in ``batch``.
+            has_peers: Whether a peer is connected.
+        """
+        self._give_up(
+            batch, at, "no_peer" if not has_peers else "hwm" if self._options.noblock else "timeout"
+        )
+
+    def write_off(self, batches: Iterable[RowBatch]) -> int:
+        """Count rows as lost with a connection, and no longer as sent. Drop or keep them. Returns how many rows."""
+        lost = 0
+        for batch in batches:
+            lost += batch.sent
+            self._counters.sent -= batch.sent
+            self._counters.bytes -= batch.sent_bytes
+            if self._dead_letters is None:  # the content of the rows may be gone
+                self._counters.dropped[_LOST] += batch.sent
+            else:
+                for at in range(len(batch)):
+                    if at not in batch.given_up:
+                        self._give_up(batch, at, _LOST)
+        return lost
+
+    def _give_up(self, batch: RowBatch, at: int, reason: str) -> None:
+        batch.given_up.add(at)
+        if self._dead_letters is None:
+            self._counters.dropped[reason] += 1
+        else:
+            columns = (batch.topics, batch.values, batch.frames)
+            self._dead_letters.add(reason, *(None if each is None else each[at].as_py() for each in columns))
+            self._counters.dead_lettered[reason] += 1
 
 
 class StagedDeadLetters:
@@ -64,7 +135,8 @@ class StagedDeadLetters:
 
     def __init__(self, location: Location, query: str, batch: int, partition: int) -> None:
         self._location = location
-        self._query, self._batch, self._partition = query, batch, partition
+        self._staging = _staging(query, batch)
+        self._partition = partition
         self._rows: list[dict[str, object]] = []
         self._bytes = 0
         self.names: list[str] = []
@@ -80,125 +152,41 @@ class StagedDeadLetters:
         Raises:
             DeadLetterError: The file system has refused an operation.
         """
+        now = time.time_ns() // 1000
         self._rows.append(
-            {
-                "timestamp": time.time_ns() // 1000,
-                "reason": reason,
-                "topic": topic,
-                "value": value,
-                "frames": frames,
-                "partition": self._partition,
-            }
+            dict(zip(_ROW_SCHEMA.names, (now, reason, topic, value, frames, self._partition), strict=True))
         )
         self._bytes += len(topic or b"") + len(value or b"") + sum(map(len, frames or ())) + 200
         if self._bytes >= _STAGED_BYTES:
             self._write()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._discard()
-            return
+        kept = False
         try:
-            if self._rows:
+            if kind is None and self._rows:
                 self._write()
-        except DeadLetterError:
-            self._discard()
-            raise
-
-    def _discard(self) -> None:
-        """Delete the files of a failed task. An error is only logged, so that it does not hide the task's own."""
-        for name in self.names:
-            try:
-                with _storing(self._location, "removing staged dead letters"):
-                    system, directory = directory_of(self._location)
-                    with suppress(FileNotFoundError):  # Arrow deletes a file that it cannot finish
-                        system.delete_file(f"{directory}/{_staging(self._query, self._batch)}/{name}")
-            except DeadLetterError as e:
-                _log.warning("%s", e)
+            kept = kind is None
+        finally:
+            if not kept:
+                self._discard()
 
     def _write(self) -> None:
         """Write the rows that are in memory to a new staged file."""
         with _storing(self._location, "staging dead letters"):
             system, directory = directory_of(self._location)
-            staging = _staging(self._query, self._batch)
-            make_directory(system, directory, staging)
-            name = f"{uuid.uuid4().hex}.parquet"
-            self.names.append(name)
+            make_directory(system, directory, self._staging)
+            self.names.append(f"{uuid.uuid4().hex}.parquet")
             failpoints.reach("sink.dead_letters.before_write")
-            write_parquet(system, f"{directory}/{staging}/{name}", self._rows, _ROW_SCHEMA)
+            write_parquet(system, f"{directory}/{self._staging}/{self.names[-1]}", self._rows, _ROW_SCHEMA)
             failpoints.reach("sink.dead_letters.after_write")
         self._rows, self._bytes = [], 0
 
-
-class Unsent:
-    """Drops the rows that a task does not send, or keeps them as dead letters, and counts them.
-
-    Args:
-        dead_letters: Keeps the rows; None to drop them (``noblock``).
-        counters: The counters of the task.
-
-    Attributes:
-        continues: Whether a task continues when a row cannot be sent. If not, the first such row fails the task.
-        needs_rows: Whether the content of sent rows is kept as long as they may be lost with a connection: then the
-            task sends them again, or makes them dead letters. If not, it keeps only their number.
-    """
-
-    def __init__(
-        self,
-        options: WriteOptions,
-        dead_letters: StagedDeadLetters | None,
-        counters: SinkCounters,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._noblock = options.noblock
-        self._dead_letters = dead_letters
-        self._counters = counters
-        self._clock = clock
-        self._logs: dict[str, LimitedLog] = {}
-        self.continues = options.noblock or dead_letters is not None
-        self.needs_rows = not options.noblock or dead_letters is not None
-
-    def give_up(self, batch: RowBatch, at: int, has_peers: bool) -> None:
-        """Drop or keep a row for which no queue has room.
-
-        Args:
-            at: Its position in ``batch``.
-            has_peers: Whether a peer is connected.
-        """
-        reason = "no_peer" if not has_peers else "hwm" if self._noblock else "timeout"
-        batch.given_up.add(at)
-        if reason not in self._logs:
-            done = "dropped" if self._dead_letters is None else "kept as dead letters"
-            # Logs no line for each row, only their number every 5 s. A task that ends sooner logs nothing: the account
-            # of the batch has the numbers.
-            self._logs[reason] = LimitedLog(
-                __name__, f"rows {done} ({reason})", self._clock, lines=0, seconds=_LOG_SECONDS
-            )
-        self._logs[reason].warn("a row was not sent")
-        self._drop_or_keep(batch, at, reason)
-
-    def write_off(self, batches: Iterable[RowBatch]) -> int:
-        """Count rows as lost with a connection, and no longer as sent. Drop or keep them. Returns how many rows."""
-        lost = 0
-        for batch in batches:
-            lost += batch.sent
-            self._counters.sent -= batch.sent
-            self._counters.bytes -= batch.sent_bytes
-            if self._dead_letters is None:
-                self._counters.dropped[_LOST] += batch.sent
-                continue
-            for at in range(len(batch)):
-                if at not in batch.given_up:
-                    self._drop_or_keep(batch, at, _LOST)
-        return lost
-
-    def _drop_or_keep(self, batch: RowBatch, at: int, reason: str) -> None:
-        if self._dead_letters is None:
-            self._counters.dropped[reason] += 1
-        else:
-            columns = (batch.topics, batch.values, batch.frames)
-            self._dead_letters.add(reason, *(None if each is None else each[at].as_py() for each in columns))
-            self._counters.dead_lettered[reason] += 1
+    def _discard(self) -> None:
+        # No reader sees a file that stays, and the commit of the repeated batch deletes it.
+        with suppress(Exception):
+            system, directory = directory_of(self._location)
+            for name in self.names:
+                system.delete_file(f"{directory}/{self._staging}/{name}")
 
 
 def commit_dead_letters(location: Location, query: str, batch: int, names: Sequence[str]) -> None:
@@ -212,21 +200,18 @@ def commit_dead_letters(location: Location, query: str, batch: int, names: Seque
     Raises:
         DeadLetterError: The file system refused.
     """
-    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only with deadLetterLocation
-
+    final, staging = f"query={query}/batch={batch}", _staging(query, batch)
     with _storing(location, f"committing the dead letters of batch {batch}"):
         system, directory = directory_of(location)
-        final, staging = f"{directory}/query={query}/batch={batch}", f"{directory}/{_staging(query, batch)}"
         failpoints.reach("sink.dead_letters.before_commit")
-        if system.get_file_info(final).type != fs.FileType.NotFound:
-            system.delete_dir(final)
+        _remove(system, f"{directory}/{final}")
         if names:
-            make_directory(system, directory, f"query={query}/batch={batch}")
+            make_directory(system, directory, final)
         for name in names:
             failpoints.reach("sink.dead_letters.before_move")
-            system.move(f"{staging}/{name}", f"{final}/{name}")
+            system.move(f"{directory}/{staging}/{name}", f"{directory}/{final}/{name}")
         failpoints.reach("sink.dead_letters.after_commit")
-    abort_dead_letters(location, query, batch)
+        _remove(system, f"{directory}/{staging}")
 
 
 def abort_dead_letters(location: Location, query: str, batch: int) -> None:
@@ -235,17 +220,18 @@ def abort_dead_letters(location: Location, query: str, batch: int) -> None:
     Raises:
         DeadLetterError: The file system refused.
     """
-    from pyarrow import fs  # noqa: PLC0415 - a tenth of a second, only with deadLetterLocation
-
     with _storing(location, f"removing the staged dead letters of batch {batch}"):
         system, directory = directory_of(location)
-        staging = f"{directory}/{_staging(query, batch)}"
-        if system.get_file_info(staging).type != fs.FileType.NotFound:
-            system.delete_dir(staging)
+        _remove(system, f"{directory}/{_staging(query, batch)}")
 
 
 def _staging(query: str, batch: int) -> str:
     return f"_staging/{query}-{batch}"
+
+
+def _remove(system: Any, directory: str) -> None:
+    if system.get_file_info(directory).type.name != "NotFound":
+        system.delete_dir(directory)
 
 
 @contextmanager

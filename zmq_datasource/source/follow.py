@@ -130,7 +130,7 @@ class _FollowedLosses:
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
-        self._incidents = Incidents(options, None, None)
+        self._incidents = Incidents(options, None)
         self._first_serial: int | None = None  # a gap with a smaller serial number is older than the query
         self._reported: set[int] = set()  # the serial numbers of the gaps that were reported
 

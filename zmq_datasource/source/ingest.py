@@ -27,7 +27,6 @@ from zmq_datasource.source.facts import SourceFacts, states_of_other_partitions
 from zmq_datasource.source.intake import Intake
 from zmq_datasource.source.location import (
     compare_terms,
-    dead_letters_beside,
     feed_of,
     has_feed,
     log_storage,
@@ -97,10 +96,7 @@ class Ingest:
             files = self.storage.staged_files()
             self.filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)
         else:
-            beside_log = dead_letters_beside(options, self.storage)
-            receiver = Receiver(
-                share, self.counters, chunk_bytes, beside_log=beside_log, replay_timeout=replay_timeout
-            )
+            receiver = Receiver(share, self.counters, chunk_bytes, replay_timeout=replay_timeout)
             self._state = receiver.intake
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self.filler = LogReceiver(receiver, self.log, options.socket_type)

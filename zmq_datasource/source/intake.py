@@ -55,17 +55,15 @@ class Arrival(NamedTuple):
 
 
 class MalformedMessage(NamedTuple):
-    """A message that does not fit its framing, with all its frames."""
+    """Why a message does not fit its framing, and where it was received."""
 
     reason: str
-    frames: list[bytes]
-    timestamp: int
     endpoint: str
 
 
 @dataclass
 class Findings:
-    """Findings that no row shows: messages that do not fit, losses, restarts.
+    """What is logged, or ends receiving: messages that do not fit, losses, restarts.
 
     Attributes:
         abandoned: Gaps, found earlier, that no replay can fill any more.
@@ -118,27 +116,22 @@ class Intake(CarriedState):
         else:
             fields = self._framing.decode(raw)
             origin = _origins(arrivals)
-            self._note_malformed(fields, raw, origin, findings)
+            self._note_malformed(fields, origin, findings)
             if self.tracker is not None:
                 fields = self._track(self.tracker, fields, arrivals, origin, findings)
-            batch = make_batch(self._options.framing, fields, raw, timestamps, self._endpoints(arrivals))
+            keep = self._options.on_malformed == "keep"
+            batch = make_batch(
+                self._options.framing, fields, raw, timestamps, self._endpoints(arrivals), keep_malformed=keep
+            )
         self._count(batch)
         return batch, findings
 
-    def _note_malformed(
-        self,
-        fields: Fields,
-        raw: RawMessages,
-        origin: Callable[[int], Arrival],
-        findings: Findings,
-    ) -> None:
+    def _note_malformed(self, fields: Fields, origin: Callable[[int], Arrival], findings: Findings) -> None:
         self._counters.control += fields.skipped + len(fields.announced)
         self._counters.malformed += len(fields.malformed)
-        for row, reason in fields.malformed:
-            arrival = origin(row)
-            findings.malformed.append(
-                MalformedMessage(reason, raw.message(row), arrival.timestamp, arrival.endpoint)
-            )
+        findings.malformed += [
+            MalformedMessage(reason, origin(row).endpoint) for row, reason in fields.malformed
+        ]
 
     def _track(
         self,
@@ -240,7 +233,8 @@ class Intake(CarriedState):
     def _count(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
             self._counters.received += batch.num_rows
-            self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py()
+            # Without a value in the batch, Arrow's sum is null.
+            self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
 
     def first_sequence(self, endpoint: str) -> int | None:
         """The first sequence of the history to ask an endpoint's publisher for; None if there is none to ask for.

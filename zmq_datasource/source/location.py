@@ -25,7 +25,6 @@ from typing import Any
 
 from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, OtherDivisionError
 from zmq_datasource.log import (
-    DEAD_LETTERS_NAME,
     PARTITION,
     TERMS_NAME,
     DirectoryStore,
@@ -35,7 +34,7 @@ from zmq_datasource.log import (
 )
 from zmq_datasource.options import ReadOptions, StreamReadOptions
 from zmq_datasource.options.parser import ZmqOptions, describe
-from zmq_datasource.options.types import Duration, Location, Topics
+from zmq_datasource.options.types import Duration, Topics
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by"
 # that follows, the others only in the process that receives.
 _TERMS = ("wal_retention", "replay_endpoint")
 _RECEIVER_ALONE = (
-    *("wal_max_bytes", "when_full", "on_malformed", "dead_letter_location", "max_publishers"),
+    *("wal_max_bytes", "when_full", "on_malformed", "max_publishers"),
     *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "zmq"),
     *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from"),
 )
@@ -84,15 +83,6 @@ def default_location(identity: Mapping[str, Any]) -> str:
         )
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return str(parent / hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-def dead_letters_beside(options: ReadOptions, storage: LogStorage) -> Location:
-    """Where dead letters go if no option names a place: beside the chunks of their partition."""
-    key = storage.key(DEAD_LETTERS_NAME)
-    if options.wal_store is None:
-        return Location(storage.store.path_of(key))
-    address, mark, parameters = options.wal_store.with_credentials.partition("?")
-    return Location(f"{address.rstrip('/')}/{key}{mark}{parameters}")
 
 
 def _sockets_of(options: ReadOptions) -> dict[str, Any]:

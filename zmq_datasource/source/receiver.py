@@ -21,9 +21,8 @@ from zmq_datasource.errors import NoPeerError, SocketError
 from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
-from zmq_datasource.source.incidents import MAX_BESIDE_LOG_BYTES, DeadLetters, Incidents
+from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Findings, Intake
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
@@ -52,7 +51,6 @@ class Receiver:
         counters: The counters to increase.
         batch_bytes: The bytes at which a batch is ready and a round ends, which bound the memory.
         clock: Seconds since the epoch, for ``timestamp``.
-        beside_log: Where dead letters go, up to a bound, if ``deadLetterLocation`` is not set.
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
 
     Attributes:
@@ -66,7 +64,6 @@ class Receiver:
         counters: SourceCounters,
         batch_bytes: int = BATCH_BYTES,
         clock: Callable[[], float] = time.time,
-        beside_log: Location | None = None,
         replay_timeout: float = REPLAY_SECONDS,
     ) -> None:
         self._options = options
@@ -75,8 +72,7 @@ class Receiver:
         self._clock = clock
         self.intake = Intake(options, counters)
         self.channels = make_channels(options, counters, self.intake.tracker, replay_timeout)
-        letters = _dead_letters(options, counters, beside_log)
-        self._incidents = Incidents(options, self.intake.tracker, letters)
+        self._incidents = Incidents(options, self.intake.tracker)
         self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
@@ -91,7 +87,6 @@ class Receiver:
             OptionError, EndpointError: A socket cannot be opened as asked.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._incidents)
             for channel in self.channels:
                 channel.open()
                 stack.callback(channel.close)
@@ -358,16 +353,6 @@ class LogReceiver:
             return FillerFacts(pending, self._appending, self._refused, self._left)
         known = len(tracker.expected), len(tracker.gaps)
         return FillerFacts(pending, self._appending, self._refused, self._left, tracker.totals, *known)
-
-
-def _dead_letters(
-    options: ReadOptions, counters: SourceCounters, beside_log: Location | None
-) -> DeadLetters | None:
-    if options.dead_letter_location is not None:
-        return DeadLetters(options.dead_letter_location, options.framing, counters)
-    if beside_log is not None:
-        return DeadLetters(beside_log, options.framing, counters, MAX_BESIDE_LOG_BYTES)
-    return None
 
 
 # Made of nulls, because Arrow imports pandas, if it is installed, to look at Python objects.

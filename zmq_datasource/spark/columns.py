@@ -83,14 +83,15 @@ class SinkColumns:
         return cls(("topic", "value") if with_topic else ("value",), same_topic)
 
     def messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that make the messages, in which text is binary.
+        """The columns that make the messages, in which text is binary. A row whose ``value`` is null is no message.
 
         Raises:
-            RowError: A row cannot be a message.
+            RowError: A row's ``frames`` cannot be a message.
         """
         if self.tables is not None:
             batch = pa.RecordBatch.from_arrays([values_of(batch, *self.tables)], names=["value"])
-        self._check(batch)
+        if "frames" in self.names:
+            _check_frames(batch.column("frames"))
         made = {
             name: as_binary(batch.column(name))
             for name in self.names
@@ -100,16 +101,8 @@ class SinkColumns:
             made["topic"] = pa.repeat(pa.scalar(self.same_topic, pa.binary()), batch.num_rows)
         return pa.RecordBatch.from_arrays([made[name] for name in self.names], names=list(self.names))
 
-    def _check(self, batch: pa.RecordBatch) -> None:
-        if "frames" in self.names:
-            lists = batch.column("frames")
-            lengths = pc.list_value_length(lists)
-            if lists.null_count or pc.any(pc.equal(lengths, 0)).as_py() or lists.flatten().null_count:
-                raise RowError(
-                    "sending rows in which 'frames' is null, empty or has a null frame; filter them out"
-                )
-        elif batch.column("value").null_count:
-            raise RowError(
-                f"sending {batch.column('value').null_count} rows whose 'value' is null: ZeroMQ has no null; filter "
-                "them out, or coalesce them to an empty value"
-            )
+
+def _check_frames(lists: pa.Array) -> None:
+    lengths = pc.list_value_length(lists)
+    if lists.null_count or pc.any(pc.equal(lengths, 0)).as_py() or lists.flatten().null_count:
+        raise RowError("sending rows in which 'frames' is null, empty or has a null frame; filter them out")

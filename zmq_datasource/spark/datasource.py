@@ -154,11 +154,9 @@ def _check_options(options: ReadOptions | WriteOptions) -> None:
 
     if isinstance(options, ReadOptions):
         check_socket_options(SocketSpec.of_source(options))
-    else:
-        check_socket_options(SocketSpec.of_sink(options))
-    check_location("deadLetterLocation", options.dead_letter_location)
-    # These file systems may be away for a while without stopping the query.
-    if isinstance(options, ReadOptions):
+        # Its file system may be away for a while without stopping the query, as that of metricsLocation.
         check_location("walStore", options.wal_store, reach=False)
     else:
+        check_socket_options(SocketSpec.of_sink(options))
         check_location("metricsLocation", options.metrics_location, reach=False)
+        check_location("deadLetterLocation", options.dead_letter_location)

@@ -59,12 +59,12 @@ def commit_batch(
         commit_dead_letters(options.dead_letter_location, job.query, job.batch, names)
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
-    if options.socket_type == "DEALER" and job is not None and total.rows:
+    if options.socket_type == "DEALER" and job is not None and total.sent:
         # The sums include tasks that have sent nothing because the transaction was committed already. If it was
         # committed with other rows, the receiver refuses this commit.
         digest = sum(r.digest for r in reports)
         with Uplink(options, job.query, job.batch) as uplink:
-            again = " again=true" if uplink.commit(attempts, total.rows, digest) else ""
+            again = " again=true" if uplink.commit(attempts, total.sent, digest) else ""
     if job is not None:
         query, batch = job.counted
         account = Account(

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from zmq_datasource.acknowledged.uplink import Uplink
+from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
@@ -36,7 +37,7 @@ def run_task(
         OptionError: The sink binds, and this is not the first task.
         SocketError: There is no peer, or it is too slow, or rows were not flushed (without ``noblock``).
         DeadLetterError: A row could neither be sent nor kept as a dead letter.
-        RowError: A row cannot be a message.
+        RowError: A row's ``frames`` cannot be a message.
     """
     set_up_worker()
     context = TaskContext.get()
@@ -82,15 +83,30 @@ def _stage(
 ) -> None:
     """Stage rows at the receiver. If their transaction is committed already, only count them."""
     counters = report.counters
+    with_value = (_drop_nulls(columns.messages(batch), counters) for batch in batches)
+    messages = (batch for batch in with_value if batch.num_rows)
+    first = next(messages, None)
+    if first is None:
+        return
     with Uplink(options, report.job.query, report.job.batch, partition) as uplink:
         committed = uplink.greet()
-        for batch in map(columns.messages, batches):
+        for batch in itertools.chain((first,), messages):
             (uplink.count if committed else uplink.send)(batch)
             counters.rows += batch.num_rows
+            counters.sent += batch.num_rows
         if not committed:
             uplink.finish()
             report.attempt = uplink.session.attempt
         report.digest = uplink.digest
         counters.peers, counters.sndhwm = uplink.peers, uplink.sndhwm
-    counters.sent, counters.bytes = counters.rows, uplink.session.bytes
-    counters.blocked_seconds = uplink.blocked_seconds
+    counters.bytes, counters.blocked_seconds = uplink.session.bytes, uplink.blocked_seconds
+
+
+def _drop_nulls(batch: pa.RecordBatch, counters: SinkCounters) -> pa.RecordBatch:
+    """The rows that are messages. The others, whose value is null, are counted as dropped."""
+    if "value" not in batch.schema.names or not batch.column("value").null_count:
+        return batch
+    kept = batch.filter(batch.column("value").is_valid())
+    counters.rows += batch.num_rows - kept.num_rows
+    counters.dropped["null"] += batch.num_rows - kept.num_rows
+    return kept

@@ -83,7 +83,7 @@ class Message(NamedTuple):
     id: int
     timestamp: float
     topic: str | None
-    value: bytes
+    value: bytes | None  # None if the message does not fit its framing
 
 
 def partitions(storage: LogStorage) -> list[PartitionSummary]:
@@ -304,4 +304,4 @@ def _rows(storage: LogStorage, index: ChunkIndex | LogFollower, low: int, high: 
         ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
         for id_, at, topic, value in zip(ids, times, topics, values, strict=True):
-            yield Message(storage.partition, id_, at / 1e6, topic, value or b"")
+            yield Message(storage.partition, id_, at / 1e6, topic, value)

@@ -4,6 +4,8 @@
 The metadata (``framing``) of the schema says how to restore the frames, in a batch and in each chunk of the log: a
 reader needs no options for that. Without that metadata, the framing is plain: one frame is the value; of
 several the first is the topic, and the last the value. A framing that this release does not know is refused.
+
+The row of a message that does not fit its framing has the frames and the time; its other columns are null.
 """
 
 from __future__ import annotations
@@ -71,14 +73,17 @@ def make_batch(
     raw: RawMessages,
     timestamps: Sequence[tuple[int, int]],
     endpoints: Sequence[tuple[str, int]] | None = None,
+    keep_malformed: bool = False,
 ) -> pa.RecordBatch:
-    """Make a batch with ``MESSAGE_SCHEMA`` that has a row for each message in ``fields``.
+    """Make a batch with ``MESSAGE_SCHEMA`` that has a row for each message in ``fields``, in their order.
 
     Args:
         raw: All decoded messages.
         timestamps: When they were received; see ``decode_plain``.
         endpoints: Where they were received, in the same form: the publishers, if the framing has no such field.
+        keep_malformed: Whether the messages that do not fit are rows, too.
     """
+    times = times_of(timestamps)
     topic, bad = None, set[int]()
     if fields.topics is not None:
         topic, bad = text_of(fields.topics)
@@ -90,12 +95,14 @@ def make_batch(
         publisher = _origins(fields, endpoints)
     batch = message_rows(
         fields.values,
-        fields.of(times_of(timestamps)),
+        fields.of(times),
         topic=topic,
         publisher=publisher,
         sequence=fields.sequences,
         frames=_kept_frames(framing, fields, raw, bad),
     )
+    if keep_malformed and fields.malformed:
+        batch = _with_malformed(batch, fields, raw, times)
     return batch.replace_schema_metadata({FRAMING: framing.encode()} if _is_exact(framing) else None)
 
 
@@ -103,6 +110,17 @@ def _is_exact(framing: str) -> bool:
     """Whether the fields of messages with this framing give back their frames."""
     preset = PRESETS.get(framing)
     return preset is not None and preset.layout is not None
+
+
+def _with_malformed(
+    batch: pa.RecordBatch, fields: Fields, raw: RawMessages, times: pa.Array
+) -> pa.RecordBatch:
+    """Add a row for each message that does not fit, at the place where it was received."""
+    places = integers_of([malformed.row for malformed in fields.malformed])
+    values = pa.nulls(len(places), pa.binary())
+    unfit = message_rows(values, times.take(places), frames=raw.take(places).lists())
+    order = pc.array_sort_indices(pa.concat_arrays([fields.of(pa.arange(0, len(raw))), places]))
+    return pa.concat_batches([batch, unfit]).take(order)
 
 
 def _origins(fields: Fields, endpoints: Sequence[tuple[str, int]]) -> pa.Array:
