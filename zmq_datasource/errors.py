@@ -292,8 +292,9 @@ class OtherDivisionError(LogLockedError):
 
 
 class LogFormatError(LogError):
-    """There is no log in the directory or the bucket, files are missing, or it has another format. Or a proxy
-    was given a log that a query or ``receive`` has filled.
+    """There is no log in the directory or the bucket, files are missing, it has another format, or its messages
+    have a framing of a later release (``includeFrames``). Or a proxy was given a log that a query or ``receive``
+    has filled.
 
     What to do: Check ``walLocation`` or ``walStore``. Restore what is missing, or use a new ``walLocation`` and
     new checkpoints. Let each query of a log of format 1 read to its end with the release that wrote it. Give a

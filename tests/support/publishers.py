@@ -399,7 +399,7 @@ def main() -> None:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--replay", default="")
     parser.add_argument("--topic", default="topic")
-    parser.add_argument("--publisher", default=uuid.uuid4().hex.upper())  # as Dafka's addresses are
+    parser.add_argument("--publisher", default=uuid.uuid4().hex.upper())
     parser.add_argument("--buffer", type=int, default=10_000)
     parser.add_argument("--values-from", type=int, default=0, help="what the first value says")
     parser.add_argument("--topic-in-replay", action=argparse.BooleanOptionalAction, default=True)
