@@ -45,7 +45,7 @@ The error names the nearest option, or all options if none is near. Every value 
 the query starts.
 
 Most other socket options of libzmq are set with their own name behind `zmq.`, as in `zmq.rcvbuf`,
-`zmq.tcp_keepalive`, `zmq.heartbeat_ivl`, `zmq.maxmsgsize` or `zmq.curve_serverkey`
+`zmq.tcp_keepalive`, `zmq.reconnect_ivl`, `zmq.maxmsgsize` or `zmq.curve_serverkey`
 (see [zmq_setsockopt](https://libzmq.readthedocs.io/en/latest/zmq_setsockopt.html)). All are set before bind
 and connect, because libzmq ignores most of them afterwards. An option that libzmq refuses is an error.
 [Some options](#options-of-libzmq-that-are-refused) are refused by this package.

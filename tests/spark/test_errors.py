@@ -35,7 +35,7 @@ FEED = "tcp://127.0.0.1:5556"
         ({"connect": FEED, "rcvhwm": "lots"}, "rcvhwm='lots'"),
         ({"connect": FEED, "socketType": "PUB"}, "SUB, PULL or ROUTER"),
         ({"connect": FEED, "zmq_conflate": "1"}, "zmq.conflate"),
-        ({"connect": FEED, "zmq_heartbeat_ivl": "-1"}, "libzmq refuses it"),
+        ({"connect": FEED, "zmq_handshake_ivl": "-1"}, "libzmq refuses it"),
         ({}, "as a streaming read: neither connect nor bind is set; name the feed"),
         ({"walLocation": "/x", "rcvhwm": "5"}, "only reads its log"),
         ({"connect": FEED, "walLocation": "dbfs:/mnt/x"}, "/local_disk0/"),

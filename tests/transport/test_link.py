@@ -240,7 +240,7 @@ def test_a_redial_that_fails_is_repeated(
     key.write_text("3000")
     session = Recorder()
     spec = SocketSpec(
-        kind="DEALER", connect=Endpoints.read(endpoint), zmq=ZmqOptions({"heartbeat_ivl": f"@{key}"})
+        kind="DEALER", connect=Endpoints.read(endpoint), zmq=ZmqOptions({"handshake_ivl": f"@{key}"})
     )
     link = Link(spec, session)
     link.open()

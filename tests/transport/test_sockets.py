@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket as stdlib_socket
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ import pytest
 import zmq
 
 from tests.support import (
+    REPOSITORY,
     Socket,
     bind_when_free,
     bound,
@@ -26,10 +29,11 @@ from tests.support import (
     write_options,
 )
 from tests.support.hostile import message, shake_hands
+from tests.support.namespaces import need_namespaces
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.socket import Endpoint
-from zmq_datasource.transport.connections import io_threads_sleep, threads
+from zmq_datasource.transport.connections import Handshakes, io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket, attach
 from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of
@@ -52,7 +56,9 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
         ("zmq_foo", "1", "no socket option of that name"),
         ("zmq_rcvbuf", "big", "a whole number"),
         ("zmq_rcvbuf", str(2**40), "more than libzmq can count"),
-        ("zmq_heartbeat_ivl", "-5", "libzmq refuses it for a SUB socket"),
+        ("zmq_handshake_ivl", "-5", "libzmq refuses it for a SUB socket"),
+        ("zmq_heartbeat_ivl", "1000", "while a side pauses, its libzmq reads no heartbeats"),
+        ("zmq_ipv6", "1", "each endpoint decides"),
         ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
         ("zmq_rcvhwm", "1", "use the option rcvhwm"),
         ("zmq_zap_domain", "x", "known by allowedClients"),
@@ -299,9 +305,114 @@ def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str)
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
 
 
-def test_an_ipv6_endpoint_needs_no_further_option(context: Context) -> None:
-    sock = new_socket(context, SocketSpec.of_source(stream_options(bind="tcp://[::1]:5556")))
-    assert sock.getsockopt(zmq.IPV6) == 1
+NAMES = """
+import sys, zmq
+from tests.support import stream_options
+from zmq_datasource.transport.opened import OpenSocket
+from zmq_datasource.transport.spec import SocketSpec
+
+context = zmq.Context()
+ports, pushes = {}, []
+for address, prefix in (("[::1]", b"six"), ("127.0.0.1", b"four")):
+    push = context.socket(zmq.PUSH)
+    push.ipv6 = address == "[::1]"
+    ports[prefix] = push.bind_to_random_port(f"tcp://{address}")
+    push.sndtimeo = 10_000
+    pushes.append(push)
+for names in (("[::1]", "both"), ("six", "both")):
+    endpoints = f"tcp://{names[0]}:{ports[b'six']},tcp://{names[1]}:{ports[b'four']}"
+    opened = OpenSocket(SocketSpec.of_source(stream_options(connect=endpoints, socketType="PULL")))
+    opened.socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    for push, word in zip(pushes, ports):
+        push.send(word)
+    print(*sorted((opened.socket.recv(), opened.socket.recv())), flush=True)
+    opened.close(0)
+context.destroy(linger=0)
+"""
+
+
+def test_each_endpoint_is_reached_over_the_kind_of_address_that_it_has(tmp_path: Path) -> None:
+    """One with an address of IPv6, a name that has only such an address, and a name that has both kinds."""
+    need_namespaces()
+    (tmp_path / "hosts").write_text("::1 six both\n127.0.0.1 both localhost\n")
+    (tmp_path / "program.py").write_text(NAMES)
+    words = f"mount --bind {tmp_path}/hosts /etc/hosts && exec {sys.executable} {tmp_path}/program.py"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.stdout.splitlines() == ["b'four' b'six'"] * 2, done.stderr
+
+
+def test_a_host_that_only_a_proxy_of_socks_knows_is_left_to_it() -> None:
+    with stdlib_socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(30)
+        name = "no-such-host.invalid"
+        options = stream_options(
+            connect=f"tcp://{name}:5556", zmq_socks_proxy=f"127.0.0.1:{proxy.getsockname()[1]}"
+        )
+        opened = OpenSocket(SocketSpec.of_source(options))
+        with proxy.accept()[0] as asked:
+            asked.settimeout(30)
+            asked.recv(100)
+            asked.sendall(b"\x05\x00")  # no authentication
+            assert name.encode() in asked.recv(100)
+            opened.close(0)  # libzmq 4.3.5 aborts if a proxy hangs up first
+
+
+# The greeting of a peer: a signature, and what follows it in ZMTP 1.0 and 2.0. The socket type is PULL in 2.0.
+GREETINGS = {
+    "1.0": bytes([1, 0]),
+    "2.0": bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F, 1, 7, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("version", GREETINGS)
+def test_a_peer_of_an_older_zmtp_is_up(version: str) -> None:
+    with stdlib_socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        opened = OpenSocket(SocketSpec.of_sink(write_options(connect=endpoint)))
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(30)
+            peer.sendall(GREETINGS[version])
+
+            def is_up() -> bool:
+                opened.watch.update()
+                return opened.watch.up.get(endpoint) == 1
+
+            wait_for(is_up, "the peer to be up")
+            opened.socket.send(b"hello")
+            received = b""
+            while not received.endswith(b"hello"):
+                received += peer.recv(100)
+        opened.close(0)
+
+
+def test_a_peer_that_never_greets_is_not_up() -> None:
+    with stdlib_socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        opened = OpenSocket(SocketSpec.of_sink(write_options(connect=endpoint)))
+        now = [0.0]
+        opened.watch.handshakes = Handshakes(lambda: now[0])
+        peer, _ = server.accept()
+        with peer:
+
+            def is_connected() -> bool:
+                opened.watch.update()
+                return opened.watch.handshakes.shaking == 1
+
+            wait_for(is_connected, "the connection")
+            now[0] += 5.0
+            opened.watch.update()
+            assert not opened.watch.up
+        opened.close(0)
 
 
 def test_a_queue_counts_as_empty_only_while_the_io_thread_sleeps(

@@ -153,7 +153,7 @@ class SendingSocket:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self.watch.monitor.poll(math.ceil(left * 1000))
+            self.watch.monitor.poll(math.ceil(min(left, 0.5) * 1000))  # some peers come up without an event
             self.watch.update()
         return True
 

@@ -21,12 +21,14 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import zmq
+
+from zmq_datasource.options.socket import Endpoint
 
 
 def bytes_passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
@@ -48,13 +50,15 @@ def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
     return None
 
 
+# The greeting of ZMTP 3.
+_GREETING_BYTES = 64
 # Where tcpi_bytes_acked is in Linux' struct tcp_info; tcpi_bytes_received follows it.
 _BYTES_ACKED = 120
 
 
-# tcp itself notices the failure of a peer's machine. libzmq's heartbeats would end the connection of a peer that is
-# receiving one large message, because a PING waits in the queue behind it.
-_KEEPALIVE = {
+# tcp itself notices the failure of a peer's machine. libzmq's heartbeats would end the connection of a peer that pauses
+# or receives one large message, because a PING waits in the queue behind it.
+KEEPALIVE: dict[int, int] = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 5,
     zmq.TCP_KEEPALIVE_INTVL: 2,
@@ -64,10 +68,42 @@ _UNACKNOWLEDGED_MS = 30_000
 
 
 def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
-    """Make tcp end a connection within about 30 s after its peer's machine has failed."""
-    for option, value in _KEEPALIVE.items():
+    """Make tcp end a connection within about 30 s after its peer's machine has failed, or has stopped reading.
+
+    Only for conversations whose peers always read. Other sockets have ``KEEPALIVE`` alone, which a peer with a full
+    queue answers.
+    """
+    for option, value in KEEPALIVE.items():
         sock.setsockopt(option, value)
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
+
+
+def connect_to(sock: zmq.Socket[bytes], endpoint: Endpoint) -> None:
+    """Connect to an endpoint, over IPv6 if it has no other address.
+
+    ZMQ_IPV6 belongs to the whole socket, but libzmq reads it at each bind and connect. With it on, libzmq asks for IPv6
+    addresses alone, so a name with both kinds would not reach a publisher on IPv4.
+    """
+    sock.setsockopt(zmq.IPV6, _has_only_ipv6(endpoint))
+    sock.connect(str(endpoint))
+
+
+def bind_to(sock: zmq.Socket[bytes], endpoint: Endpoint) -> None:
+    """Bind an endpoint, over IPv6 if its address is one of IPv6."""
+    sock.setsockopt(zmq.IPV6, "[" in endpoint.address)
+    sock.bind(str(endpoint))
+
+
+def _has_only_ipv6(endpoint: Endpoint) -> bool:
+    if endpoint.transport != "tcp":
+        return False
+    host, port = endpoint.host_port
+    if ":" in host:
+        return True
+    with suppress(OSError):
+        found = stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
+        return {family for family, *_ in found} == {stdlib_socket.AF_INET6}
+    return False
 
 
 # A queue counts as empty after this number of checks in a row that find it empty. Between two checks libzmq's thread
@@ -240,6 +276,20 @@ class Connections:
         """The bytes that all tcp connections have received; the sum grows while one large message arrives."""
         return sum(bytes_passed(handle.sock, handle.ipc, 0)[1] for handle in self._each())
 
+    def speaks_older_zmtp(self, descriptor: int) -> bool:
+        """Whether the peer of a new tcp connection has answered with an older greeting than that of ZMTP 3.
+
+        libzmq begins with 10 bytes, and sends the rest of the 64 bytes of ZMTP 3 as soon as the peer's greeting says
+        this version. To an older peer it sends 2 bytes more, and never reports a handshake.
+        """
+        known = self._by_descriptor.get(descriptor)
+        handle = None if known is None else _second_handle(descriptor, *known)
+        if handle is None:
+            return False
+        with handle.sock:
+            counts = None if handle.ipc else _tcp_bytes(handle.sock)
+        return counts is not None and counts[0] < _GREETING_BYTES and counts[1] > 0
+
     def hang_up(self, connection: Connection) -> None:
         """End one connection, for which libzmq has no call, and discard what it sends. The peer may connect again."""
         for handle in self._each():
@@ -327,9 +377,15 @@ class ConnectionEnd(NamedTuple):
 
 
 class Handshakes:
-    """Follows the events of all endpoints of one socket."""
+    """Follows the events of all endpoints of one socket.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun: dict[int, float] = {}  # when, by the descriptor of a connection that shakes hands
         # By endpoint: the descriptors of connections that have not shaken hands, oldest first, with their numbers.
         self._shaking: dict[str, dict[int, int]] = {}
         self._numbers = itertools.count()
@@ -359,6 +415,22 @@ class Handshakes:
         shaking.pop(descriptor, None)
         self._sure.discard(descriptor)
         shaking[descriptor] = next(self._numbers)
+        self._begun[descriptor] = self._clock()
+
+    def slow(self, seconds: float) -> list[tuple[str, int, float]]:
+        """The connections that have shaken hands for so long: endpoint, descriptor, and seconds."""
+        since = [
+            (endpoint, descriptor, self._clock() - self._begun[descriptor])
+            for endpoint, shaking in self._shaking.items()
+            for descriptor in shaking
+        ]
+        return [found for found in since if found[2] >= seconds]
+
+    def needs_none(self, endpoint: str, descriptor: int) -> None:
+        """A connection is up without a handshake: libzmq reports none for peers of ZMTP 1 and 2."""
+        del self._shaking[endpoint][descriptor]
+        self._begun.pop(descriptor, None)
+        self._sure.add(descriptor)
 
     def succeeded(self, endpoint: str) -> None:
         """One of the handshakes at an endpoint has succeeded."""
@@ -374,6 +446,7 @@ class Handshakes:
         self._sure.discard(descriptor)
         shaking = self._shaking.get(endpoint, {})
         number = shaking.pop(descriptor, None)
+        self._begun.pop(descriptor, None)
         failed = endpoint in self._failed and not sure
         if not (sure and shaking):  # else the failure belongs to one that still shakes hands
             self._failed.discard(endpoint)
@@ -394,6 +467,7 @@ class Handshakes:
             return False
         several = len(shaking) > 1
         descriptor, number = shaking.popitem()
+        self._begun.pop(descriptor, None)
         if several:
             self._unsure[endpoint] = number
         elif number > self._unsure.get(endpoint, -1):

@@ -19,7 +19,9 @@ from zmq_datasource.transport.connections import (
     CHECK_SECONDS,
     CHECKS,
     Handle,
+    bind_to,
     bytes_passed,
+    connect_to,
     ended,
     ended_in_order,
     io_threads_sleep,
@@ -79,7 +81,8 @@ class OpenSocket:
             self._authenticator = authenticate(self._context, spec)
             _warn_of_open_ways(spec)
             prepare(self.socket)
-            attach(self.socket, spec.bind, spec.connect, check_hosts)
+            # A proxy of SOCKS resolves names that this machine may not know.
+            attach(self.socket, spec.bind, spec.connect, check_hosts and "socks_proxy" not in spec.zmq)
         except BaseException:
             self.close(linger=0)
             raise
@@ -230,7 +233,7 @@ def attach(
     for endpoint in bind:
         _refuse_ipc_in_use(endpoint)
         try:
-            sock.bind(str(endpoint))
+            bind_to(sock, endpoint)
         except zmq.ZMQError as e:
             hints = {
                 zmq.EADDRINUSE: "another process or another query of this job uses it; use another port",
@@ -244,7 +247,7 @@ def attach(
         if check_hosts:
             _refuse_unknown_host(endpoint)
         try:
-            sock.connect(str(endpoint))
+            connect_to(sock, endpoint)
         except zmq.ZMQError as e:
             raise EndpointError(f"connecting to {endpoint}: {e.strerror}; write tcp://host:port") from e
 

@@ -21,7 +21,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoint
-from zmq_datasource.transport.connections import Connections, Handle, Handshakes
+from zmq_datasource.transport.connections import Connections, Handle, Handshakes, connect_to
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,8 @@ class Redialer:
             How many connections libzmq has ended for good because of what their peer sent.
         """
         now, faults = time.monotonic(), 0
-        for endpoint in map(str, self._connect):
+        for dialled in self._connect:
+            endpoint = str(dialled)
             due, delay = self._due.get(endpoint, (math.inf, 0.0))
             if now < due:
                 continue
@@ -106,7 +107,7 @@ class Redialer:
             self._due[endpoint] = (now + delay, delay)
             with suppress(zmq.ZMQError):  # it is not connected any more
                 self._sock.disconnect(endpoint)
-            self._sock.connect(endpoint)
+            connect_to(self._sock, dialled)
         return faults
 
     def _has_unread(self, endpoint: str, since: float, queues: int) -> bool:
@@ -120,6 +121,9 @@ class Redialer:
             endpoint, self.messages_read + queues * (hwm + 1)
         )
 
+
+# A greeting takes one round trip. Connections that are younger are not examined.
+_GREETING_SECONDS = 0.5
 
 _HANDSHAKE_FAILURES = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
@@ -292,6 +296,20 @@ class PeerWatch:
                 message = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
                 endpoint = self._names.find(message["endpoint"].decode())
                 self._read(message["event"], endpoint, int(message["value"]))
+        self._find_older_peers()
+
+    def _find_older_peers(self) -> None:
+        """Count the peers of ZMTP 1 and 2 as up. libzmq reports a handshake only for ZMTP 3."""
+        for endpoint, descriptor, seconds in self.handshakes.slow(_GREETING_SECONDS):
+            if seconds > self._longest_handshake or self._open.speaks_older_zmtp(descriptor):
+                self.handshakes.needs_none(endpoint, descriptor)
+                self._come_up(endpoint)
+
+    @property
+    def _longest_handshake(self) -> float:
+        """After this libzmq ends the connection of a peer that should shake hands."""
+        most = int(self._sock.getsockopt(zmq.HANDSHAKE_IVL)) / 1000
+        return most + 1 if most else math.inf
 
     def _read(self, event: int, endpoint: str, value: int) -> None:
         # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake events carry none.
@@ -302,11 +320,7 @@ class PeerWatch:
             self._open.add(value, endpoint)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.handshakes.succeeded(endpoint)
-            self.up[endpoint] = self.up.get(endpoint, 0) + 1
-            self.connections += 1
-            self.refused.pop(endpoint, None)
-            self.redialer.cancel(endpoint)
-            self._log("peer up", endpoint)
+            self._come_up(endpoint)
         elif event in _HANDSHAKE_FAILURES:
             self.handshakes.failed(endpoint)
             self.failure = zmq.Event(event)
@@ -322,6 +336,13 @@ class PeerWatch:
                 self._lose(endpoint)
         elif event == zmq.Event.CONNECT_RETRIED:
             self.redialer.cancel(endpoint)
+
+    def _come_up(self, endpoint: str) -> None:
+        self.up[endpoint] = self.up.get(endpoint, 0) + 1
+        self.connections += 1
+        self.refused.pop(endpoint, None)
+        self.redialer.cancel(endpoint)
+        self._log("peer up", endpoint)
 
     def _lose(self, endpoint: str) -> None:
         if not self.up.get(endpoint, 0):

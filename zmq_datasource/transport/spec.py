@@ -27,7 +27,14 @@ from zmq_datasource.options.socket import (
     is_on,
 )
 from zmq_datasource.options.types import Linger
+from zmq_datasource.transport.connections import KEEPALIVE
 from zmq_datasource.transport.peers import socket_type
+
+# libzmq#4767, #3937
+_NO_HEARTBEATS = (
+    "while a side pauses, its libzmq reads no heartbeats, so the connection ends again and again, and messages are "
+    "lost; tcp keepalive, which is on, finds a dead peer (zmq.tcp_keepalive_idle, _intvl and _cnt)"
+)
 
 # libzmq's options that are refused, with what to use instead; docs/options.md lists them.
 REFUSED = {
@@ -55,6 +62,10 @@ REFUSED = {
     "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
     "reconnect_stop": "a connection that ends for good takes along what was received and not read",
+    "ipv6": "each endpoint decides: it is on for an address such as [::1], and for a name that has only such addresses",
+    "heartbeat_ivl": _NO_HEARTBEATS,
+    "heartbeat_timeout": _NO_HEARTBEATS,
+    "heartbeat_ttl": _NO_HEARTBEATS,
     "conflate": "it tears messages of several frames; use rcvhwm=1 or sndhwm=1 for a short queue",
 }
 
@@ -151,8 +162,6 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> zmq
     try:
         for option, value in _ours(spec).items():
             sock.setsockopt(option, value)
-        if any("[" in endpoint.address for endpoint in (*spec.connect, *spec.bind)):
-            sock.setsockopt(zmq.IPV6, 1)
         for name, text in options.items():
             _set(sock, name, text)
     except BaseException:
@@ -189,7 +198,11 @@ def frame_limit(most_bytes: int) -> int:
 
 
 def _ours(spec: SocketSpec) -> dict[int, int]:
-    ours: dict[int, int] = {zmq.LINGER: spec.linger, zmq.MAXMSGSIZE: frame_limit(spec.max_message_bytes)}
+    ours: dict[int, int] = {
+        zmq.LINGER: spec.linger,
+        zmq.MAXMSGSIZE: frame_limit(spec.max_message_bytes),
+        **KEEPALIVE,
+    }
     if spec.rcvhwm is not None:
         ours[zmq.RCVHWM] = spec.rcvhwm
     if spec.sndhwm is not None:
