@@ -175,7 +175,7 @@ def _idle(spark: SparkSession, feed: Mapping[str, str], scratch: Path, times: Ti
 
 def _write_chunks(location: Path) -> None:
     """A log of so many chunks, one message each."""
-    log = LogWriter(LogStorage(DirectoryStore(location, sync=False)), chunk_bytes=1 << 20, max_bytes=1 << 40)
+    log = LogWriter(LogStorage(DirectoryStore(location)), chunk_bytes=1 << 20, max_bytes=1 << 40)
     log.open()
     row = message_rows(pa.array([b"row"], pa.binary()), times_of([(0, 1)]))
     for _ in range(_CHUNKS):

@@ -56,7 +56,7 @@ def measure_scaling(times: Times) -> Iterator[Measurement]:
 
 
 def _log(location: Path, value: bytes, batches: int, rows: int) -> LogStorage:
-    storage = LogStorage(DirectoryStore(location, sync=False))
+    storage = LogStorage(DirectoryStore(location))
     writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40)
     writer.open()
     for _ in range(batches):

@@ -32,7 +32,7 @@
         │   └── NoLogError         no log at all
         ├── KeyTakenError      an object of the log has other content
         ├── LogWriteError      the disk or bucket refused for a reason that stays
-        │   └── DiskFaultError     one that may pass: full, gone, no answer; repeated for walRetryTimeout
+        │   └── DiskFaultError     one that may pass: full, gone, no answer; repeated for five minutes
         ├── DamagedChunkError  a file of the log whose bytes have changed
         ├── LogFetchError      an executor that does not see the log could not read it from the driver
         └── DataLossError      an offset asks for messages that the log no longer has
@@ -330,16 +330,15 @@ class LogWriteError(LogError):
 
 class DiskFaultError(LogWriteError):
     """The disk is full or has an I/O error, the process has too many open files, or the bucket (``walStore``)
-    does not answer, for longer than ``walRetryTimeout``. Or the directory was unmounted or emptied.
+    does not answer, for longer than five minutes. Or the directory was unmounted or emptied.
 
     What to do: Make room, raise ``ulimit -n``, mount the directory, or see what is wrong with the bucket. Until
-    ``walRetryTimeout`` has passed, receiving only pauses.
+    five minutes have passed, receiving only pauses.
     """
 
 
 class DamagedChunkError(LogError):
-    """A file of the log has other bytes than were written. With ``walSync=false`` a crash of the machine can
-    cause that.
+    """A file of the log has other bytes than were written.
 
     What to do: Restore it from a copy, or use a new ``walLocation`` and new checkpoints. Check the disk.
     """

@@ -229,7 +229,7 @@ def test_a_crash_at_any_step_leaves_all_of_a_transaction_or_nothing(
         assert len(got) % 4 == 0
         # The sender repeats its transaction until it is committed.
         endpoint = free_endpoint()
-        with receiving(photo, endpoint, walSync=False):
+        with receiving(photo, endpoint):
             for number in range(max(len(got) // 4 - 1, 0), 3):
                 with uplink(endpoint, number=number) as link:
                     done = link.greet()

@@ -606,7 +606,7 @@ def test_a_sender_that_aborts_while_the_disk_refuses_gives_its_place_back(side: 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Callable[..., AttemptSession]:
-    files = StagedFiles(tmp_path, sync=False)
+    files = StagedFiles(tmp_path)
 
     def new(number: int, now: float = 0.0) -> AttemptSession:
         attempt, part = f"{number:032x}", TransactionPart("q", number, 0)

@@ -247,7 +247,7 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
             connect=endpoint,
             socketType="PULL",
             walLocation=disk / "log",
-            walChunkBytes="256k",
+            walMaxBytes="8m",  # so that a chunk has 512 KiB
             walRetention="0s",
             rcvhwm=10,
         )

@@ -205,7 +205,7 @@ def test_another_log_in_its_place_is_refused(
 @settings(max_examples=60, deadline=None)
 def test_each_refresh_finds_what_a_full_listing_finds(steps: list[str]) -> None:
     with TemporaryDirectory() as root:
-        machines = Machines(lambda: WatchedDirectory(root, sync=False))
+        machines = Machines(lambda: WatchedDirectory(root))
         followed = Followed(machines, 1)
         try:
             for step in steps:

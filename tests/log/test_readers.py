@@ -263,10 +263,9 @@ def test_a_position_is_checked_before_anything_new_is_received(context: Context,
 def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
     context: Context, tmp_path: Path, along: bool
 ) -> None:
-    """As after a crash of the machine with walSync=false."""
     push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walSync": False, "walRetention": "10m"}
-    with receiving(tmp_path, endpoint, walSync=False) as ingest:
+    options = {"connect": endpoint, "walRetention": "10m"}
+    with receiving(tmp_path, endpoint) as ingest:
         sealed(ingest, push, 3)
     with reader(tmp_path, **({} if along else options), startingOffsets="earliest") as it:
         end = until(it, it.initialOffset(), 3)
@@ -283,10 +282,10 @@ def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
 
 def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with receiving(tmp_path, endpoint, walSync=False) as ingest:
+    with receiving(tmp_path, endpoint) as ingest:
         sealed(ingest, push, 3)
     chunks(tmp_path)[-1].unlink()
-    with receiving(tmp_path, endpoint, walSync=False) as ingest:
+    with receiving(tmp_path, endpoint) as ingest:
         assert ingest.resumed_at == 2
 
 

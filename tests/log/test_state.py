@@ -153,26 +153,6 @@ def test_a_chunk_without_the_entry_is_damaged(tmp_path: Path) -> None:
         writer(tmp_path, None)
 
 
-@pytest.mark.parametrize("torn", ["chunk", "state"])
-def test_without_fsync_a_newest_chunk_that_a_crash_has_torn_is_refused_with_what_to_do(
-    torn: str, tmp_path: Path
-) -> None:
-    store = DirectoryStore(tmp_path, sync=False)
-    log = LogWriter(LogStorage(store), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=Carrying("one"))
-    log.open()
-    for _ in range(2):
-        log.append(batch_of([b"v"]))
-        log.cut().result()
-    log.close()
-    content = newest(tmp_path).read_bytes()
-    entry = read_metadata(LogStorage(str(tmp_path)), newest(tmp_path).name)[b"state"]
-    newest(tmp_path).write_bytes(content[:10] if torn == "chunk" else content.replace(entry, entry[::-1]))
-    again = LogWriter(LogStorage(store), chunk_bytes=1 << 20, max_bytes=1 << 30)
-    with pytest.raises(DamagedChunkError, match=rf"{chunk_name(1)}.*walSync=false.* set a new walLocation"):
-        again.open()
-    assert newest(tmp_path).name == chunk_name(1)
-
-
 # A crash between any two durable steps.
 
 
@@ -180,7 +160,7 @@ class Photographed(DirectoryStore):
     """Copies the log after each new object, as a crash would leave it."""
 
     def __init__(self, location: Path, album: Path) -> None:
-        super().__init__(location, sync=False)
+        super().__init__(location)
         self._album = album
         self.photos: list[Path] = []
 

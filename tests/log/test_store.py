@@ -801,14 +801,6 @@ def test_an_object_that_is_dropped_from_memory_is_read_from_the_disk(tmp_path: P
     wait_for(lambda: (store.uncache("one"), not _is_in_memory(tmp_path / "one"))[1], "the memory to be free")
 
 
-@linux_only
-def test_an_object_that_was_not_forced_to_the_disk_is_not_dropped_from_memory(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path, sync=False)
-    store.put_new("one", [bytes(1 << 20)])
-    store.uncache("one")
-    assert _is_in_memory(tmp_path / "one")
-
-
 def _drops_from_memory(path: Path) -> bool:
     """Whether this file system lets a file that is on the disk go from the system's memory."""
     with path.open("rb") as file:

@@ -84,7 +84,7 @@ def test_nothing_is_published_before_it_is_on_disk(
         sync(path)
 
     sides = endpoints("pull", "publish")
-    with ProxyThreads(tmp_path, sides, walSync=True) as proxy:
+    with ProxyThreads(tmp_path, sides) as proxy:
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
         push.connect(sides["pull"])
@@ -327,7 +327,6 @@ def test_a_log_of_a_query_is_refused(tmp_path: Path) -> None:
             {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowTimeout": "0s"},
             "slowTimeout",
         ),
-        ({"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "linger": "-1"}, "linger"),
         (
             {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowSubscriber": "no"},
             "drop, wait or",

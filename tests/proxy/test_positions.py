@@ -288,7 +288,7 @@ def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
     with pytest.raises(
         DataLossError,
         match=r"it ends at id 100, and durable subscriber 'me' has acknowledged the ids below 101: its newest chunks "
-        r"are gone \(after a crash of the machine with walSync=false, or from a copy\)\. Their ids are not given to "
+        r"are gone\. Their ids are not given to "
         r"other messages\. Restore the chunks, or use a new walLocation$",
     ):
         Known(disk, clock)

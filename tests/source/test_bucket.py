@@ -198,7 +198,7 @@ def test_senders_wait_while_the_bucket_is_away_and_nothing_is_lost(
 ) -> None:
     """Memory fills up to its bound, and only messages in the bucket count as received."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
-    options = {"connect": endpoint, "walChunkBytes": CHUNK, "rcvhwm": 10, "zmq_rcvbuf": 4096}
+    options = {"connect": endpoint, "walMaxBytes": 16 * CHUNK, "rcvhwm": 10, "zmq_rcvbuf": 4096}
     numbers = itertools.count()
 
     def send_one() -> int:

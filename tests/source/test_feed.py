@@ -827,7 +827,7 @@ def test_a_named_query_that_is_away_holds_a_full_log(context: Context, tmp_path:
 def test_history_makes_room_for_new_messages(context: Context, tmp_path: Path) -> None:
     """Long before its retention has passed, because no query needs the messages."""
     push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walMaxBytes": "100k", "walChunkBytes": "5k", "walRetention": "7d"}
+    options = {"connect": endpoint, "walMaxBytes": "100k", "walRetention": "7d"}
     with querying(tmp_path, **options) as query:
         query.step()
         for count in range(1, 40):
@@ -902,7 +902,7 @@ def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
     of what it was given.
     """
     push, endpoint = bound(context, zmq.PUSH)
-    log, options = tmp_path / "log", {"connect": endpoint, "walSync": "true"}
+    log, options = tmp_path / "log", {"connect": endpoint}
     with querying(log, **options) as one:
         one.step()
         for number in range(3):

@@ -96,7 +96,7 @@ def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, 
     count, size, limit = 3000, 10_000, 2 << 20
     sent = 0
     blocked = threading.Event()
-    options = {"walMaxBytes": limit, "walChunkBytes": 256 << 10, "rcvhwm": 10, "zmq_rcvbuf": 4096}
+    options = {"walMaxBytes": limit, "rcvhwm": 10, "zmq_rcvbuf": 4096}
 
     def send() -> None:
         nonlocal sent
@@ -160,8 +160,8 @@ def test_a_seal_raises_an_earlier_error_of_receiving(
             walLocation=tmp_path,
             socketType="PULL",
             walFlushInterval="10ms",
-            walRetryTimeout="50ms",
-        )
+        ),
+        retry_seconds=0.05,
     )
     ingest.start()
     at_each_write(monkeypatch, fail)
@@ -195,14 +195,14 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walLocation": tmp_path, "socketType": "PULL"}
-    ingest = Ingest(stream_options(**options, walRetryTimeout="100ms"))
+    ingest = Ingest(stream_options(**options), retry_seconds=0.1)
     ingest.start()
     send_numbers(push, 5)
     wait_for(lambda: ingest.seal() == 5, "5 durable messages")
 
     at_each_write(monkeypatch, fail)
     send_numbers(push, 5)
-    with pytest.raises(LogWriteError, match=r"No space left on device.*walRetryTimeout=0\.1s"):
+    with pytest.raises(LogWriteError, match=r"No space left on device.*tried again for 0\.1 s"):
         wait_for(lambda: ingest.seal() == 10, "the failure")
     with pytest.raises(LogWriteError, match="No space left on device"):
         ingest.stop()

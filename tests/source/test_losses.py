@@ -220,7 +220,7 @@ def test_a_gap_is_fetched_from_the_publisher(topic_in_replay: bool, tmp_path: Pa
 
 def test_with_replay_a_stalled_reader_loses_nothing(tmp_path: Path) -> None:
     """The log is full, receiving pauses, the publisher's queue of 10 overflows, and then there is room again."""
-    options = {"walMaxBytes": "256k", "walChunkBytes": "64k", "rcvhwm": 10, "zmq_rcvbuf": 4096}
+    options = {"walMaxBytes": "256k", "rcvhwm": 10, "zmq_rcvbuf": 4096}
     with vllm(tmp_path, options, sndhwm=10, buffer=50_000) as (publisher, ingest):
         sent = 0
         while not ingest.counters.pauses.total():

@@ -331,7 +331,7 @@ def test_a_read_does_not_wait_for_a_replay_endpoint_without_a_server(tmp_path: P
 
 def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
     """While nothing is received, the publisher does not count as silent."""
-    with vllm(tmp_path, {"walMaxBytes": "64k", "walChunkBytes": "32k"}) as (publisher, ingest):
+    with vllm(tmp_path, {"walMaxBytes": "64k"}) as (publisher, ingest):
         publisher.ask("send 200 1000")
         wait_for(lambda: ingest.log.full, "the full log")
         asked = publisher.ask("requests")["count"]

@@ -183,7 +183,7 @@ def test_the_first_batch_is_repeated_from_where_it_began(context: Context, tmp_p
 def test_a_full_log_is_emptied_before_spark_commits(context: Context, tmp_path: Path) -> None:
     """Spark commits a batch when it plans the next one, for which a full log has no room."""
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
-    options = {"walMaxBytes": 256 << 10, "walChunkBytes": 64 << 10, "rcvhwm": 10}
+    options = {"walMaxBytes": 256 << 10, "rcvhwm": 10}
     with reader(endpoint, tmp_path, **options) as it:
         start = before = it.initialOffset()
 

@@ -55,9 +55,7 @@ class ProxyThreads:
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in options.items()
         }
-        self.options = parse(
-            ProxyOptions, {"walLocation": str(location), "walSync": "false", "linger": "0", **sides, **text}
-        )
+        self.options = parse(ProxyOptions, {"walLocation": str(location), **sides, **text})
         self.status: dict[str, Any] = {}
         self.failure: Exception | None = None
         self._stop = threading.Event()

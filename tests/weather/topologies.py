@@ -603,7 +603,7 @@ class ProxyDurable(Topology):
                 "router": router,
                 "durable": durable,
                 "walLocation": str(self.wal),
-                "walChunkBytes": "64k",
+                "walMaxBytes": "1m",
                 # Of many small groups a chunk is made compact; a long one is open when the proxy is killed.
                 "walFlushInterval": world.extras.choice(("500ms", "2s", "5s")),
             },

@@ -270,7 +270,6 @@ def test_receive_names_each_option_that_has_an_effect_there() -> None:
         "--topics",
         "--framing",
         "--deduplicate",
-        "--no-wal-sync",
         "--wal-max-bytes",
     } <= names
     assert (

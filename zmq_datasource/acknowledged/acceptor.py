@@ -194,7 +194,7 @@ class Acceptor:
     def __exit__(self, *_: object) -> None:
         self.reception.close()
         self._forcing.shutdown()
-        self._open.close(self._spec.linger)
+        self._open.close(linger=0)
 
     @property
     def connections(self) -> int:

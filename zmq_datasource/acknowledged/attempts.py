@@ -265,9 +265,7 @@ class Attempts:
             if waited is None:
                 raise RefusedError(BUSY, _DISK_REFUSES) from e
             self._forget(session)
-            raise RefusedError(
-                "storage", f"{e}. The disk has refused for {waited:.0f} s (walRetryTimeout)"
-            ) from e
+            raise RefusedError("storage", f"{e}. The disk has refused for {waited:.0f} s") from e
         except LogWriteError as e:
             self._forget(session)
             raise RefusedError("storage", str(e)) from e

@@ -101,7 +101,7 @@ class SourceCounters:
         "How often receiving stopped, in all and for each cause. Meanwhile the receive queue (RCVHWM) fills, and then "
         "the high-water mark of the peer decides what happens. `logFull`: the log has reached `walMaxBytes`. "
         "`slowDisk`: the disk is slower than the feed. `diskFault`: the log cannot be written, and writing is tried "
-        "again for `walRetryTimeout`.",
+        "again for five minutes.",
         "process",
         by="cause",
         keys=_PAUSE_CAUSES,

@@ -25,8 +25,8 @@ The rules:
 * Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
   older copy of the log was restored.
 * A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
-  ``walRetryTimeout`` (``retrier``), so that their users need not. Reading rows is repeated by ``retry_reading``, for
-  the ``retry_seconds`` of the storage.
+  ``STORE_RETRY_SECONDS`` (``retrier``), so that their users need not. ``retry_reading`` repeats the reading of rows,
+  for the ``retry_seconds`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``open_chunk``).
 * A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
 
@@ -84,7 +84,7 @@ from zmq_datasource.log.reader_records import (
     subscriber_key,
 )
 from zmq_datasource.log.readers import Reader, Readers
-from zmq_datasource.log.retrier import Retrier, retry_reading
+from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, Retrier, retry_reading
 from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
@@ -96,6 +96,7 @@ __all__ = [
     "LOCK_WAIT_SECONDS",
     "PARTITION",
     "REFRESH_SECONDS",
+    "STORE_RETRY_SECONDS",
     "TERMS_NAME",
     "BucketStore",
     "Carried",

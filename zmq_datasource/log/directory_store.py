@@ -63,19 +63,16 @@ class DirectoryStore:
 
     Args:
         root: The directory.
-        sync: Whether ``put_new`` forces an object to the disk. Without it a crash of the machine may tear the object.
 
     Attributes:
         root: The directory.
-        sync: As given.
     """
 
-    def __init__(self, root: str | os.PathLike[str], sync: bool = True) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         try:
             self.root = Path(LogLocation.read(os.fspath(root)))
         except ValueError as e:
             raise OptionError(f"option walLocation={str(root)!r}: {e}") from None
-        self.sync = sync
         # A follower looks up names all the time, and strings are faster to join than paths.
         self._path = str(self.root)
 
@@ -160,7 +157,7 @@ class DirectoryStore:
         if isinstance(content, Path):
             self._link_new(content, path)
             return
-        with self._temporary_file(path, content, self.sync) as temporary:
+        with self._temporary_file(path, content) as temporary:
             failpoints.reach("log.store.before_link")
             while not _link(temporary, path):
                 try:
@@ -173,8 +170,7 @@ class DirectoryStore:
                     continue  # it was deleted, so the name is free again
                 if not same:
                     raise KeyTakenError(f"writing {path}: there is such a file with other content")
-                if self.sync:  # the earlier call may have failed before this
-                    sync_file(path)
+                sync_file(path)  # the earlier call may have failed before this
                 break
             failpoints.reach("log.store.after_link")
 
@@ -185,13 +181,12 @@ class DirectoryStore:
             if not _link(file, path) and not _is_same(file, path):
                 raise KeyTakenError(f"writing {path}: there is such a file with other content")
             failpoints.reach("log.store.after_link")
-            if self.sync:
-                sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
         try:
-            with self._temporary_file(path, [content], True) as temporary:
+            with self._temporary_file(path, [content]) as temporary:
                 failpoints.reach("log.store.before_rename")
                 os.rename(temporary, path)
                 failpoints.reach("log.store.after_rename")
@@ -204,7 +199,7 @@ class DirectoryStore:
                     raise
 
     @contextmanager
-    def _temporary_file(self, path: Path, parts: Sequence[Part], sync: bool) -> Iterator[Path]:
+    def _temporary_file(self, path: Path, parts: Sequence[Part]) -> Iterator[Path]:
         """Write a temporary file beside a path for a block that links or renames it; delete it afterwards."""
         temporary = path.with_name(f".put-{uuid.uuid4().hex}")
         with writing(f"writing {path}"):
@@ -217,16 +212,14 @@ class DirectoryStore:
                         file.write(part)
                     file.flush()
                     failpoints.reach("log.store.after_write")
-                    if sync:
-                        os.fsync(descriptor)
-                        failpoints.reach("log.store.after_sync")
+                    os.fsync(descriptor)
+                    failpoints.reach("log.store.after_sync")
                 yield temporary
             finally:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
             failpoints.reach("log.store.after_unlink")
-            if sync:
-                sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def _add_directory(self, directory: Path) -> None:
         """Make a missing directory of a key, but not one directly in the root: only ``create`` makes these."""
@@ -244,11 +237,8 @@ class DirectoryStore:
             failpoints.reach("log.store.after_delete")
 
     def uncache(self, key: str) -> None:
-        """Let the system drop an object from its memory, so that reading it uses the disk. It may have no effect.
-
-        Does nothing without ``sync``: the system would begin to write the object, and keep what is not written yet.
-        """
-        if self.sync and sys.platform == "linux":
+        """Let the system drop an object from its memory, so that reading it uses the disk. It may have no effect."""
+        if sys.platform == "linux":
             with suppress(OSError), open(open_file(self.root / key), "rb", buffering=0) as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -43,12 +43,10 @@ class OpenChunkFiles:
 
     Args:
         directory: The directory of the log partition, or the one below it for staged attempts.
-        sync: Whether writes are forced to the disk.
     """
 
-    def __init__(self, directory: Path, sync: bool) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._sync = sync
 
     def path_of(self, name: str) -> Path:
         """The path of a file."""
@@ -77,7 +75,7 @@ class OpenChunkFiles:
         """Append to a file, which ends at ``offset``. After an error the caller repeats the call with the same offset.
 
         Args:
-            durably: Whether to force the file to the disk; without effect if ``sync`` is false.
+            durably: Whether to force the file to the disk.
 
         Returns:
             The new end.
@@ -92,7 +90,7 @@ class OpenChunkFiles:
                 failpoints.reach("log.group.before_write")
                 end = write_whole(descriptor, parts, offset)
                 failpoints.reach("log.group.after_write")
-                if self._sync and durably:
+                if durably:
                     sync_file(path)
                 failpoints.reach("log.group.after_sync")
             except BaseException:
@@ -101,7 +99,7 @@ class OpenChunkFiles:
                 raise
             finally:
                 os.close(descriptor)
-            if self._sync and not offset:
+            if durably and not offset:
                 sync_directory(path.parent)
         return end
 
@@ -156,14 +154,10 @@ class StagedFiles:
 
     Args:
         beside: The directory of the log partition; None for a log in a bucket.
-        sync: Whether files are forced to the disk.
         check_log: Raises ``DiskFaultError`` while the log, and so the files beside it, is away.
     """
 
-    def __init__(
-        self, beside: Path | None, sync: bool, check_log: Callable[[], object] = lambda: None
-    ) -> None:
-        self._sync = sync
+    def __init__(self, beside: Path | None, check_log: Callable[[], object] = lambda: None) -> None:
         self.check_log = check_log
         if beside is None:
             beside = Path(tempfile.mkdtemp(prefix="zmq_datasource-"))
@@ -186,20 +180,18 @@ class StagedFiles:
             with writing(f"writing {path}"):
                 add_directory(path.parent)
         # It is forced to the disk once, when the attempt is whole.
-        return OpenChunkFiles(self._directory, sync=False).write(path.name, offset, parts)
+        return OpenChunkFiles(self._directory).write(path.name, offset, parts, durably=False)
 
     def finish(self, attempt: str) -> None:
         """Make the file of a whole attempt visible, durably."""
         path, final = self._unfinished_path(attempt), self._staged_path(attempt)
         with writing(f"writing {final}"):
             failpoints.reach("log.staged.before_sync")
-            if self._sync:
-                sync_file(path)
+            sync_file(path)
             failpoints.reach("log.staged.after_sync")
             os.rename(path, final)
             failpoints.reach("log.staged.after_rename")
-            if self._sync:
-                sync_directory(final.parent)
+            sync_directory(final.parent)
 
     def names(self) -> list[str]:
         """All finished attempts, in order."""
@@ -235,7 +227,7 @@ class StagedFiles:
 
     def file_to_append(self, attempt: str) -> tuple[OpenChunkFiles, str]:
         """The directory and name with which to append to a finished attempt."""
-        return OpenChunkFiles(self._directory, self._sync), self._staged_path(attempt).name
+        return OpenChunkFiles(self._directory), self._staged_path(attempt).name
 
     def remove(self, attempt: str) -> None:
         """Delete an attempt, finished or not."""

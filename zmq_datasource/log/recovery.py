@@ -20,11 +20,6 @@ from zmq_datasource.log.store import Hold
 
 _log = logging.getLogger(__name__)
 
-_AFTER_A_CRASH = (
-    "With walSync=false a crash of the machine does that: then set a new walLocation, and for each query of this log a "
-    "new checkpoint"
-)
-
 
 class OpenedPartition(NamedTuple):
     """A log partition that this process may write.
@@ -67,7 +62,7 @@ def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> OpenedPa
 
 def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastTimes]:
     """Seal the open chunk of a crashed writer, check all positions, and read chunks, state and times."""
-    if storage.directory is not None and storage.sync:
+    if storage.directory is not None:
         # A killed writer may have linked a chunk without forcing its name to the disk.
         sync_directory(storage.directory)
     try:
@@ -84,10 +79,6 @@ def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastT
             return index, b"", PastTimes()
         newest = index.newest.first
         facts, saved = read_facts(storage, newest), read_saved_state(storage, newest)
-    except DamagedChunkError as e:
-        if storage.directory is None or storage.sync:
-            raise
-        raise DamagedChunkError.of(f"{e}. {_AFTER_A_CRASH}") from e
     except FileNotFoundError as e:
         raise LogLockedError(
             f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"
@@ -114,9 +105,8 @@ def _check_positions(storage: LogStorage, end: int) -> None:
         if position > end:
             raise DataLossError(
                 f"opening {storage}: it ends at id {end}, and reader {name!r} has read the ids below {position} "
-                f"({records.path_of(name)}): its newest chunks are gone (after a crash of the machine with "
-                "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
-                "a new walLocation, and for each query of this log a new checkpoint"
+                f"({records.path_of(name)}): its newest chunks are gone. Their ids are not given to other messages. "
+                "Restore the chunks, or use a new walLocation, and for each query of this log a new checkpoint"
             )
 
 

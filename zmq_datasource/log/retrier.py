@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+# How long a process waits for a store that refuses, with receiving paused. Most faults of disks and buckets that pass
+# have passed by then. After it, Spark or a supervisor learns of the fault by the error.
+STORE_RETRY_SECONDS = 300.0
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _FIRST_READING_PAUSE = 0.1
 _LINE_SECONDS = 10.0
@@ -88,9 +92,7 @@ class Retrier:
                 if left <= 0:
                     if self._seconds == 0:
                         raise
-                    raise LogWriteError(
-                        f"{e}. It was tried again for {now - began:.1f} s (walRetryTimeout={self._seconds:g}s)"
-                    ) from e
+                    raise LogWriteError(f"{e}. It was tried again for {now - began:.1f} s") from e
                 if now >= next_line:
                     next_line = now + _LINE_SECONDS
                     _log.warning("%s; trying again for up to %.0f s", e, left)

@@ -109,11 +109,6 @@ class LogStorage:
         return self.store.path_of(self.key(name))
 
     @property
-    def sync(self) -> bool:
-        """Whether files of this machine are forced to the disk before they count."""
-        return isinstance(self.store, DirectoryStore) and self.store.sync
-
-    @property
     def request_interval(self) -> float:
         """Seconds between two acts that can wait: 0 in a directory, 10 in a bucket (providers charge for requests)."""
         return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
@@ -121,8 +116,8 @@ class LogStorage:
     def staged_files(self) -> StagedFiles:
         """The files of transactions that are not committed."""
         if self.directory is None:
-            return StagedFiles(None, self.sync)
-        return StagedFiles(self.directory, self.sync, self.log_id_again)
+            return StagedFiles(None)
+        return StagedFiles(self.directory, self.log_id_again)
 
     # The log's id.
 
@@ -315,7 +310,7 @@ class LogStorage:
     def open_chunk_files(self) -> OpenChunkFiles:
         """The files of open chunks, which only a directory has."""
         assert self.directory is not None, "a chunk in a bucket does not grow"
-        return OpenChunkFiles(self.directory, self.sync)
+        return OpenChunkFiles(self.directory)
 
     def open_chunks(self) -> list[int]:
         """The first ids of the open chunks: at most one, if nothing went wrong."""

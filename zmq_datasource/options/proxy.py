@@ -10,7 +10,6 @@ from zmq_datasource.options.socket import Endpoints, SocketOptions
 from zmq_datasource.options.types import (
     ByteSize,
     Duration,
-    Linger,
     LogLocation,
     Topics,
     chunk_bytes_of,
@@ -112,10 +111,6 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "(`slowSubscriber=disconnect`)."
         ),
     ] = Duration(10)
-    linger: Annotated[
-        Linger,
-        doc("How long the proxy waits at its end until the messages queued for plain subscribers have left."),
-    ] = Linger(1000)
     wal_location: Annotated[
         LogLocation,
         doc("The directory of the log, as an absolute path. Every Spark job that sees it can read the log."),
@@ -136,32 +131,10 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "receives nothing more until the readers have read on."
         ),
     ] = "discard"
-    wal_chunk_bytes: Annotated[
-        ByteSize,
-        doc(
-            "A chunk of the log is sealed when it has this size. It is never larger than a sixteenth of "
-            "`walMaxBytes`."
-        ),
-    ] = ByteSize(32 << 20)
     wal_flush_interval: Annotated[
         Duration,
         doc("A chunk is sealed after this time, so that Spark can read it. Subscribers do not wait for it."),
     ] = Duration(1)
-    wal_sync: Annotated[
-        bool,
-        doc(
-            "If true, messages are forced to the disk (fsync) before they are published. If false, they "
-            "survive a crash of the proxy, but not one of the machine."
-        ),
-    ] = True
-    wal_retry_timeout: Annotated[
-        Duration,
-        doc(
-            "How long writing the log is repeated while the disk is full or has an I/O error, or the process "
-            "has too many open files. Receiving pauses meanwhile. After this time the proxy ends, and what "
-            "was received and not written is lost."
-        ),
-    ] = Duration(300)
     subscriber_expiry: Annotated[
         Duration,
         doc(
@@ -199,8 +172,6 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"walMaxBytes={self.wal_max_bytes} is too small for a log that is deleted in chunks; set "
                 f"{ByteSize(_LEAST_LOG)} or more"
             )
-        if self.linger < 0:
-            raise OptionError(f"linger={self.linger} could wait for a subscriber without a limit; set a time")
         for name, value in (
             ("slowTimeout", self.slow_timeout),
             ("subscriberExpiry", self.subscriber_expiry),
@@ -213,7 +184,7 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     @property
     def chunk_bytes(self) -> int:
         """The size at which a chunk is sealed."""
-        return chunk_bytes_of(self.wal_chunk_bytes, self.wal_max_bytes)
+        return chunk_bytes_of(self.wal_max_bytes)
 
     @property
     def send_hwm(self) -> int:

@@ -22,7 +22,6 @@ from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     ByteSize,
     Duration,
-    Linger,
     LogLocation,
     StoreLocation,
     Topics,
@@ -63,14 +62,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             le=2**31 - 1,
         ),
     ] = 1000
-    linger: Annotated[
-        Linger,
-        doc(
-            "libzmq's linger period when the socket is closed, in milliseconds or with a unit. A receiver has "
-            "nothing to send.",
-            Role.SOCKET,
-        ),
-    ] = Linger(0)
     receivers: Annotated[
         int,
         doc(
@@ -163,15 +154,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.WRITER,
         ),
     ] = "wait"
-    wal_chunk_bytes: Annotated[
-        ByteSize,
-        doc(
-            "A chunk of the log is sealed when it has this size. It is never larger than a sixteenth of "
-            "`walMaxBytes`.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = ByteSize(32 << 20)
     wal_flush_interval: Annotated[
         Duration,
         doc(
@@ -183,34 +165,9 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.WRITER,
         ),
     ] = Duration(1)
-    wal_sync: Annotated[
-        bool,
-        doc(
-            "If true, each chunk is forced to the disk (fsync). If false, a crash of the operating system can "
-            "lose messages that Spark already has. After such a loss no process can write to this log, because it "
-            "would give the ids of the lost messages to new ones: use a new `walLocation` and new checkpoints. Has no "
-            "effect with `walStore`.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = True
-    wal_retry_timeout: Annotated[
-        Duration,
-        doc(
-            "How long writing the log is repeated while the disk is full or has an I/O error, the process has too "
-            "many open files, or the bucket (`walStore`) is away. Receiving pauses meanwhile. After this time "
-            "receiving ends, and messages that were received and not sealed are lost.",
-            Role.STREAM,
-        ),
-    ] = Duration(300)
 
     def check(self) -> None:
         super().check()
-        if self.linger < 0:
-            raise OptionError(
-                f"linger={self.linger}: a source that stops could wait for a peer without a limit; a receiver has "
-                "nothing to send, leave it at 0"
-            )
         if self.socket_type == "PULL" and self.topics != ("",):
             raise OptionError(
                 f"topics={self.topics} needs socketType=SUB; a PULL socket receives every message"
@@ -243,7 +200,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     @property
     def chunk_bytes(self) -> int:
         """The size at which a chunk is sealed."""
-        return chunk_bytes_of(self.wal_chunk_bytes, self.wal_max_bytes)
+        return chunk_bytes_of(self.wal_max_bytes)
 
     @property
     def has_log(self) -> bool:

@@ -32,13 +32,17 @@ __all__ = [
 ]
 
 
-def chunk_bytes_of(wanted: int, log_bytes: int) -> int:
-    """The size at which a chunk is sealed: ``walChunkBytes``, but at most a sixteenth of ``walMaxBytes``.
+# A task reads a chunk of this size in a few milliseconds, and a receiver has four of them in memory at most.
+_CHUNK_BYTES = 32 << 20
+
+
+def chunk_bytes_of(log_bytes: int) -> int:
+    """The size at which a chunk is sealed: 32 MiB, but at most a sixteenth of the log's size (``walMaxBytes``).
 
     The log deletes whole chunks, and begins when it has room for five more. With few large ones it would delete needed
     messages while it is almost empty.
     """
-    return min(wanted, max(log_bytes // 16, 1))
+    return min(_CHUNK_BYTES, max(log_bytes // 16, 1))
 
 
 class CountedBy(tuple[str, ...]):

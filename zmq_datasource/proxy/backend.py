@@ -43,6 +43,9 @@ _MOST_REQUESTS = 256
 # empty. With long topics that lasts as long as the subscriber sends. Of a connection that is cut, it still reads this
 # queue and the kernel's buffer.
 _REQUEST_HWM, _REQUEST_RCVBUF = 4, 64 << 10
+# How long the proxy waits at its end for plain subscribers: first for rows that wait for libzmq, and then for messages
+# that libzmq has queued. The log has all of them.
+LINGER_SECONDS = 1.0
 # How often connections are checked, at least so many times as long as a check takes.
 _CHECK_SECONDS, _CHECK_PAUSES = 0.05, 20
 _MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 100, 60
@@ -361,7 +364,8 @@ class Backend:
             self.publish_pending()
         if self._pending:
             _log.warning(
-                "linger ran out: from id %d on nothing was published to plain subscribers; the log has it",
+                "plain subscribers took no more for %g s: from id %d on nothing was published; the log has it",
+                seconds,
                 self._pending[0].first + self._position,
             )
 
@@ -418,8 +422,11 @@ class Backend:
         }
 
     def close(self) -> None:
-        """Close the socket; wait for queued messages up to ``linger``."""
+        """Close the socket; wait up to ``LINGER_SECONDS`` for queued messages."""
         self._closing.set()
         self._checker.join()
-        if not self._opened.close(self._options.linger):
-            _log.warning("linger ran out with messages still queued for plain subscribers; the log has them")
+        if not self._opened.close(round(LINGER_SECONDS * 1000)):
+            _log.warning(
+                "plain subscribers did not take all queued messages within %g s; the log has them",
+                LINGER_SECONDS,
+            )

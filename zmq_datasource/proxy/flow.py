@@ -27,7 +27,7 @@ from zmq_datasource.counters import SourceCounters, figures
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.backend import REQUEST_BOUNDS, Backend, RequestBounds
+from zmq_datasource.proxy.backend import LINGER_SECONDS, REQUEST_BOUNDS, Backend, RequestBounds
 from zmq_datasource.proxy.figures import NO_SUBSCRIBERS, LiveFigures
 from zmq_datasource.proxy.front import Front
 from zmq_datasource.proxy.journal import Journal
@@ -234,7 +234,7 @@ class LiveFlow:
             ) from e
         self._publish()
         if self._backend is not None:
-            self._backend.publish_within(self._options.linger / 1000)
+            self._backend.publish_within(LINGER_SECONDS)
 
     @property
     def received(self) -> int:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 
-import msgspec
 import pyarrow as pa
 import zmq
 
@@ -67,7 +66,6 @@ class Front:
                 terms = AcceptorTerms(
                     options.transaction_timeout,
                     options.wal_max_bytes,
-                    retry_seconds=options.wal_retry_timeout,
                 )
                 files = journal.storage.staged_files()
                 self._acceptor = stack.enter_context(
@@ -76,8 +74,7 @@ class Front:
             self._stack = stack.pop_all()
 
     def _open(self, spec: SocketSpec, stack: ExitStack) -> zmq.Socket[bytes]:
-        # Nothing but subscriptions is sent here, so closing waits for nothing.
-        channel = Channel(msgspec.structs.replace(spec, linger=0), self._counters, counts_connections=False)
+        channel = Channel(spec, self._counters, counts_connections=False)
         channel.open()
         stack.callback(channel.close)
         self._channels[f"{spec.kind} {spec.endpoints}"] = channel

@@ -12,7 +12,7 @@ from zmq_datasource.options.parser import parse, texts_of
 from zmq_datasource.proxy.child import Child
 
 _START_SECONDS = 90.0
-# More than the live process needs at its end beside its linger: for the disk, transactions, and the server process.
+# More than the live process needs at its end: for the disk, transactions, subscribers, and the server process.
 _END_SECONDS = 300.0
 
 
@@ -30,7 +30,7 @@ class Proxy:
     docs/options.md.
 
     Attributes:
-        end_seconds: How long the end of the block may take, beside twice the linger. Then the processes are killed.
+        end_seconds: How long the end of the block may take. Then the processes are killed.
 
     Raises:
         OptionError: On construction, if an option is wrong.
@@ -80,19 +80,14 @@ class Proxy:
             self._raise_error()
 
     def _end(self) -> None:
-        self._code = self._started.end(self._end_seconds)
-
-    @property
-    def _end_seconds(self) -> float:
-        """The proxy may linger twice: for rows that wait for libzmq, and for messages that libzmq has queued."""
-        return self.end_seconds + 2 * self.options.linger / 1000
+        self._code = self._started.end(self.end_seconds)
 
     def _raise_error(self) -> None:
         if self._started.error is not None:
             raise self._started.error
         if self._started.killed:
             raise SocketError(
-                f"ending the proxy: it did not end within {self._end_seconds:g} s, and was killed; what it had not "
+                f"ending the proxy: it did not end within {self.end_seconds:g} s, and was killed; what it had not "
                 "written is lost, and its own lines say more"
             )
         if self._code:

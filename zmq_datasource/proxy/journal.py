@@ -12,8 +12,8 @@ import pyarrow as pa
 from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import (
     LOCK_WAIT_SECONDS,
+    STORE_RETRY_SECONDS,
     Carried,
-    DirectoryStore,
     FilledFile,
     LogStorage,
     LogWriter,
@@ -54,7 +54,7 @@ class Journal:
     def __init__(self, options: ProxyOptions, carried: Carried) -> None:
         self._chunk_bytes = options.chunk_bytes
         self._written: deque[Written] = deque()
-        self.storage = LogStorage(DirectoryStore(options.wal_location, options.wal_sync))
+        self.storage = LogStorage(options.wal_location)
         readers = Readers(self.storage, options.wal_retention)
         readers.own = _OWN
         self.log = LogWriter(
@@ -62,7 +62,7 @@ class Journal:
             chunk_bytes=options.chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
-            retry_timeout=options.wal_retry_timeout,
+            retry_timeout=STORE_RETRY_SECONDS,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,
             readers=readers,

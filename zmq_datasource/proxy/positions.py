@@ -391,9 +391,8 @@ def read_positions(storage: LogStorage, end: int) -> list[tuple[ReaderRecord, Su
         if position > end:
             raise DataLossError(
                 f"opening log {storage.root}: it ends at id {end}, and durable subscriber {notes.name!r} has "
-                f"acknowledged the ids below {position}: its newest chunks are gone (after a crash of the machine with "
-                "walSync=false, or from a copy). Their ids are not given to other messages. Restore the chunks, or use "
-                "a new walLocation"
+                f"acknowledged the ids below {position}: its newest chunks are gone. Their ids are not given to other "
+                "messages. Restore the chunks, or use a new walLocation"
             )
         found.append((record, notes))
     return found

@@ -17,7 +17,7 @@ from zmq_datasource.errors import DiskFaultError, EndpointError, ZmqDataSourceEr
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.wake_pipe import WakePipe
-from zmq_datasource.log import LogStorage, Retrier
+from zmq_datasource.log import STORE_RETRY_SECONDS, LogStorage, Retrier
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import NewestReader, Parent
@@ -159,13 +159,15 @@ def main() -> None:
         parent.exit_with(e)
 
 
-def open_server(options: ProxyOptions, progress: Progress) -> Server:
-    """Open a server. While the disk refuses, try again for ``walRetryTimeout``.
+def open_server(
+    options: ProxyOptions, progress: Progress, retry_seconds: float = STORE_RETRY_SECONDS
+) -> Server:
+    """Open a server. While the disk refuses, try again for ``retry_seconds``.
 
     Raises:
         LogError, OptionError, EndpointError: It cannot be opened as asked.
     """
-    return Retrier(options.wal_retry_timeout).retry(lambda: _open_when_ports_are_free(options, progress))
+    return Retrier(retry_seconds).retry(lambda: _open_when_ports_are_free(options, progress))
 
 
 def _open_when_ports_are_free(options: ProxyOptions, progress: Progress) -> Server:

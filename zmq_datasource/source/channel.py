@@ -90,7 +90,7 @@ class Channel:
     def close(self) -> None:
         if self.replayer is not None:
             self.replayer.close(linger=0)
-        self.opened.close(self._spec.linger)
+        self.opened.close(linger=0)
 
     def connection(self) -> int:
         """The number of the socket's newest connection, from 1; 0 if connections are not counted."""

@@ -22,7 +22,7 @@ The server's thread, in the driver's source runner, sleeps until a request comes
 * **A client gets one chunk at a time.** Of its requests only the newest waits, and its queue holds one answer (SNDHWM
   1). If the queue is full, the server drops the request, and the client will repeat it.
 * **Memory is bounded** (``transport.answers``). While answers of ``most_bytes`` wait for the network, no request gets
-  its turn. So the server holds less than that and one more chunk. A chunk has about ``walChunkBytes`` (32 MiB), or
+  its turn. So the server holds less than that and one more chunk. A chunk has about 32 MiB, or
   is as large as one message or transaction. The pieces of an answer are freed one by one, as they leave.
 * **A client that reads nothing is disconnected.** The system ends a connection that has taken no byte for ``patience``
   seconds, and libzmq frees what waits for it. The server receives requests even while it answers none, because

@@ -20,7 +20,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError, OtherDivisionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import PARTITION, LogFollower, LogWriter, Readers
+from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, LogFollower, LogWriter, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource, IdlePartition
@@ -264,7 +264,7 @@ class Feed:
                     continue  # another process was quicker
                 now = time.monotonic()
                 failing_since = failing_since or now
-                retry_timeout = self._options.wal_retry_timeout if isinstance(e, DiskFaultError) else 0.0
+                retry_timeout = STORE_RETRY_SECONDS if isinstance(e, DiskFaultError) else 0.0
                 if now - failing_since >= max(self.takeover_seconds, retry_timeout):
                     self._failure = e
                     return

@@ -20,7 +20,7 @@ from functools import partial
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log import PARTITION, Reader
+from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, Reader
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.location import log_storage, terms_of
@@ -74,7 +74,7 @@ class Feeds:
                 self._options.reader,
                 self._options.reader_timeout,
                 terms_of(self._options),
-                self._options.wal_retry_timeout,
+                STORE_RETRY_SECONDS,
             )
             try:
                 self.reader.keep_everything(self._earliest)

@@ -10,6 +10,7 @@ from zmq_datasource.errors import LogError, LogLockedError, SocketError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
     REFRESH_SECONDS,
+    STORE_RETRY_SECONDS,
     LogFollower,
     LogStorage,
     LogWriter,
@@ -30,11 +31,17 @@ class FollowingSource:
     A ``Feed`` has either this or an ``Ingest``, and calls the same methods; but here ``refresh``, and there ``seal``.
     """
 
-    def __init__(self, storage: LogStorage, options: StreamReadOptions, counters: SourceCounters) -> None:
+    def __init__(
+        self,
+        storage: LogStorage,
+        options: StreamReadOptions,
+        counters: SourceCounters,
+        retry_seconds: float = STORE_RETRY_SECONDS,
+    ) -> None:
         self._losses = None if options.numbering is None else _FollowedLosses(storage, options)
         self._counters = counters
         self._storage = storage
-        self.log = LogFollower(storage, options.wal_retry_timeout)
+        self.log = LogFollower(storage, retry_seconds)
         self._faults = LimitedLog(__name__, "states that could not be read")
         self._reading = threading.Lock()
         # From the newest saved state that was read: the end of the log then, the writer's counters and its totals.
@@ -61,7 +68,7 @@ class FollowingSource:
         """List new chunks. Returns the durable end of the log that they show. (Only the writer makes messages durable.)
 
         Raises:
-            LogError: The log cannot be listed. A fault that may pass is raised only after ``walRetryTimeout``.
+            LogError: The log cannot be listed. A fault that may pass is raised only after ``retry_seconds``.
         """
         self.log.refresh()
         end = self.log.durable_end

@@ -16,6 +16,7 @@ from zmq_datasource.host.signals import check_signals, is_signalled
 from zmq_datasource.log import (
     LOCK_WAIT_SECONDS,
     PARTITION,
+    STORE_RETRY_SECONDS,
     CarriedState,
     Filler,
     LogWriter,
@@ -53,6 +54,7 @@ class Ingest:
         partition: The number of the log partition, and of the receiver whose share it gets.
         counters: The counters to increase.
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
+        retry_seconds: How long to wait for a disk or a bucket that refuses.
 
     Attributes:
         filler: Receives, and appends to ``log``.
@@ -74,8 +76,10 @@ class Ingest:
         partition: int = PARTITION,
         counters: SourceCounters | None = None,
         replay_timeout: float = REPLAY_SECONDS,
+        retry_seconds: float = STORE_RETRY_SECONDS,
     ) -> None:
         self._options = options
+        self._retry_seconds = retry_seconds
         self.counters = counters or SourceCounters()
         self.storage = log_storage(options, partition)
         self.readers = Readers(self.storage, options.wal_retention)
@@ -90,7 +94,7 @@ class Ingest:
             terms = AcceptorTerms(
                 options.transaction_timeout,
                 options.wal_max_bytes,
-                retry_seconds=options.wal_retry_timeout,
+                retry_seconds=retry_seconds,
             )
             spec = SocketSpec.of_source(share)
             files = self.storage.staged_files()
@@ -116,7 +120,7 @@ class Ingest:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             make_room="any" if options.when_full == "discard" else "done",
-            retry_timeout=options.wal_retry_timeout,
+            retry_timeout=self._retry_seconds,
             carried=state,
             readers=self.readers,
         )

@@ -50,8 +50,8 @@ _FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by"
 _TERMS = ("wal_retention", "replay_endpoint")
 _RECEIVER_ALONE = (
     *("wal_max_bytes", "when_full", "on_malformed", "max_publishers"),
-    *("rcvhwm", "linger", "connect_timeout", "allowed_clients", "zmq"),
-    *("wal_chunk_bytes", "wal_flush_interval", "wal_sync", "replay_from"),
+    *("rcvhwm", "connect_timeout", "allowed_clients", "zmq"),
+    *("wal_flush_interval", "replay_from"),
 )
 
 
@@ -60,7 +60,7 @@ def log_storage(options: ReadOptions, partition: int = PARTITION) -> LogStorage:
     if options.wal_store is not None:
         return LogStorage(bucket_at(options.wal_store), partition)
     location = options.wal_location or default_location(_sockets_of(options))
-    return LogStorage(DirectoryStore(location, options.wal_sync), partition)
+    return LogStorage(DirectoryStore(location), partition)
 
 
 def default_location(identity: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.log import PARTITION, LogStorage, first_since
+from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, LogStorage, first_since
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
@@ -249,7 +249,7 @@ class _PartitionLog:
     def first_since(self, time: Timestamp) -> int | None:
         """The id of the first message that was received at this time or later; None if there is none."""
         chunks = self.log.covering(self.log.earliest, self.log.durable_end)
-        storage = LogStorage(self._feed.storage.store, self._partition, self._options.wal_retry_timeout)
+        storage = LogStorage(self._feed.storage.store, self._partition, STORE_RETRY_SECONDS)
         return first_since(storage, chunks, time)
 
     def id_of(self, offset: Offset) -> int:

@@ -26,7 +26,14 @@ from pyspark.sql.streaming.datasource import (
 
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
-from zmq_datasource.log import Deletions, LogStorage, deleted_error, end_within_bytes, split_range
+from zmq_datasource.log import (
+    STORE_RETRY_SECONDS,
+    Deletions,
+    LogStorage,
+    deleted_error,
+    end_within_bytes,
+    split_range,
+)
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.spark.admission import Admission
 from zmq_datasource.spark.offset_ids import OffsetIds
@@ -183,7 +190,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
             feed = feeds.parts[partition]
             # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
-            storage = LogStorage(feed.storage.store, partition, self._options.wal_retry_timeout)
+            storage = LogStorage(feed.storage.store, partition, STORE_RETRY_SECONDS)
             deletions = Deletions(storage, feeds.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, feed.log.covering(low, high), low, high, size, deletions)
 

@@ -26,7 +26,6 @@ from zmq_datasource.options.socket import (
     check_security,
     is_on,
 )
-from zmq_datasource.options.types import Linger
 from zmq_datasource.transport.connections import KEEPALIVE
 from zmq_datasource.transport.peers import socket_type
 
@@ -43,7 +42,7 @@ REFUSED = {
     "rcvhwm": "use the option rcvhwm",
     "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
     "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
-    "linger": "use the option linger",
+    "linger": "use the option linger of the sink; a source has nothing to send",
     "subscribe": "use the option topics",
     "unsubscribe": "use the option topics",
     "rcvtimeo": "receiving is driven by Spark's triggers",
@@ -100,7 +99,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
     rcvhwm: int | None = None
     sndhwm: int | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    linger: int = Linger(0)
+    linger: int = 0
     zmq: ZmqOptions = ZmqOptions()
     allowed_clients: str = ""
 
@@ -111,7 +110,6 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             bind=options.bind,
             connect=options.connect,
             rcvhwm=options.rcvhwm,
-            linger=options.linger,
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
@@ -139,7 +137,6 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             connect=connect,
             rcvhwm=options.rcvhwm,
             sndhwm=options.send_hwm,
-            linger=options.linger,
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
