@@ -75,7 +75,11 @@ def run(
         ({"startingOffsets": "latest", "reader": "desk"}, (BEFORE_OFFSETS, AFTER_OFFSETS, AFTER_OFFSETS), 6),
         ({"startingOffsets": "latest"}, (AFTER_OFFSETS, AFTER_OUTPUT, SECOND_OUTPUT), 6),
         ({"startingOffsets": "earliest"}, (BEFORE_OFFSETS, AFTER_OFFSETS, AFTER_OFFSETS), 0),
-        ({"startingTimestamp": "3000", "maxMessagesPerTrigger": "2"}, (BEFORE_OFFSETS, AFTER_OUTPUT), 3),
+        (
+            {"startingOffsets": "1970-01-01T00:00:03Z", "maxMessagesPerTrigger": "2"},
+            (BEFORE_OFFSETS, AFTER_OUTPUT),
+            3,
+        ),
         ({"startingOffsets": "earliest", "trigger": "now"}, (AFTER_OFFSETS, AFTER_OUTPUT), 0),
         ({"startingOffsets": "latest", "empty": "yes"}, (AFTER_OFFSETS, AFTER_OFFSETS), 6),
         ({"startingOffsets": "latest", "partitions": "2"}, (AFTER_OFFSETS, AFTER_OUTPUT, AFTER_OFFSETS), 12),

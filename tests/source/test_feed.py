@@ -238,13 +238,15 @@ def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
     log = filled(tmp_path, 3)  # at time 0
     log.append(batch_of([b"3", b"4"], 5_000_000))
     log.close()
-    with querying(tmp_path, startingTimestamp=2000) as query:
+    with querying(tmp_path, startingOffsets="1970-01-01T00:00:02Z") as query:
         query.step()
         assert query.rows == numbered(5, 3)
-    late = {"connect": endpoint, "startingTimestamp": "2200-01-01T00:00:00Z"}
-    with querying(tmp_path, **late) as query, pytest.raises(OptionError, match="Strategy=latest"):
+    with (
+        querying(tmp_path, connect=endpoint, startingOffsets="2200-01-01T00:00:00Z") as query,
+        pytest.raises(OptionError, match="it is in the future"),
+    ):
         query.step()
-    with querying(tmp_path, **late, startingOffsetsByTimestampStrategy="latest") as query:
+    with querying(tmp_path, connect=endpoint, startingOffsets="2000-01-01T00:00:00Z") as query:
         query.step()
         send(push, 5, 7)
         query.until(2)

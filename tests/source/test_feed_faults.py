@@ -235,7 +235,7 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
     filled(tmp_path, 4).close()
     for _ in range(3):
         late = "2200-01-01T00:00:00Z"
-        with querying(tmp_path, startingTimestamp=late) as query, pytest.raises(OptionError):
+        with querying(tmp_path, startingOffsets=late) as query, pytest.raises(OptionError):
             query.step()
         other = {"log": "another", "next": {"0": 1}}
         with querying(tmp_path, other) as query, pytest.raises(DataLossError):

@@ -12,8 +12,7 @@ import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
 from zmq_datasource.host.log_lines import printable
-from zmq_datasource.options.offsets import Place
-from zmq_datasource.options.types import Timestamp
+from zmq_datasource.options.offsets import Offset, Place
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
@@ -45,10 +44,8 @@ def _location(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _read_place(text: str) -> Place:
     if text.isdecimal():
-        return Place.read(json.dumps({"next": {"0": int(text)}}))
-    if text.lower() in ("earliest", "latest") or text.lstrip().startswith("{"):
-        return Place.read(text)
-    return Place(None, None, Timestamp.read(text))
+        return Place(offset=Offset(None, {0: int(text)}))
+    return Place.read(text)
 
 
 def _read_ids(text: str) -> tuple[int | None, int | None]:

@@ -123,12 +123,12 @@ def _by_number(data: object, ids: Mapping[object, object]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a log: ``earliest``, ``latest``, an offset in JSON, or a time."""
+    """A place in a log: ``earliest``, ``latest``, an offset, or the first message since a time. One of these is set."""
 
-    words: ClassVar[str] = "an offset"
+    words: ClassVar[str] = "an offset or a time"
 
-    word: str | None
-    offset: Offset | None
+    word: str | None = None
+    offset: Offset | None = None
     time: Timestamp | None = None
 
     def __str__(self) -> str:
@@ -139,7 +139,15 @@ class Place:
     @classmethod
     def read(cls, text: str) -> Place:
         if text.lower() in ("earliest", "latest"):
-            return cls(text.lower(), None)
-        if not text.lstrip().startswith("{"):
-            raise ValueError("it must be earliest, latest, or an offset in JSON")
-        return cls(None, Offset.from_json(text))
+            return cls(text.lower())
+        if text.startswith("{"):
+            return cls(offset=Offset.from_json(text))
+        if text.isdecimal():  # also a date, as in 20261122
+            raise ValueError(
+                f'a number alone can be an id or a time; write {{"next": {{"0": {text}}}}} for an id, or a time as in '
+                "2026-11-22T10:00:00Z"
+            )
+        try:
+            return cls(time=Timestamp.read(text))
+        except ValueError as e:
+            raise ValueError(f"it must be earliest, latest, an offset in JSON, or a time: {e}") from None

@@ -10,7 +10,7 @@ from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.receiving import ReceivingOptions, share_of
 from zmq_datasource.options.socket import Endpoint, SocketOptions
-from zmq_datasource.options.types import ByteSize, Duration, Timestamp
+from zmq_datasource.options.types import ByteSize, Duration
 
 __all__ = [
     "OF_A_QUERY",
@@ -96,32 +96,17 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     starting_offsets: Annotated[
         Place | None,
         doc(
-            "Where to start: `earliest`, `latest`, or an offset in JSON. A streaming read uses it only "
-            "without a checkpoint. The default for a socket is `latest`, which is what arrives from now on. "
-            "The default for a log that another process fills (`walLocation` without an endpoint) and for a "
-            "batch read of a log is `earliest`.",
+            "Where to start: `earliest`, `latest`, an offset in JSON, or a time in ISO 8601 with a time zone, as in "
+            "`2026-11-22T10:00:00Z`. A time means the first message that was received then or later. If there is none "
+            "yet, a streaming read starts with what arrives from now on, because all of that is later: a feed that was "
+            "quiet is no error. So it refuses a time in the future. A streaming read uses this option only without a "
+            "checkpoint. The default for a socket is `latest`, which is what arrives from now on. The default for a "
+            "log that another process fills (`walLocation` without an endpoint) and for a batch read of a log is "
+            "`earliest`.",
             Role.LOG,
             Role.ROWS,
         ),
     ] = None
-    starting_timestamp: Annotated[
-        Timestamp | None,
-        doc(
-            "Start at the first message that was received at this time or later, instead of at "
-            "`startingOffsets`. The time is in milliseconds since the epoch, or in ISO 8601 with a time zone.",
-            Role.LOG,
-            Role.ROWS,
-        ),
-    ] = None
-    starting_offsets_by_timestamp_strategy: Annotated[
-        Literal["error", "latest"],
-        doc(
-            "What happens if no message was received at `startingTimestamp` or later. `error` stops the "
-            "query. `latest` starts with what arrives from now on.",
-            Role.LOG,
-            Role.ROWS,
-        ),
-    ] = "error"
     fail_on_data_loss: Annotated[
         bool,
         doc(
@@ -157,17 +142,9 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     ending_offsets: Annotated[
         Place | None,
         doc(
-            "Where a batch read of a log ends: `latest` (the default) or an offset in JSON.",
-            Role.BATCH,
-            Role.LOG,
-            Role.ROWS,
-        ),
-    ] = None
-    ending_timestamp: Annotated[
-        Timestamp | None,
-        doc(
-            "A batch read of a log ends before the first message that was received at this time or later, "
-            "instead of at `endingOffsets`. If there is no such message, it ends at the end of the log.",
+            "Where a batch read of a log ends: `latest` (the default), an offset in JSON, or a time as in "
+            "`startingOffsets`. It ends before the first message that was received at this time or later; if there is "
+            "none, at the end of the log.",
             Role.BATCH,
             Role.LOG,
             Role.ROWS,
@@ -261,6 +238,8 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         "hwm": "rcvhwm",
         "sequenceframe": "sequenceAt",
         "sequencepath": "sequenceAt",
+        "startingtimestamp": "startingOffsets",
+        "endingtimestamp": "endingOffsets",
     }
 
     def check(self) -> None:
@@ -269,31 +248,12 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
             self.refuse(("mode",), "needs valueFormat=arrow: every value fits bytes")
         else:
             self.refuse(("include_frames",), "is for valueFormat=bytes; the rows are those of the values")
-        for place in ("starting", "ending"):
-            if getattr(self, f"{place}_offsets") and getattr(self, f"{place}_timestamp"):
-                raise OptionError(f"{place}Offsets and {place}Timestamp have the same meaning; keep one")
-        if self.starting_timestamp is None:
-            self.refuse(("starting_offsets_by_timestamp_strategy",), "needs startingTimestamp")
         least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(
                 f"minMessagesPerTrigger={least} is more than maxMessagesPerTrigger={most}; "
                 "lower the one or raise the other"
             )
-
-    @property
-    def start(self) -> Place | None:
-        """Where to start: ``startingTimestamp`` or ``startingOffsets``; None if neither is set."""
-        if self.starting_timestamp is not None:
-            return Place(None, None, self.starting_timestamp)
-        return self.starting_offsets
-
-    @property
-    def end(self) -> Place | None:
-        """Where a batch read ends: ``endingTimestamp`` or ``endingOffsets``; None if neither is set."""
-        if self.ending_timestamp is not None:
-            return Place(None, None, self.ending_timestamp)
-        return self.ending_offsets
 
     def refuse_socket(self, other: Role, reason: str) -> None:
         """Refuse the options of a socket and of another role, because this read opens no socket."""
@@ -308,7 +268,7 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     @property
     def starting_place(self) -> Place:
         """Where a query without a checkpoint begins. If it only reads a log, it reads all of it by default."""
-        return self.start or Place("latest" if self.has_endpoints else "earliest", None)
+        return self.starting_offsets or Place("latest" if self.has_endpoints else "earliest")
 
     def check(self) -> None:
         super().check()
@@ -377,4 +337,6 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
         if self.view == "gaps":
             self.refuse(self.of_role(Role.ROWS), "is about messages; view=gaps shows the whole gap table")
         if self.ending_offsets and self.ending_offsets.word == "earliest":
-            raise OptionError("endingOffsets=earliest reads nothing; use latest or an offset in JSON")
+            raise OptionError(
+                "endingOffsets=earliest reads nothing; use latest, an offset in JSON, or a time"
+            )

@@ -22,7 +22,7 @@ from zmq_datasource.options.types import Timestamp
 from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
-from zmq_datasource.spark.offset_ids import not_there, nothing_since
+from zmq_datasource.spark.offset_ids import not_there
 from zmq_datasource.spark.partition_reader import (
     RETRY_SECONDS,
     LogInputPartition,
@@ -173,15 +173,16 @@ class ZmqLogReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options, storage = self._options, self._storage
         log_id, partitions = storage.log_id(), storage.partitions()
-        for option, position in (("startingOffsets", options.start), ("endingOffsets", options.end)):
+        begin, finish = options.starting_offsets, options.ending_offsets
+        for option, position in (("startingOffsets", begin), ("endingOffsets", finish)):
             offset = None if position is None else position.offset
             if offset is None or offset.log not in (None, log_id):
                 continue
             if missing := sorted(set(offset.next) - set(partitions or (PARTITION,))):
                 raise not_there(option, missing, partitions)
         indexes = {partition: read_index(storage.of(partition)) for partition in partitions}
-        starts = self._resolve(options.start or Place("earliest", None), log_id, indexes)
-        ends = self._resolve(options.end or Place("latest", None), log_id, indexes, is_end=True)
+        starts = self._resolve(begin or Place("earliest"), log_id, indexes)
+        ends = self._resolve(finish or Place("latest"), log_id, indexes, is_end=True)
         least, most = options.min_partitions or 1, options.max_bytes_per_partition
         share = partial(
             LogInputPartition,
@@ -203,28 +204,20 @@ class ZmqLogReader(DataSourceReader):
     ) -> dict[int, int]:
         """The id of a place in each partition."""
         if position.time is not None:
-            return self._first_since(position.time, indexes, is_end)
+            return self._first_since(position.time, indexes)
         if position.offset is None:
             earliest = position.word == "earliest"
             return {p: index.earliest if earliest else index.end for p, index in indexes.items()}
         offset = position.offset
         return {p: self._id_of(offset, log_id, p, index, is_end) for p, index in indexes.items()}
 
-    def _first_since(
-        self, time: Timestamp, indexes: Mapping[int, ChunkIndex], is_end: bool
-    ) -> dict[int, int]:
+    def _first_since(self, time: Timestamp, indexes: Mapping[int, ChunkIndex]) -> dict[int, int]:
         found = {
             partition: first_since(
                 self._storage.of(partition), index.covering(index.earliest, index.end), time
             )
             for partition, index in indexes.items()
         }
-        if found and not is_end and all(first is None for first in found.values()):
-            strategy = self._options.starting_offsets_by_timestamp_strategy
-            return {
-                partition: nothing_since(self._storage.of(partition), time, strategy, index.end)
-                for partition, index in indexes.items()
-            }
         return {p: indexes[p].end if first is None else first for p, first in found.items()}
 
     def _id_of(self, offset: Offset, log_id: str, partition: int, index: ChunkIndex, is_end: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from time import time as now
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.errors import DataLossError, OptionError
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONTINUE = "To continue with what the log has, set failOnDataLoss=false"
-
-
-def nothing_since(storage: LogStorage, time: Timestamp, strategy: str, end: int) -> int:
-    """The id where a read begins if ``startingTimestamp`` is later than all messages of the log: the log's end.
-
-    Raises:
-        OptionError: ``startingOffsetsByTimestampStrategy`` is ``error``.
-    """
-    if strategy == "latest":
-        return end
-    raise OptionError(
-        f"startingTimestamp={time}: no message in log {storage.root} was received at that time or later. To begin with "
-        "the messages from now on, set startingOffsetsByTimestampStrategy=latest"
-    )
 
 
 class OffsetIds:
@@ -74,7 +61,7 @@ class OffsetIds:
         If the record of a named reader says where to begin (``ReaderRecord.begins_here``), the query begins there.
 
         Raises:
-            OptionError: The log has no id for ``startingOffsets`` or ``startingTimestamp``.
+            OptionError: The log has no id for ``startingOffsets``.
             DataLossError: The log no longer has what ``startingOffsets`` names, and ``failOnDataLoss`` is true.
         """
         if self._initial is None:
@@ -100,14 +87,13 @@ class OffsetIds:
         return {partition: feed.resumed_at for partition, feed in self._feeds.parts.items()}
 
     def _first_since(self, time: Timestamp) -> dict[int, int]:
+        if time > now() * 1e6:
+            raise OptionError(
+                f"startingOffsets={time}: it is in the future, and messages that arrive before it would be read, too; "
+                "name a time that has passed, or latest"
+            )
         found = {p: part.first_since(time) for p, part in self._parts.items()}
-        ends = {partition: feed.resumed_at for partition, feed in self._feeds.parts.items()}
-        if all(first is None for first in found.values()):
-            strategy = self._options.starting_offsets_by_timestamp_strategy
-            return {
-                p: nothing_since(self._feeds.parts[p].storage, time, strategy, end) for p, end in ends.items()
-            }
-        return {p: ends[p] if first is None else first for p, first in found.items()}
+        return {p: self._feeds.parts[p].resumed_at if first is None else first for p, first in found.items()}
 
     def ids_of(self, start: dict[str, Any]) -> dict[int, int]:
         """The next id in each partition for an offset of the query's checkpoint.
