@@ -209,6 +209,7 @@ def _ours() -> Iterator[_Running]:
             wal_location=scratch,
             slow_subscriber="wait",
             rcvhwm=_HWM,
+            sndhwm=_HWM,
             wal_max_bytes="256m",
         ),
     ):

@@ -10,6 +10,7 @@ import pytest
 from zmq_datasource.cli.types import DIRECTORY
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options import (
+    SETS,
     BatchReadOptions,
     Numbering,
     ProxyOptions,
@@ -340,6 +341,15 @@ def test_a_command_makes_a_relative_directory_absolute_and_leaves_uris() -> None
 def test_every_name_used_elsewhere_leads_to_an_option() -> None:
     for kind in (ReadOptions, WriteOptions):
         assert set(kind.elsewhere.values()) <= {option.name for option in describe(kind)}
+
+
+def test_an_option_has_one_default_wherever_it_is_used() -> None:
+    found: dict[str, set[str]] = {}
+    for kind in SETS.values():
+        for option in describe(kind):
+            found.setdefault(option.name, set()).add(option.default)
+    # A sink has socket types of its own, and its task waits for its consumers with rows in its hands.
+    assert {name for name, defaults in found.items() if len(defaults) > 1} == {"socketType", "connectTimeout"}
 
 
 def test_a_writer_accepts_sparks_own_option() -> None:

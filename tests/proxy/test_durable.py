@@ -39,6 +39,8 @@ from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.ingest import Ingest
 
 SIDES = ("pull", "durable", "replay")
+LIVE = (*SIDES, "publish")
+DISCARDS = {"walMaxBytes": "1m", "whenFull": "discard"}
 
 pytestmark = pytest.mark.spark  # there are many tests, and each one waits for sockets to connect and close
 
@@ -198,7 +200,7 @@ def test_where_a_new_subscription_begins(context: zmq.Context[Socket], tmp_path:
 def test_deleted_messages_are_reported_as_lost(
     context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture, in_batches: bool
 ) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walMaxBytes="1m", walFlushInterval="100ms") as proxy:
+    with ProxyThreads(tmp_path, endpoints(*LIVE), **DISCARDS, walFlushInterval="100ms") as proxy:
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
             feed(context, proxy, [b"t", b"first"])
             take(me, 1)
@@ -405,8 +407,8 @@ def test_a_displaced_client_does_not_disturb_its_successor(
 def test_lost_messages_are_counted_once_though_the_client_is_killed(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
-    options = {"walMaxBytes": "1m", "walFlushInterval": "100ms"}
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **options) as proxy:
+    options = {**DISCARDS, "walFlushInterval": "100ms"}
+    with ProxyThreads(tmp_path, endpoints(*LIVE), **options) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
         with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
             take(me, 20)

@@ -248,7 +248,7 @@ def test_with_wait_a_full_subscriber_holds_the_publisher_back_and_nothing_is_los
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish")
-    options = {"zmq.sndbuf": 4096, "zmq.rcvbuf": 4096, "rcvhwm": 10, "slowSubscriber": "wait"}
+    options = {"zmq.sndbuf": 4096, "zmq.rcvbuf": 4096, "rcvhwm": 10, "sndhwm": 10, "slowSubscriber": "wait"}
     with ProxyThreads(tmp_path, sides, **options) as proxy:
         sub = subscriber(context, proxy, b"", rcvhwm=10, rcvbuf=4096)
         push = context.socket(zmq.PUSH)
@@ -324,6 +324,10 @@ def test_a_log_of_a_query_is_refused(tmp_path: Path) -> None:
             "walMaxBytes",
         ),
         (
+            {"walLocation": "/x", "bind": "tcp://*:1", "durable": "tcp://*:2", "whenFull": "discard"},
+            "whenFull=discard needs publish",
+        ),
+        (
             {"walLocation": "/x", "bind": "tcp://*:1", "publish": "tcp://*:2", "slowTimeout": "0s"},
             "slowTimeout",
         ),
@@ -339,13 +343,13 @@ def test_options_that_contradict_are_refused(options: dict[str, str], problem: s
         parse(ProxyOptions, options)
 
 
-def test_both_sides_have_one_high_water_mark_over_ipc(
+def test_each_side_has_its_own_high_water_mark_over_ipc(
     context: zmq.Context[Socket], tmp_path: Path, ipc_path: Path
 ) -> None:
     sides = {"pull": f"ipc://{ipc_path}-in", "publish": f"ipc://{ipc_path}-out"}
-    with ProxyThreads(tmp_path, sides, rcvhwm=7) as proxy:
+    with ProxyThreads(tmp_path, sides, rcvhwm=7, sndhwm=8) as proxy:
         spec = SocketSpec.of_proxy(proxy.options, "XPUB", proxy.options.publish)
-        assert (spec.rcvhwm, spec.sndhwm) == (7, 7)
+        assert (spec.rcvhwm, spec.sndhwm) == (7, 8)
         sub = subscriber(context, proxy, b"")
         push = context.socket(zmq.PUSH)
         push.connect(sides["pull"])

@@ -105,7 +105,7 @@ def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     sides = endpoints("pull", "publish", "durable", "replay")
-    options = {"wal_max_bytes": "64m", "slow_subscriber": "drop"}
+    options = {"wal_max_bytes": "64m", "when_full": "discard", "slow_subscriber": "drop"}
     with Proxy(wal_location=tmp_path, **sides, **options) as proxy:
         stalled = context.socket(zmq.SUB)
         stalled.setsockopt(zmq.RCVHWM, 10)

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.options.log import LogOptions
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.presets import PRESETS, Layout, Numbering, Preset, SequenceAt
-from zmq_datasource.options.socket import Endpoints, SocketOptions
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     CountedBy,
     Delimiter,
@@ -46,7 +47,7 @@ def _numbered(text: str, **constraints: Any) -> Meta:
     return _plain(text, Role.NUMBERED, **constraints)
 
 
-class FramingOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
     """The options of a source about frames, sequences and replays."""
 
     framing: Annotated[

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from zmq_datasource.errors import OptionError
+from zmq_datasource.options.log import LogOptions
 from zmq_datasource.options.parser import doc
-from zmq_datasource.options.socket import Endpoints, SocketOptions
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     ByteSize,
     Duration,
     LogLocation,
     Topics,
-    chunk_bytes_of,
 )
 
 __all__ = ["ProxyOptions"]
@@ -21,7 +21,7 @@ __all__ = ["ProxyOptions"]
 _LEAST_LOG = 1 << 20
 
 
-class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
+class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
     """``zmq-datasource proxy`` and ``zmq_datasource.Proxy``."""
 
     bind: Annotated[
@@ -77,24 +77,15 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "the log."
         ),
     ] = False
-    rcvhwm: Annotated[
+    sndhwm: Annotated[
         int,
         doc(
-            "The receive high-water mark on the publishers' side: how many messages libzmq queues for each "
-            "connection.",
+            "The send high-water mark on the subscribers' side: how many messages libzmq queues for each plain "
+            "subscriber.",
             ge=1,
             le=2**31 - 1,
         ),
     ] = 1000
-    sndhwm: Annotated[
-        int | None,
-        doc(
-            "The send high-water mark on the subscribers' side, for each subscriber. If it is not set, it is "
-            "the same as `rcvhwm`.",
-            ge=1,
-            le=2**31 - 1,
-        ),
-    ] = None
     slow_subscriber: Annotated[
         Literal["drop", "wait", "disconnect"],
         doc(
@@ -115,26 +106,6 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         LogLocation,
         doc("The directory of the log, as an absolute path. Every Spark job that sees it can read the log."),
     ] = LogLocation("")
-    wal_max_bytes: Annotated[ByteSize, doc("The maximum size of the log.")] = ByteSize(4 << 30)
-    wal_retention: Annotated[
-        Duration,
-        doc(
-            "How long messages stay in the log, unless it is full. What a durable subscriber or a Spark query "
-            "still needs stays longer."
-        ),
-    ] = Duration(86_400)
-    when_full: Annotated[
-        Literal["discard", "wait"],
-        doc(
-            "What happens when the log is full. `discard` deletes the oldest messages, even if a durable "
-            "subscriber or a Spark query still needs them, and tells this reader what it has lost. `wait` "
-            "receives nothing more until the readers have read on."
-        ),
-    ] = "discard"
-    wal_flush_interval: Annotated[
-        Duration,
-        doc("A chunk is sealed after this time, so that Spark can read it. Subscribers do not wait for it."),
-    ] = Duration(1)
     subscriber_expiry: Annotated[
         Duration,
         doc(
@@ -142,9 +113,6 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "of this time have passed."
         ),
     ] = Duration(7 * 86_400)
-    transaction_timeout: Annotated[
-        Duration, doc("How long a transaction may wait for its commit before it is discarded (`router`).")
-    ] = Duration(3600)
 
     title: ClassVar[str] = "proxy option"
 
@@ -162,6 +130,11 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         twice = {str(endpoint) for endpoint in bound if bound.count(endpoint) > 1}
         if twice:
             raise OptionError(f"{', '.join(sorted(twice))} is named for two sides; each needs its own")
+        if self.when_full == "discard" and not self.publish:
+            raise OptionError(
+                "whenFull=discard needs publish: without it no plain subscriber waits for a reader that is behind; "
+                "remove it, or set a larger walMaxBytes"
+            )
         if self.plain and self.replay and not self.durable:
             raise OptionError(
                 "with plain, messages are published without ids, so no subscriber knows which ids to ask for at the "
@@ -180,13 +153,3 @@ class ProxyOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         ):
             if value <= 0:
                 raise OptionError(f"{name}=0s leaves no time at all; set 100ms or more")
-
-    @property
-    def chunk_bytes(self) -> int:
-        """The size at which a chunk is sealed."""
-        return chunk_bytes_of(self.wal_max_bytes)
-
-    @property
-    def send_hwm(self) -> int:
-        """The send high-water mark on the subscribers' side."""
-        return self.rcvhwm if self.sndhwm is None else self.sndhwm

@@ -20,12 +20,10 @@ from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
-    ByteSize,
     Duration,
     LogLocation,
     StoreLocation,
     Topics,
-    chunk_bytes_of,
 )
 
 __all__ = ["ReceivingOptions", "share_of", "share_topics"]
@@ -51,17 +49,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.UNACKNOWLEDGED,
         ),
     ] = Topics(("",))
-    rcvhwm: Annotated[
-        int,
-        doc(
-            "The receive high-water mark: how many messages libzmq queues for each connection. When the queue "
-            "is full, libzmq stops reading, and what happens next depends on the sender and its high-water "
-            "mark. libzmq's 0 (no limit) is refused.",
-            Role.SOCKET,
-            ge=1,
-            le=2**31 - 1,
-        ),
-    ] = 1000
     receivers: Annotated[
         int,
         doc(
@@ -89,20 +76,12 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         doc(
             "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
             "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
-            "end, and a line in the log says which endpoints have not answered.",
+            "end, and a line in the log says which endpoints have not answered: a publisher may start later.",
             Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,
         ),
     ] = Duration(0)
-    transaction_timeout: Annotated[
-        Duration,
-        doc(
-            "How long a transaction may wait for its commit before it is discarded (`ROUTER`).",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = Duration(3600)
     wal_location: Annotated[
         LogLocation | None,
         doc(
@@ -122,49 +101,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             "Needs `pip install zmq_datasource[bucket]`. See docs/scaling.md.",
         ),
     ] = None
-    wal_max_bytes: Annotated[
-        ByteSize,
-        doc(
-            "The maximum size of the log. When the log is full, receiving stops until Spark has committed "
-            "enough, and the high-water marks hold the sender back. With several `receivers` this is the size "
-            "of each log partition.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = ByteSize(4 << 30)
-    wal_retention: Annotated[
-        Duration,
-        doc(
-            "How long messages stay in the log after they were received, even if no query needs them any more. "
-            "Messages that no query needs are deleted earlier if the log would exceed `walMaxBytes`. What a query "
-            "without a name "
-            "(`reader`) has not read is kept for the same time after it has ended. See docs/delivery.md.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = Duration(600)
-    when_full: Annotated[
-        Literal["discard", "wait"],
-        doc(
-            "What happens when the log has reached `walMaxBytes` and is full of messages that are still needed. With "
-            "`wait` receiving waits until the readers have read on, and the high-water marks hold the senders back. "
-            "With `discard` the oldest messages are deleted, and a query that needed them learns of it "
-            "(`failOnDataLoss`).",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = "wait"
-    wal_flush_interval: Annotated[
-        Duration,
-        doc(
-            "Received messages are sealed after this time even if Spark has not asked for them. If the machine or the "
-            "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
-            "and the kernel. While the disk is slow or refuses to write, these can be more messages than arrive in "
-            "this time.",
-            Role.STREAM,
-            Role.WRITER,
-        ),
-    ] = Duration(1)
 
     def check(self) -> None:
         super().check()
@@ -196,11 +132,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             raise OptionError(
                 f"walLocation={self.wal_location!r} and walStore={self.wal_store!r}: a log is in one place; keep one"
             )
-
-    @property
-    def chunk_bytes(self) -> int:
-        """The size at which a chunk is sealed."""
-        return chunk_bytes_of(self.wal_max_bytes)
 
     @property
     def has_log(self) -> bool:

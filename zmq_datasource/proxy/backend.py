@@ -346,7 +346,7 @@ class Backend:
         if not self._drops:
             return pending.outbox.give(sock, position, rows, refresh_every=_REFRESH_EVERY)
         while position < rows and time.monotonic() >= self._drops_until:
-            end = min(rows, position + self._options.send_hwm)
+            end = min(rows, position + self._options.sndhwm)
             position = pending.outbox.give(sock, position, end, self._room_seconds, _REFRESH_EVERY)
             if position < end:
                 self._drops_until = time.monotonic() + _DROPPING_SECONDS

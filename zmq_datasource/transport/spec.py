@@ -136,7 +136,7 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             bind=bind,
             connect=connect,
             rcvhwm=options.rcvhwm,
-            sndhwm=options.send_hwm,
+            sndhwm=options.sndhwm,
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
