@@ -394,7 +394,16 @@ def program(location: Path, endpoint: str, *more: str) -> Iterator[subprocess.Po
 
 
 def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
-    arguments = ["receive", "--bind", endpoint, "--wal-location", str(location), *more]
+    arguments = [
+        "receive",
+        "--socket-type",
+        "ROUTER",
+        "--bind",
+        endpoint,
+        "--wal-location",
+        str(location),
+        *more,
+    ]
     return subprocess.Popen(
         [sys.executable, "-m", "zmq_datasource", *arguments],
         stderr=subprocess.DEVNULL,

@@ -365,7 +365,16 @@ def _after(taken: Socket, endpoint: str) -> Any:
 
 def test_receive_stands_by_for_another(tmp_path: Path) -> None:
     endpoint = free_endpoint()
-    command = [sys.executable, "-m", "zmq_datasource", "receive", "--bind", endpoint]
+    command = [
+        sys.executable,
+        "-m",
+        "zmq_datasource",
+        "receive",
+        "--socket-type",
+        "ROUTER",
+        "--bind",
+        endpoint,
+    ]
     command += ["--wal-location", str(tmp_path), "-o", "walFlushInterval=20ms"]
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     second = None

@@ -14,27 +14,15 @@ from zmq_datasource.cli.types import (
     Read,
     all_options,
     figures_options,
-    named_options,
     number,
     option_of,
     other_options,
     prometheus_port,
-    set_by_user,
     setting,
 )
 from zmq_datasource.options import ProxyOptions, ReceiveOptions
-from zmq_datasource.options.parser import describe
-from zmq_datasource.options.read import OF_A_QUERY
 
 __all__ = ["demo", "proxy", "receive"]
-
-
-_FIRST = ("bind", "connect", "socket_type", "wal_location", "wal_store", "wal_retention")
-_REST = [
-    option.field
-    for option in describe(ReceiveOptions)
-    if option.field not in _FIRST and option.roles.isdisjoint(OF_A_QUERY)
-]
 
 
 def _read_share(text: str) -> tuple[int, int]:
@@ -45,8 +33,7 @@ def _read_share(text: str) -> tuple[int, int]:
 
 
 @click.command(short_help="Receive into a log, without Spark.")
-@option_of(ReceiveOptions, "bind", "connect")
-@option_of(ReceiveOptions, "socket_type", default="ROUTER")
+@option_of(ReceiveOptions, "bind", "connect", "socket_type", "topics", "framing")
 @option_of(ReceiveOptions, "wal_location", help="The directory of the log to fill; queries read it.")
 @option_of(
     ReceiveOptions,
@@ -58,14 +45,14 @@ def _read_share(text: str) -> tuple[int, int]:
     "wal_retention",
     help="How long messages stay after they were received and all queries have read them.",
 )
+@option_of(ReceiveOptions, "wal_max_bytes")
 @click.option(
     "--partition",
     type=Read("K/N", _read_share),
     metavar="K/N",
     help="Receive as number K, from 0 on, of N receivers that share the feed, each into a log partition of its own.",
 )
-@option_of(ReceiveOptions, *_REST)
-@other_options("-o zmq.rcvbuf=1m")
+@other_options("-o onLoss=fail")
 @figures_options
 @prometheus_port
 def receive(
@@ -83,9 +70,9 @@ def receive(
 
     \b
     Examples:
-      zmq-datasource receive --bind "tcp://*:5558" --wal-location /data/wal/orders
-      zmq-datasource receive --socket-type SUB --connect tcp://feed:5556 \\
-          --wal-location /data/wal/feed --wal-retention 1d --framing vllm
+      zmq-datasource receive --connect tcp://feed:5556 --wal-location /data/wal/feed \\
+          --wal-retention 1d --framing vllm -o replayEndpoint=tcp://feed:5557
+      zmq-datasource receive --socket-type ROUTER --bind "tcp://*:5558" --wal-location /data/wal/orders
       zmq-datasource receive --socket-type PULL --connect tcp://feed:5557 \\
           --wal-location /shared/wal/feed --partition 0/4
     """
@@ -95,17 +82,14 @@ def receive(
     given = all_options(ReceiveOptions, named, others)
     if named["bind"] is None and named["connect"] is None:
         raise click.UsageError("name an endpoint with --bind or --connect")
-    chosen = set_by_user("socket_type") or "sockettype" in map(str.lower, named_options(others))
-    if named["bind"] is None and not chosen:
-        raise click.UsageError(
-            "--connect needs --socket-type: SUB for the messages of a PUB, or PULL for those of a PUSH"
-        )
     if named["wal_location"] is None and named["wal_store"] is None:
         raise click.UsageError("name the log with --wal-location or --wal-store")
     number = None
     if partition is not None:
         if "receivers" in map(str.lower, given):
-            raise click.UsageError("--partition K/N says how many receivers there are; remove --receivers")
+            raise click.UsageError(
+                "--partition K/N says how many receivers there are; remove -o receivers=..."
+            )
         number, count = partition
         given["receivers"] = str(count)
     receive_until_stopped(given, number, prometheus, Figures(figures, figures_every))
@@ -114,9 +98,7 @@ def receive(
 @click.command(short_help="Keep messages for subscribers that are away.")
 @option_of(ProxyOptions, "bind", "connect", "pull", "router", "publish", "durable", "replay")
 @option_of(ProxyOptions, "wal_location", required=True)
-@option_of(
-    ProxyOptions, "wal_retention", "wal_max_bytes", "topics", "rcvhwm", "sndhwm", "slow_subscriber", "plain"
-)
+@option_of(ProxyOptions, "wal_retention", "wal_max_bytes", "topics")
 @other_options("-o subscriberExpiry=30d")
 @figures_options
 @prometheus_port

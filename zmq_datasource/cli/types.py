@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from zmq_datasource.options import SETS, ProxyOptions, ReadOptions
+from zmq_datasource.options import SETS
 from zmq_datasource.options.parser import OptionSet, describe
+from zmq_datasource.options.read import OF_A_QUERY
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS, Endpoints
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
@@ -150,12 +151,7 @@ def option_of(
             option = declared[field]
             shown = "all" if option.default_value == Topics(("",)) else default or option.default
             kind: dict[str, Any] = {"metavar": _METAVARS.get(option.kind)}
-            names = [f"--{field.replace('_', '-')}"]
-            if option.kind is bool:
-                if option.default_value:
-                    names = [f"--no-{field.replace('_', '-')}", field]
-                kind, shown = {"is_flag": True, "flag_value": "false" if option.default_value else "true"}, ""
-            elif option.kind is int:
+            if option.kind is int:
                 kind["type"] = int
             elif option.kind is LogLocation:
                 kind, shown = {"type": DIRECTORY, "metavar": "DIR"}, ""
@@ -165,7 +161,7 @@ def option_of(
                 kind["default"] = default
             text = help or option.doc.replace("`", "")
             command = click.option(
-                *names,
+                f"--{field.replace('_', '-')}",
                 required=required,
                 help=f"{text}  [default: {shown}]" if shown else text,
                 **kind,
@@ -253,7 +249,7 @@ def set_by_user(field: str) -> bool:
     return click.get_current_context().get_parameter_source(field) not in (None, ParameterSource.DEFAULT)
 
 
-_OWN_SETS = {"proxy": ProxyOptions, "doctor": ReadOptions}
+_OWN_SETS = {"proxy": "proxy", "doctor": "source", "receive": "source"}
 _PLACES = {
     "source": 'a query that reads (spark.readStream.format("zmq"))',
     "sink": 'a query that writes (df.writeStream.format("zmq"))',
@@ -272,7 +268,8 @@ def place_of(name: str, command: str) -> str | None:
         for option in describe(options):
             if option.name.lower() != wanted:
                 continue
-            if _OWN_SETS.get(command) is options:
+            refused = OF_A_QUERY if command == "receive" else ()
+            if _OWN_SETS.get(command) == kind and option.roles.isdisjoint(refused):
                 return f"{name}: write -o {option.name}=..."
             return f"{name} has no effect here: {option.name} is set at {_PLACES[kind]}"
     return None
