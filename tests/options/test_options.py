@@ -9,6 +9,7 @@ import pytest
 
 from zmq_datasource.cli.types import DIRECTORY
 from zmq_datasource.errors import OptionError
+from zmq_datasource.messages.rows import name_of
 from zmq_datasource.options import (
     SETS,
     BatchReadOptions,
@@ -23,6 +24,7 @@ from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import Delimiter, Location, Timestamp
 
 FEED = {"connect": "tcp://feed:5556"}
+PROXY = {**FEED, "durable": "tcp://*:5558", "walLocation": "/log"}
 
 
 def test_names_are_read_in_any_case() -> None:
@@ -76,6 +78,12 @@ def test_endpoints_may_have_ranges(text: str, endpoints: list[str]) -> None:
 )
 def test_topics_are_prefixes_or_a_json_list(text: str, topics: tuple[str, ...]) -> None:
     assert parse(StreamReadOptions, {**FEED, "topics": text}).topics == topics
+
+
+def test_what_a_column_shows_of_a_binary_topic_subscribes_to_it() -> None:
+    for prefix in (b"weather", b"\xff\x00", b"hex:ff", "é".encode()):
+        assert parse(StreamReadOptions, {**FEED, "topics": name_of(prefix)}).topics.prefixes == [prefix]
+        assert parse(ProxyOptions, PROXY | {"topics": f'["{name_of(prefix)}"]'}).topics.prefixes == [prefix]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +187,10 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "walMaxBytes": "much"}, "walMaxBytes='much'", "64m"),
     (StreamReadOptions, {**FEED, "walMaxBytes": "0"}, "walMaxBytes='0'", "at least 1 byte"),
     (WriteOptions, {**FEED, "linger": "-2"}, "linger='-2'", "-1 (without a limit)"),
+    (StreamReadOptions, {**FEED, "topics": "hex:f"}, "hex:f", "pairs of hexadecimal digits"),
+    (StreamReadOptions, {**FEED, "topics": "hex:"}, "hex:", "pairs of hexadecimal digits"),
+    (StreamReadOptions, {**FEED, "topics": "\udcff"}, r"'\udcff' is no text", "hex:ff00"),
+    (ProxyOptions, PROXY | {"topics": '["\\udcff"]'}, r"'\udcff' is no text", "hex:ff00"),
     (StreamReadOptions, {**FEED, "topics": "[1]"}, "topics='[1]'", "only texts"),
     (StreamReadOptions, {**FEED, "topics": "[x"}, "topics='[x'", "JSON list"),
     (StreamReadOptions, {**FEED, "startingOffsets": "yesterday"}, "'yesterday'", "earliest, latest"),

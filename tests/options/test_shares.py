@@ -13,6 +13,7 @@ from tests.support import stream_options
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options import share_of
 from zmq_datasource.options.receiving import share_topics
+from zmq_datasource.options.types import Topics
 
 
 def shares(count: int, **options: Any) -> list[tuple[str, str, str]]:
@@ -55,7 +56,7 @@ def test_subs_share_the_topics_with_receivers_by_topics() -> None:
     st.lists(st.text("ab", max_size=4), min_size=1, unique=True), st.integers(1, 4), st.text("ab", max_size=6)
 )
 def test_no_message_matches_topics_of_two_receivers(topics: list[str], count: int, message: str) -> None:
-    found = share_topics(topics, count)
+    found = share_topics(Topics(topics), count)
     assert Counter(topic for share in found for topic in share) == Counter(topics)
     assert sum(any(message.startswith(topic) for topic in share) for share in found) <= 1
 

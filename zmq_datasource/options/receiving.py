@@ -10,7 +10,6 @@ No message may come to two receivers:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -44,7 +43,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         Topics,
         doc(
             "The topic prefixes to subscribe to (SUB), separated by commas, or as a JSON list if a prefix "
-            "contains a comma.",
+            "contains a comma. `hex:ff00` means bytes that are not UTF-8, as the column `topic` shows them.",
             Role.SOCKET,
             Role.UNACKNOWLEDGED,
         ),
@@ -230,12 +229,15 @@ def _with_topics(options: _Receiving, receiver: int) -> _Receiving:
     return msgspec.structs.replace(options, topics=Topics(shares[receiver]))
 
 
-def share_topics(topics: Sequence[str], count: int) -> list[list[str]]:
+def share_topics(topics: Topics, count: int) -> list[list[str]]:
     """Divide topics into ``count`` shares, so that no message matches topics of two shares. Some may be empty."""
     groups: list[list[str]] = []
-    for topic in sorted(topics):  # a topic that begins with another one comes after it
-        if groups and topic.startswith(groups[-1][0]):
+    begins: list[bytes] = []
+    # A prefix that begins with another one comes after it.
+    for prefix, topic in sorted(zip(topics.prefixes, topics, strict=True)):
+        if begins and prefix.startswith(begins[-1]):
             groups[-1].append(topic)
         else:
+            begins.append(prefix)
             groups.append([topic])
     return [[topic for group in groups[share::count] for topic in group] for share in range(count)]

@@ -271,17 +271,32 @@ class ByteSize(int):
 
 
 class Topics(tuple[str, ...]):
-    """Topic prefixes, separated by commas, or as a JSON list if a prefix contains a comma."""
+    """Topic prefixes, separated by commas, or as a JSON list if a prefix contains a comma.
+
+    ``hex:`` and digits are bytes that need not be UTF-8, as in the column ``topic``.
+    """
 
     words: ClassVar[str] = "topics"
 
     def __str__(self) -> str:
         return ",".join(self)
 
+    @property
+    def prefixes(self) -> list[bytes]:
+        """The prefixes as a socket subscribes to them."""
+        return [_bytes_of_topic(topic) for topic in self]
+
     @classmethod
     def read(cls, text: str) -> Topics:
+        topics = cls(dict.fromkeys(cls._texts(text)))
+        for topic in topics:
+            _bytes_of_topic(topic)
+        return topics
+
+    @staticmethod
+    def _texts(text: str) -> list[str]:
         if not text.lstrip().startswith("["):
-            return cls(dict.fromkeys(part.strip() for part in text.split(",")))
+            return [part.strip() for part in text.split(",")]
         try:
             listed = json.loads(text)
         except (ValueError, RecursionError) as e:
@@ -290,7 +305,23 @@ class Topics(tuple[str, ...]):
             raise ValueError(
                 'a JSON list of topics holds one text or more, and only texts, as in ["a", "b,c"]'
             )
-        return cls(dict.fromkeys(listed))
+        return list[str](listed)
+
+
+def _bytes_of_topic(topic: str) -> bytes:
+    try:
+        if not topic.startswith("hex:"):
+            return topic.encode()
+        if found := bytes.fromhex(topic.removeprefix("hex:")):
+            return found
+    except UnicodeEncodeError:
+        raise ValueError(f"{topic!r} is no text; write bytes that are not UTF-8 as in hex:ff00") from None
+    except ValueError:
+        pass
+    raise ValueError(
+        f"after hex: come pairs of hexadecimal digits, as in hex:ff00; a topic that itself begins with hex: is "
+        f"hex:{topic.encode(errors='replace').hex()}"
+    )
 
 
 _EPOCH = datetime.fromtimestamp(0, UTC)

@@ -51,7 +51,7 @@ class Front:
             if options.bind or options.connect:
                 spec = SocketSpec.of_proxy(options, "XSUB", options.bind, options.connect)
                 self._xsub = self._open(spec, stack)
-                self.subscribe([b"\x01" + topic.encode() for topic in options.topics])
+                self.subscribe([b"\x01" + prefix for prefix in options.topics.prefixes])
             if options.pull:
                 self._open(SocketSpec.of_proxy(options, "PULL", options.pull), stack)
             if options.router:
