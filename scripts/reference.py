@@ -28,7 +28,8 @@ from zmq_datasource.proxy.subscriber_session import SUBSCRIPTION_STATES
 from zmq_datasource.transport.spec import REFUSED
 from zmq_datasource.workbench.doctor.findings import TABLE, Severity
 
-_ONLY = {Role.STREAM: "Streaming only", Role.BATCH: "Batch only"}
+_STREAMING = "Streaming only"
+_ONLY = {Role.STREAM: _STREAMING, Role.QUERY: _STREAMING, Role.WRITER: _STREAMING, Role.BATCH: "Batch only"}
 # The most special base comes first; the group of an error is the first base that it has.
 _ERROR_GROUPS = {"Sockets": SocketError, "The log": LogError, "Options, rows and others": ZmqDataSourceError}
 ROOT = Path(__file__).parent.parent
@@ -135,7 +136,7 @@ def sections(options: tuple[OptionDoc, ...], side: str, named: set[str]) -> str:
     lines = []
     for option in options:
         heading = f"`{option.name}` ({side})" if option.name in named else f"`{option.name}`"
-        scope = "".join(f" {_ONLY[role]}." for role in _ONLY if role in option.roles)
+        scope = "".join(f" {_ONLY[role]}." for role in _ONLY if role in option.roles and side != "proxy")
         default = f" Default: `{option.default}`." if option.default else ""
         lines += [f"### {heading}", "", f"Value: {option.words}.{default}{scope}", "", linked(option.doc), ""]
     named.update(option.name for option in options)

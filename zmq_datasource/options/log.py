@@ -29,7 +29,6 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Duration,
         doc(
             "How long a transaction may wait for its commit before it is discarded (`ROUTER`).",
-            Role.STREAM,
             Role.WRITER,
         ),
     ] = Duration(3600)
@@ -38,7 +37,6 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "The maximum size of the log. When the log is full of messages that are still needed, `whenFull` decides. "
             "With several `receivers` this is the size of each log partition.",
-            Role.STREAM,
             Role.WRITER,
         ),
     ] = ByteSize(4 << 30)
@@ -49,7 +47,6 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "Messages that no reader needs are deleted earlier if the log would exceed `walMaxBytes`. What a query "
             "without a name (`reader`) has not read is kept for the same time after it has ended. The default is "
             "enough for a restart; a day of a feed can be 86,400 chunks, one a second. See docs/delivery.md.",
-            Role.STREAM,
             Role.WRITER,
         ),
     ] = Duration(600)
@@ -61,7 +58,6 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "With `discard` the oldest messages are deleted, and a reader that needed them learns which they were "
             "(`failOnDataLoss`). A proxy takes `discard` only with `publish`: plain subscribers then do not wait for a "
             "durable one that is away.",
-            Role.STREAM,
             Role.WRITER,
         ),
     ] = "wait"
@@ -72,7 +68,6 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
             "and the kernel. While the disk is slow or refuses to write, these can be more messages than arrive in "
             "this time. A proxy writes each message to the disk before it publishes it; it seals for queries.",
-            Role.STREAM,
             Role.WRITER,
         ),
     ] = Duration(1)

@@ -48,14 +48,14 @@ def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
 class Role(enum.Enum):
     """Where an option applies."""
 
-    STREAM = "a streaming read"
-    QUERY = "a query, and not a program that only receives"
+    STREAM = "a query, or a program that receives"
+    QUERY = "a query alone"
     BATCH = "a batch read"
     SOCKET = "a process that opens a socket"
     UNACKNOWLEDGED = "a socket without acknowledgements"
     LIVE = "a streaming read, or a batch read of a socket"
     LOG = "a log, or a streaming read"
-    WRITER = "a process that writes a log"
+    WRITER = "a process that writes a log, and not a query that only reads one"
     ROWS = "rows of messages, not the gap table"
     CUSTOM = "framing=custom"
     NUMBERED = "numbered messages"

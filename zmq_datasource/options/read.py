@@ -159,14 +159,13 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = "messages"
     max_messages_per_trigger: Annotated[
-        int | None, doc("The maximum number of messages in one micro-batch.", Role.STREAM, Role.QUERY, ge=1)
+        int | None, doc("The maximum number of messages in one micro-batch.", Role.QUERY, ge=1)
     ] = None
     max_bytes_per_trigger: Annotated[
         ByteSize | None,
         doc(
             "The maximum number of bytes of `value` in one micro-batch. A micro-batch has at least one "
             "message.",
-            Role.STREAM,
             Role.QUERY,
         ),
     ] = None
@@ -175,7 +174,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "A micro-batch starts only when there are this many messages, or when `maxTriggerDelay` has "
             "passed.",
-            Role.STREAM,
             Role.QUERY,
             ge=1,
         ),
@@ -185,7 +183,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "The maximum time between two micro-batches while there are fewer than `minMessagesPerTrigger` "
             "messages.",
-            Role.STREAM,
             Role.QUERY,
         ),
     ] = Duration(900)
@@ -195,7 +192,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
             "The name of the query among those that read the same log: 1 to 64 letters (A to Z, a to z), digits, `_` "
             "and `-`. Each query needs its own name. While a named query does not run, the log keeps the messages that "
             "the query still needs, for `readerTimeout`. For a query without a name it keeps them for `walRetention`.",
-            Role.STREAM,
             Role.QUERY,
             pattern=READER_PATTERN,
         ),
@@ -205,7 +201,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         doc(
             "How long the log keeps what this query (`reader`) still needs while it does not run. After this time its "
             "position is dropped with a warning.",
-            Role.STREAM,
             Role.QUERY,
         ),
     ] = Duration(7 * 86_400)
@@ -216,7 +211,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
             "chunks, and each task holds one in memory. The connection is encrypted, and only executors may connect. "
             "`auto` serves it on a free port unless Spark runs in local mode, `never` does not, and an endpoint "
             "such as `tcp://*:5599` says where.",
-            Role.STREAM,
             Role.QUERY,
         ),
     ] = LogServing("auto")
@@ -309,7 +303,10 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 
     def check(self) -> None:
         super().check()
-        self.refuse(self.of_role(Role.STREAM), "belongs to a streaming read, not to spark.read")
+        self.refuse(
+            self.of_role(Role.STREAM, Role.QUERY, Role.WRITER),
+            "belongs to a streaming read, not to spark.read",
+        )
         live = self.has_endpoints
         if live and self.has_log:
             raise OptionError(

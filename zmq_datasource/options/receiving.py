@@ -54,7 +54,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             "The number of sockets that receive the feed. Each fills a log partition of its own. The "
             "receivers of a PULL share the messages. The receivers of a SUB share the endpoints or the topics "
             "(`receiversBy`).",
-            Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,
             ge=1,
@@ -65,7 +64,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         Literal["endpoints", "topics"],
         doc(
             "What the receivers of a SUB share: the `endpoints` or the `topics`.",
-            Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,
         ),
@@ -76,7 +74,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
             "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
             "end, and a line in the log says which endpoints have not answered: a publisher may start later.",
-            Role.STREAM,
             Role.WRITER,
             Role.UNACKNOWLEDGED,
         ),
