@@ -240,7 +240,7 @@ def make_channels(
     numbering = options.numbering
     spec, prefixes = SocketSpec.of_source(options), []
     if options.socket_type == "SUB":
-        prefixes = [topic.encode() for topic in options.topics]
+        prefixes = options.topics.prefixes
     if numbering is None or "endpoint" not in numbering.by:
         return [Channel(spec, counters, prefixes, counts_connections=False)]
     none = Endpoints()
