@@ -29,7 +29,7 @@ from zmq_datasource.transport.spec import REFUSED
 from zmq_datasource.workbench.doctor.findings import TABLE, Severity
 
 _STREAMING = "Streaming only"
-_ONLY = {Role.STREAM: _STREAMING, Role.QUERY: _STREAMING, Role.WRITER: _STREAMING, Role.BATCH: "Batch only"}
+_ONLY = {Role.QUERY: _STREAMING, Role.WRITER: _STREAMING, Role.BATCH: "Batch only"}
 # The most special base comes first; the group of an error is the first base that it has.
 _ERROR_GROUPS = {"Sockets": SocketError, "The log": LogError, "Options, rows and others": ZmqDataSourceError}
 ROOT = Path(__file__).parent.parent

@@ -48,8 +48,7 @@ def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
 class Role(enum.Enum):
     """Where an option applies."""
 
-    STREAM = "a query, or a program that receives"
-    QUERY = "a query alone"
+    QUERY = "a query, and not a program that only receives"
     BATCH = "a batch read"
     SOCKET = "a process that opens a socket"
     UNACKNOWLEDGED = "a socket without acknowledgements"

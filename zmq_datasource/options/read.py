@@ -304,7 +304,7 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     def check(self) -> None:
         super().check()
         self.refuse(
-            self.of_role(Role.STREAM, Role.QUERY, Role.WRITER),
+            self.of_role(Role.QUERY, Role.WRITER),
             "belongs to a streaming read, not to spark.read",
         )
         live = self.has_endpoints
