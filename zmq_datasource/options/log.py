@@ -8,8 +8,6 @@ from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.types import ByteSize, Duration, chunk_bytes_of
 
-__all__ = ["LogOptions"]
-
 
 class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     """How a feed is received into a log. One default for all that fill one."""
