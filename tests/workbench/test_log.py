@@ -17,14 +17,16 @@ import zmq
 from click.testing import CliRunner, Result
 
 from tests.source.test_feed import Context, filled, numbered, querying, send
-from tests.support import batch_of, bound, keep_handlers
+from tests.support import batch_of, bound, keep_handlers, wait_for
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
+from zmq_datasource.log import read_index
 from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
+from zmq_datasource.workbench.log import Gone, Message, follow
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +157,38 @@ def test_cat_follows_a_log_that_is_written(tmp_path: Path) -> None:
         process.kill()
         process.communicate(timeout=30)
         log.close()
+
+
+def test_what_the_log_has_no_more_is_said_by_cat_follow_and_the_readers(tmp_path: Path) -> None:
+    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+
+    def add(value: bytes) -> None:
+        log.append(batch_of([value]))
+        log.cut().result(30)
+
+    for value in (b"0", b"1", b"2"):
+        add(value)
+    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 1}, 60.0))
+    shows = follow(LogStorage(str(tmp_path)), {0: 1})
+    assert [shown.id for shown in (next(shows), next(shows)) if isinstance(shown, Message)] == [1, 2]
+    assert next(shows) is None
+    for value in (b"3", b"4"):
+        add(value)
+    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 4}, 60.0))
+    log.commit(4)
+    wait_for(lambda: read_index(LogStorage(str(tmp_path))).earliest == 4, "the chunks to be deleted")
+    assert next(shows) == Gone(0, 3, 4)
+    four = next(shows)
+    assert isinstance(four, Message)
+    assert four.id == 4
+    log.close()
+    result = run("cat", tmp_path, "--ids", "1:")
+    assert "ids 1 to 3 of partition 0 were deleted" in result.stderr
+    assert [line.split("\t")[1] for line in result.stdout.splitlines()] == ["4"]
+    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 1}, 60.0))
+    (desk,) = shown(tmp_path)["readers"]
+    assert (desk["behind"], desk["gone"]) == (1, 3)
 
 
 def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None:

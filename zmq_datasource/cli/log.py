@@ -17,7 +17,7 @@ from zmq_datasource.options.offsets import Offset, Place
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
     from zmq_datasource.monitoring.tables import Row
-    from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
+    from zmq_datasource.workbench.log import Gone, Message, PartitionSummary, ReaderSummary
 
 __all__ = ["log"]
 
@@ -181,13 +181,22 @@ def cat(
     storage = _storage(location)
     ends = {found.partition: found.end for found in contents.partitions(storage)} if follow else {}
 
-    def show(message: Message) -> None:
-        if topic is None or (message.topic or "").startswith(topic):
+    def show(message: Message | Gone) -> None:
+        if isinstance(message, contents.Gone):
+            ids = f"{message.first} to {message.end - 1}"
+            click.echo(
+                f"ids {ids} of partition {message.partition} were deleted, and are not shown", err=True
+            )
+        elif topic is None or (message.topic or "").startswith(topic):
             click.echo(_line(message, as_hex))
 
     if not follow or start is not None or last is not None:
         for message in contents.messages(storage, partition=partition, start=start, end=end, last=last):
-            if not follow or message.id < ends.get(message.partition, 0):
+            if (
+                not follow
+                or isinstance(message, contents.Gone)
+                or message.id < ends.get(message.partition, 0)
+            ):
                 show(message)
     if follow:
         for found in contents.follow(storage, ends, partition):

@@ -58,6 +58,7 @@ class ReaderSummary(NamedTuple):
         kind: ``query``, or ``subscriber`` for a durable subscriber of a proxy.
         next: By log partition, the first id that the reader still needs.
         behind: Messages of the log that the reader still needs.
+        gone: Messages that the reader still needs, and that the log has no more.
         behind_seconds: The age of the oldest of them; None if there is none.
         running: Whether the query runs; None for a subscriber, because only its proxy knows.
         seen: When the record was last written, in seconds since the epoch; None if this is not known.
@@ -70,10 +71,19 @@ class ReaderSummary(NamedTuple):
     named: bool
     next: dict[int, int]
     behind: int
+    gone: int
     behind_seconds: float | None
     running: bool | None
     seen: float | None
     dropped_at: float | None
+
+
+class Gone(NamedTuple):
+    """The ids ``[first, end)`` were asked for, and the log has them no more."""
+
+    partition: int
+    first: int
+    end: int
 
 
 class Message(NamedTuple):
@@ -140,10 +150,11 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
     found = []
     for name, record in records.all().items():
         running, seen = records.is_running(name), records.written_at(name)
-        nexts, behind, received = {}, 0, []
+        nexts, behind, gone, received = {}, 0, 0, []
         for part, index in indexes:
             nexts[part.partition] = record.needs(part.partition)
             first = max(nexts[part.partition], index.earliest)
+            gone += first - nexts[part.partition]
             if first < index.end:
                 behind += index.end - first
                 received.append(_received_at(part, index, first))
@@ -155,6 +166,7 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
                 record.named,
                 nexts,
                 behind,
+                gone,
                 None if oldest is None else max(0.0, clock() - oldest),
                 running,
                 seen,
@@ -253,8 +265,8 @@ def messages(
     start: int | None = None,
     end: int | None = None,
     last: int | None = None,
-) -> Iterator[Message]:
-    """Messages of a log, partition by partition, in the order of their ids.
+) -> Iterator[Message | Gone]:
+    """Messages of a log, partition by partition, in the order of their ids; and which of ``start``'s ids are gone.
 
     Args:
         partition: Only this partition.
@@ -271,13 +283,17 @@ def messages(
         high = index.end if end is None else min(end, index.end)
         if last is not None:
             low = max(low, high - last)
+        elif start is not None and start < min(low, high):
+            yield Gone(part.partition, start, min(low, high))
         yield from _rows(part, index, low, high)
 
 
 def follow(
     storage: LogStorage, ends: Mapping[int, int], partition: int | None = None
-) -> Iterator[Message | None]:
-    """Yield the messages from these ids on (by partition), for ever. Yield None each time that there are no more yet.
+) -> Iterator[Message | Gone | None]:
+    """Yield the messages from these ids on (by partition), for ever, and ids that were deleted before they were read.
+
+    Yield None each time that there are no more yet.
 
     Raises:
         OptionError: There is no such partition.
@@ -292,7 +308,10 @@ def follow(
                 followers[part.partition].open()
             follower = followers[part.partition]
             follower.refresh()
-            low = max(nexts.get(part.partition, 0), follower.earliest)
+            wanted = nexts.get(part.partition, follower.earliest)
+            low = max(wanted, follower.earliest)
+            if wanted < low:
+                yield Gone(part.partition, wanted, low)
             yield from _rows(part, follower, low, follower.durable_end)
             nexts[part.partition] = max(low, follower.durable_end)
         yield None
