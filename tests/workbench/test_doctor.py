@@ -58,7 +58,6 @@ def stalled(outcome: Any) -> Feed:
 EXAMPLES: dict[str, Feed | Place] = {
     "host_unknown": down("unresolved", event="none"),
     "cannot_open": down("not_asked", event="none", not_opened="binding tcp://*:1: Address already in use"),
-    "ipv6_only": down(event="none", greeting=replace(PUB, addresses=("::1",))),
     "refused": down("refused", event="none"),
     "no_answer": down("no_answer", event="none"),
     "silent_peer": down("silent", event="none"),

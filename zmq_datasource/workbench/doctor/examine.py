@@ -61,7 +61,6 @@ def _examine(options: ReadOptions, duration: float, wait: float, stall: float) -
         socket_type=str(options.socket_type),
         mechanism=security_of(options.zmq) or "NULL",
         framing=options.framing,
-        ipv6="[" in options.endpoints or options.zmq.get("ipv6", "0") != "0",
         greeting=_greeting(options, wait),
     )
     if feed.greeting.state == "unresolved":

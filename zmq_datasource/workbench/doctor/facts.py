@@ -106,7 +106,6 @@ class Feed:
     socket_type: str  # ours
     mechanism: str = "NULL"  # of our security
     framing: str = "plain"  # of the options
-    ipv6: bool = False  # whether our socket was told to use IPv6
     not_opened: str = ""  # why our socket could not be bound or connected
     greeting: Greeting = Greeting(state="not_asked")
     handshake: Handshake = Handshake()
@@ -133,13 +132,6 @@ class Feed:
     @property
     def has_other_security(self) -> bool:
         return self.greeting.state == "greeted" and self.greeting.mechanism != self.mechanism
-
-    @property
-    def is_at_ipv6_only(self) -> bool:
-        """Whether the peer has answered at an IPv6 address, and our socket has not tried one."""
-        found = self.greeting.addresses
-        tried = self.ipv6 or self.handshake.state != "none" or self.greeting.state != "greeted"
-        return not tried and bool(found) and all(":" in address for address in found)
 
     @property
     def is_mixed(self) -> bool:

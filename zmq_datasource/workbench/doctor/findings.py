@@ -72,14 +72,6 @@ _CONNECTION = (
         fix="Use another port or path, or stop the process that uses it.",
     ),
     Finding(
-        id="ipv6_only",
-        severity=_UNREACHABLE,
-        when=lambda f: f.is_at_ipv6_only,
-        what="The peer answers at {f.greeting.addresses[0]}, an IPv6 address, and our socket looks for IPv4 addresses.",
-        cause="The host name has only IPv6 addresses, and libzmq looks for them only if it is told to.",
-        fix="Set zmq.ipv6=1 (here -o zmq.ipv6=1), or write the address in brackets, as in tcp://[fd00::1]:5556.",
-    ),
-    Finding(
         id="refused",
         severity=_UNREACHABLE,
         when=lambda f: not f.is_up and f.greeting.state == "refused",
