@@ -12,6 +12,7 @@ from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
+from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import FigureLines, Figures, source_line
@@ -33,7 +34,7 @@ _FIGURES = Figures()
 def receive_until_stopped(
     options: Mapping[str, str],
     partition: int | None = None,
-    prometheus: int | None = None,
+    prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
 ) -> None:
     """Receive into a log until SIGTERM or SIGINT. Then receive the messages that libzmq still holds, and return.
@@ -41,7 +42,7 @@ def receive_until_stopped(
     Args:
         options: The options of the whole feed, as text.
         partition: The log partition to fill, from 0 to ``receivers`` - 1; None fills all of them.
-        prometheus: The port at which figures are served for Prometheus; None serves none.
+        prometheus: Where figures are served for Prometheus; None serves none.
         figures: How figures are printed.
 
     Raises:
@@ -59,7 +60,7 @@ def receive_until(
     options: StreamReadOptions,
     partition: int | None,
     stopped: Callable[[float], bool],
-    prometheus: int | None = None,
+    prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
     full_line_seconds: float = _FULL_SECONDS,
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
@@ -21,8 +22,9 @@ from tests.support.ports import free_port
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.counters import SinkCounters, SourceCounters, figures
 from zmq_datasource.monitoring.accounts import SinkTotals
+from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
-from zmq_datasource.spark.listener import QueryEvents
+from zmq_datasource.spark.listener import QueryEvents, ZmqMetricsListener
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +79,7 @@ def served() -> Iterator[tuple[QueryEvents, PrometheusOutlet]]:
     """Events, and an outlet that serves them."""
     events = QueryEvents()
     outlet = PrometheusOutlet(events.shown)
-    outlet.serve(0, "127.0.0.1")
+    outlet.serve(HttpAddress(0))
     try:
         yield events, outlet
     finally:
@@ -174,16 +176,79 @@ def test_a_port_in_use_is_told_and_tried_again(caplog: pytest.LogCaptureFixture)
     outlet = PrometheusOutlet(lambda: (), clock=lambda: now[0])
     with socket.create_server(("127.0.0.1", port)):
         for _ in range(2):  # the second time it is too early
-            outlet.serve_if_possible(port, "127.0.0.1")
+            outlet.serve_if_possible(HttpAddress(port))
         assert outlet.port is None
     assert f"serving metrics on 127.0.0.1:{port}: Address already in use" in caplog.text
     now[0] = 11.0
-    outlet.serve_if_possible(port, "127.0.0.1")
+    outlet.serve_if_possible(HttpAddress(port))
     try:
         assert outlet.port == port
         assert scrape(port)["zmq_metrics_outlet_failures_total", frozenset({("outlet", "http")})] == 1
     finally:
         outlet.close()
+
+
+def test_half_requests_keep_no_scrape_out_and_hold_no_thread() -> None:
+    outlet = PrometheusOutlet(lambda: (), request_seconds=1.0)
+    outlet.serve(HttpAddress(0))
+    try:
+        before = threading.active_count()
+        with ExitStack() as stack:
+            slow = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", outlet.port or 0)))
+                for _ in range(100)
+            ]
+            for one in slow:
+                one.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+            assert scrape(outlet.port)
+            wait_for(lambda: threading.active_count() <= before + 8, "a bound of threads")
+            for one in slow:
+                one.settimeout(30)
+                with suppress(ConnectionResetError):
+                    while one.recv(1000):  # an error, or the end at once
+                        pass
+            wait_for(lambda: threading.active_count() <= before, "no thread")
+    finally:
+        outlet.close()
+
+
+def answers(host: str, port: int | None) -> bool:
+    try:
+        socket.create_connection((host, port or 0), 10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_listener_serves_the_drivers_machine_alone_unless_told_otherwise() -> None:
+    listener = ZmqMetricsListener(prometheusPort=0)
+    open_to_all = ZmqMetricsListener(prometheusPort=0, prometheusAddress="0.0.0.0")
+    try:
+        assert answers("127.0.0.1", listener.port)
+        assert not answers("127.0.0.2", listener.port)
+        assert answers("127.0.0.2", open_to_all.port)
+    finally:
+        listener.close()
+        open_to_all.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9400", ("127.0.0.1", 9400)),
+        ("0.0.0.0:9400", ("0.0.0.0", 9400)),
+        ("[::1]:0", ("::1", 0)),
+    ],
+)
+def test_an_address_is_a_port_of_this_machine_or_names_its_host(text: str, address: tuple[str, int]) -> None:
+    read = HttpAddress.read(text)
+    assert (read.host, read.port) == address
+
+
+@pytest.mark.parametrize("text", ["", "-1", "65536", "http", "host:", ":9400", "²"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write a port, as in 9400, or 0\.0\.0\.0:9400"):
+        HttpAddress.read(text)
 
 
 # Programs without Spark.
@@ -231,6 +296,7 @@ def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> 
             push.send(b"1234")
         series = "zmq_source_messages_received_total"
         wait_for(lambda: 3.0 in series_at(port, series).values(), "three messages")
+        assert not answers("127.0.0.2", port)  # only programs on this machine
         ((log, partition, source),) = series_at(port, series)
         assert (source, partition) == (f"PULL {endpoint}", "0")
         assert series_at(port, "zmq_source_received_bytes_total") == {(log, partition, source): 12.0}
@@ -264,7 +330,7 @@ def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path)
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         arguments = [
@@ -284,5 +350,5 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             timeout=60,
         )
     assert ended.returncode == 2
-    assert f"0.0.0.0:{port}: Address already in use" in ended.stderr
+    assert f"127.0.0.1:{port}: Address already in use" in ended.stderr
     assert "choose another port" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def test_new_keys_are_certificates_that_only_their_owner_can_read(keys: Path) ->
     assert again.exit_code != 0
     assert "exists; remove it, or choose another name" in again.output
     assert zmq.auth.load_certificate(keys / "server.key_secret") == (public, secret)
+
+
+@pytest.mark.parametrize("name", ["feed.key", "feed.key_secret"])
+def test_new_keys_follow_no_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    made = CliRunner().invoke(main, ["keygen", "feed", "--directory", str(tmp_path)])
+    assert made.exit_code == 2
+    assert f"{tmp_path / name} exists; remove it, or choose another name" in made.output
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
+def test_only_its_owner_can_change_a_new_public_key(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        CliRunner().invoke(main, ["keygen", "feed", "--directory", str(tmp_path), "--only", "billing"])
+    finally:
+        os.umask(before)
+    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {".key": 0o644, ".key_secret": 0o600}
 
 
 def test_an_option_reads_the_right_key_of_a_certificate(keys: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,10 +17,13 @@ from zmq_datasource.cli.types import (
     number,
     option_of,
     other_options,
-    prometheus_port,
+    prometheus_address,
     setting,
 )
 from zmq_datasource.options import ProxyOptions, ReceiveOptions
+
+if TYPE_CHECKING:
+    from zmq_datasource.monitoring.http import HttpAddress
 
 __all__ = ["demo", "proxy", "receive"]
 
@@ -54,13 +57,13 @@ def _read_share(text: str) -> tuple[int, int]:
 )
 @other_options("-o onLoss=fail")
 @figures_options
-@prometheus_port
+@prometheus_address
 def receive(
     others: tuple[str, ...],
     partition: tuple[int, int] | None,
     figures: Form,
     figures_every: float,
-    prometheus: int | None,
+    prometheus: HttpAddress | None,
     **named: str | None,
 ) -> None:
     """Receive into a log, without Spark, until Ctrl-C or SIGTERM.
@@ -101,9 +104,13 @@ def receive(
 @option_of(ProxyOptions, "wal_retention", "wal_max_bytes", "topics")
 @other_options("-o subscriberExpiry=30d")
 @figures_options
-@prometheus_port
+@prometheus_address
 def proxy(
-    others: tuple[str, ...], figures: Form, figures_every: float, prometheus: int | None, **named: object
+    others: tuple[str, ...],
+    figures: Form,
+    figures_every: float,
+    prometheus: HttpAddress | None,
+    **named: object,
 ) -> None:
     """Stand between publishers and subscribers, keep the messages in a log, and serve them again.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import click
@@ -53,16 +55,19 @@ def keygen(name: str, directory: Path, only: tuple[str, ...]) -> None:
     public, secret = directory / f"{name}.key", directory / f"{name}.key_secret"
     try:
         for path in (public, secret):
-            if path.exists():
+            if os.path.lexists(path):  # also a link whose target is missing
                 raise click.UsageError(f"{path} exists; remove it, or choose another name")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # No other user may read the file, even while it is written.
-        secret.touch(mode=0o600)
-        zmq.auth.create_certificates(directory, name)
-        secret.chmod(0o600)
+        with (
+            tempfile.TemporaryDirectory() as private
+        ):  # pyzmq follows links, and leaves the mode to the umask
+            made = [Path(path) for path in zmq.auth.create_certificates(private, name)]
+            texts = [path.read_text() for path in made]
         if only:  # a server reads the public certificate; pyzmq would write metadata only into the secret one
-            named = f'metadata\n    names = "{" ".join(only)}"\n'
-            public.write_text(public.read_text().replace("metadata\n", named, 1))
+            texts[0] = texts[0].replace("metadata\n", f'metadata\n    names = "{" ".join(only)}"\n', 1)
+        for path, text, mode in zip((public, secret), texts, (0o644, 0o600), strict=True):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+                file.write(text)
     except OSError as e:
         raise click.UsageError(
             f"making keys in {str(directory)[:_MOST_SHOWN]!r}: {e.strerror}; name a directory that can be written with "

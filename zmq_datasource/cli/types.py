@@ -38,7 +38,7 @@ __all__ = [
     "option_of",
     "other_options",
     "place_of",
-    "prometheus_port",
+    "prometheus_address",
     "set_by_user",
     "setting",
     "size",
@@ -51,6 +51,8 @@ _METAVARS = {Endpoints: "URL,...", Topics: "TOPIC,...", Duration: "DURATION", By
 
 
 if TYPE_CHECKING:
+    from zmq_datasource.monitoring.http import HttpAddress
+
     _ParamType = click.ParamType[Any]
 else:  # at run time click.ParamType is generic only since click 8.4
     _ParamType = click.ParamType
@@ -275,11 +277,18 @@ def place_of(name: str, command: str) -> str | None:
     return None
 
 
-prometheus_port = click.option(
+def _address(text: str) -> HttpAddress:
+    from zmq_datasource.monitoring.http import HttpAddress  # noqa: PLC0415 - imports http.server
+
+    return HttpAddress.read(text)
+
+
+prometheus_address = click.option(
     "--prometheus",
-    type=click.IntRange(0, 65535),
-    metavar="PORT",
-    help="Serve the figures for Prometheus, at http://HOST:PORT/metrics.",
+    type=Read("[HOST:]PORT", _address),
+    metavar="[HOST:]PORT",
+    help="Serve the figures for Prometheus, at http://HOST:PORT/metrics. Without HOST only programs on this machine "
+    "can ask; 0.0.0.0:9400 listens on all addresses of this machine.",
 )
 
 Form: TypeAlias = Literal["text", "json", "none"]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.monitoring.http import REQUEST_SECONDS, HttpAddress, HttpServer
 from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 
 if TYPE_CHECKING:
@@ -59,13 +60,17 @@ class PrometheusOutlet:
     Args:
         read: Returns the figures to show. Called for each scrape, in any thread.
         clock: In seconds.
+        request_seconds: How long a client may take for its request and the answer.
 
     Raises:
         OptionError: ``prometheus_client`` is not installed.
     """
 
     def __init__(
-        self, read: Callable[[], Iterable[Shown]], clock: Callable[[], float] = time.monotonic
+        self,
+        read: Callable[[], Iterable[Shown]],
+        clock: Callable[[], float] = time.monotonic,
+        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         try:
             import prometheus_client.core  # noqa: PLC0415 - an extra
@@ -76,10 +81,11 @@ class PrometheusOutlet:
         self._client: Any = prometheus_client
         self._read = read
         self._clock = clock
+        self._request_seconds = request_seconds
         self._lock = threading.Lock()
         self._failures = {"http": 0}
         self._faults = LimitedLog(__name__, "failures of a Prometheus outlet")
-        self._server: Any = None
+        self._server: HttpServer | None = None
         self._next_try = 0.0
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -87,7 +93,7 @@ class PrometheusOutlet:
     @property
     def port(self) -> int | None:
         """The port at which figures are served now; None if they are not."""
-        return None if self._server is None else int(self._server.server_port)
+        return None if self._server is None else self._server.server_port
 
     @property
     def failures(self) -> int:
@@ -101,30 +107,26 @@ class PrometheusOutlet:
             self._failures[outlet] = self._failures.get(outlet, 0) + 1
         self._faults.warn("%s", why)
 
-    def serve(self, port: int, address: str = "0.0.0.0") -> None:
-        """Serve ``http://<address>:<port>/metrics`` until ``close``.
-
-        Args:
-            port: 0 takes a free one.
+    def serve(self, address: HttpAddress) -> None:
+        """Serve ``http://<address>/metrics`` until ``close``.
 
         Raises:
-            OptionError: The port cannot be listened on.
+            OptionError: The address cannot be listened on.
         """
         try:
-            self._server, _ = self._client.start_http_server(port, address, registry=self._registry)
+            app = self._client.make_wsgi_app(self._registry)
+            self._server = HttpServer(address, app, self._request_seconds)
         except OSError as e:
-            raise OptionError(
-                f"serving metrics on {address}:{port}: {e.strerror or e}; choose another port"
-            ) from e
-        _log.info("serving metrics on http://%s:%d/metrics", address, self.port)
+            raise OptionError(f"serving metrics on {address}: {e.strerror or e}; choose another port") from e
+        _log.info("serving metrics on http://%s/metrics", address._replace(port=self._server.server_port))
 
-    def serve_if_possible(self, port: int, address: str) -> None:
+    def serve_if_possible(self, address: HttpAddress) -> None:
         """Call ``serve``, unless figures are served now. A failure is counted; a call after 10 seconds tries again."""
         if self._server is not None or self._clock() < self._next_try:
             return
         self._next_try = self._clock() + _RETRY_SECONDS
         try:
-            self.serve(port, address)
+            self.serve(address)
         except OptionError as e:
             self.failed("http", f"{e}. It is tried again every {_RETRY_SECONDS:.0f} s")
 
@@ -133,8 +135,7 @@ class PrometheusOutlet:
         server, self._server = self._server, None
         self._next_try = float("inf")
         if server is not None:
-            server.shutdown()
-            server.server_close()
+            server.close()
 
     # prometheus_client's side.
 

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
 from zmq_datasource.counters import Metric
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.monitoring.accounts import TOTAL
+from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_batch
@@ -65,7 +66,8 @@ class ZmqMetricsListener(StreamingQueryListener):
             while they are idle.
         prometheusPort: Serve the metrics on this port of the driver; 0 takes a free one (``port``). Needs the extra
             ``prometheus``.
-        prometheusAddress: The address to listen on.
+        prometheusAddress: The address to listen on; by default only programs on the driver's machine can ask. 0.0.0.0
+            listens on all addresses of the machine.
 
     Raises:
         OptionError: The Prometheus client is not installed.
@@ -77,7 +79,7 @@ class ZmqMetricsListener(StreamingQueryListener):
         *,
         spark: SparkSession | None = None,
         prometheusPort: int | None = None,
-        prometheusAddress: str = "0.0.0.0",
+        prometheusAddress: str = "127.0.0.1",
     ) -> None:
         self._callback = callback
         # Taken here, because no session is active in the threads that call listeners.
@@ -85,15 +87,15 @@ class ZmqMetricsListener(StreamingQueryListener):
         self._faults = LimitedLog(__name__, "failures")
         self._events = QueryEvents()
         self._outlet: PrometheusOutlet | None = None
-        self._port, self._address = prometheusPort, prometheusAddress
+        self._address = None if prometheusPort is None else HttpAddress(prometheusPort, prometheusAddress)
         self._failures = 0
-        if prometheusPort is not None:
+        if self._address is not None:
             self._outlet = PrometheusOutlet(self._events.shown)
             self._serve()
 
     def _serve(self) -> None:
-        if self._outlet is not None and self._port is not None:
-            self._outlet.serve_if_possible(self._port, self._address)
+        if self._outlet is not None and self._address is not None:
+            self._outlet.serve_if_possible(self._address)
 
     @property
     def port(self) -> int | None:
