@@ -143,16 +143,31 @@ def test_repeated_runs_are_a_line_with_their_spread() -> None:
 
 @pytest.mark.spark
 def test_the_command_shows_a_row_a_run_and_writes_its_files(tmp_path: Path) -> None:
-    arguments = ["hwm", "--messages", "100", "--rate", "0", "--consume", "0", "--sndhwm", "1,100"]
+    arguments = ["hwm", "--messages", "100", "--rate", "0", "--consume", "0", "--sndhwm", "1,50"]
     arguments += ["--full", "noblock", "--repeat", "2"]
     arguments += ["--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png")]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     shown = [line.split()[:3] for line in result.stdout.splitlines() if line.startswith("PUSH/PULL")]
-    assert shown == [["PUSH/PULL", "noblock", "1"], ["PUSH/PULL", "noblock", "100"]]
+    assert shown == [["PUSH/PULL", "noblock", "1"], ["PUSH/PULL", "noblock", "50"]]
     marks = [line.split(",")[2] for line in (tmp_path / "a.csv").read_text().splitlines()]
-    assert marks == ["sndhwm", "1", "100", "1", "100"]  # in turn
+    assert marks == ["sndhwm", "1", "50", "1", "50"]  # in turn
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.alone
+@pytest.mark.spark
+def test_a_stall_is_longer_than_a_queue_that_is_too_small(tmp_path: Path) -> None:
+    """5,000 messages beside such a stall would all be in the queue of 5,000, which 10,000/s fill in half of it."""
+    arguments = ["hwm", "--rate", "10000", "--stall", "1s", "--size", "100", "--consume", "20us"]
+    arguments += ["--sndhwm", "5000,20000", "--rcvhwm", "1", "--full", "noblock", "--repeat", "1"]
+    result = CliRunner().invoke(main, [*arguments, "--csv", str(tmp_path / "a.csv")])
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "a.csv").open() as file:
+        small, large = csv.DictReader(file)
+    assert int(small["messages"]) == 20_000
+    assert int(small["dropped"]) > 0
+    assert int(large["dropped"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -164,6 +179,9 @@ def test_the_command_shows_a_row_a_run_and_writes_its_files(tmp_path: Path) -> N
         (["--consume", "5"], "a number and a unit"),
         (["--full", "silent"], "for --pattern PUB/SUB"),
         (["--messages", "0"], "0"),
+        (["--messages", "5000", "--rate", "20000", "--stall", "1s"], "send 40,000 or more"),
+        (["--rate", "0", "--stall", "1s"], "how many messages come at once"),
+        (["--messages", "1000", "--sndhwm", "10,1000"], "set --messages 3,000"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], word: str) -> None:

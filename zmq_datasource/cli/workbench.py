@@ -187,7 +187,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     show_default=True,
     help="What the sender does at a full queue: drop and count, wait, or drop in silence (a PUB as it is).",
 )
-@setting("--messages", click.IntRange(1, 10_000_000), 5000, "Sent in each run.")
+@setting(
+    "--messages",
+    click.IntRange(1, 10_000_000),
+    None,
+    "Sent in each run.  [default: 5000, or with --stall as many as go on for 1 s after it]",
+)
 @setting("--size", size(0, 64 << 20), "1000", "Bytes of a message; 16 or more.")
 @setting("--rate", number(0, 1e9), "5000", "Messages a second that are sent; 0 is as fast as it goes.")
 @setting("--consume", DURATION, "400us", "The consumer's time for each message.")
@@ -222,6 +227,7 @@ def hwm(
     sndhwm: tuple[int, ...],
     rcvhwm: tuple[int, ...] | None,
     linger: tuple[int, ...],
+    messages: int | None,
     repeat: int,
     csv_file: Path | None,
     plot_file: Path | None,
@@ -236,13 +242,13 @@ def hwm(
     Examples:
       zmq-datasource hwm
       zmq-datasource hwm --pattern PUB/SUB --full silent --full noblock --plot hwm.png
-      zmq-datasource hwm --rate 20000 --size 100 --consume 60us --stall 1s --sndhwm 100,1000,10000
+      zmq-datasource hwm --rate 20000 --size 100 --consume 20us --stall 1s --sndhwm 1000,10000,20000
     """
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress  # noqa: PLC0415
 
     from zmq_datasource.monitoring.tables import print_table  # noqa: PLC0415
-    from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, run  # noqa: PLC0415
+    from zmq_datasource.workbench.experiment import HEADER_BYTES, Experiment, messages_of, run  # noqa: PLC0415
     from zmq_datasource.workbench.results import check_outputs, plot, table, write_csv  # noqa: PLC0415
 
     if same["size"] < HEADER_BYTES:
@@ -251,6 +257,7 @@ def hwm(
         )
     if "silent" in full and "PUB/SUB" not in pattern:
         raise click.UsageError("--full silent is for --pattern PUB/SUB; a PUSH drops nothing in silence")
+    same["messages"] = messages_of(messages, same["rate"], same["stall"], max((*sndhwm, *(rcvhwm or ()))))
     experiments = [
         Experiment(sockets, mode, sender, receiver, linger=patience, **same)
         for sockets, mode, patience, sender in product(pattern, full, linger, sndhwm)

@@ -11,6 +11,7 @@ it measures how long it waits for a full queue.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 import signal
@@ -25,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import zmq
 
-from zmq_datasource.errors import WorkbenchError
+from zmq_datasource.errors import OptionError, WorkbenchError
 
 Pattern = Literal["PUSH/PULL", "PUB/SUB"]
 # silent: a PUB with libzmq's defaults, which drops without an error. fill: send until the chain is full.
@@ -34,6 +35,9 @@ Mode = Literal["noblock", "block", "silent", "fill"]
 _SPAWN = multiprocessing.get_context("spawn")
 # A message begins with its number and when it was sent.
 HEADER_BYTES = 16
+_MESSAGES = 5000
+# How long the sender goes on after a stall. If it ended with the stall, a queue that holds all messages would do.
+_AFTER_STALL_SECONDS = 1.0
 _START_SECONDS = 30.0
 # The sender has ended and no message has come for so long: the rest is lost.
 _QUIET_MS = 300
@@ -107,6 +111,39 @@ class ExperimentResult(NamedTuple):
     def drop_rate(self) -> float:
         """The share of the messages that was not received, 0 to 1."""
         return 1 - self.received / self.experiment.messages
+
+
+def messages_of(asked: int | None, rate: float, stall: float, largest_hwm: int) -> int:
+    """How many messages a run sends, so that a queue can only pass by keeping up, not by holding all of them.
+
+    Args:
+        asked: The user's number; None for the default.
+        rate, stall: As in ``Experiment``.
+        largest_hwm: The largest high-water mark that is tried.
+
+    Raises:
+        OptionError: The run would be too short to fill the queues.
+    """
+    if stall and rate:
+        least = math.ceil(rate * (stall + _AFTER_STALL_SECONDS))
+        if asked is not None and asked < least:
+            raise OptionError(
+                f"--messages {asked:,}: at --rate {rate:,g} the sender would end before or soon after --stall "
+                f"{stall:g}s, and a queue of {asked:,} would pass any stall; send {least:,} or more (the rate × (the "
+                f"stall + {_AFTER_STALL_SECONDS:g} s)), or leave --messages out"
+            )
+        return max(least, _MESSAGES) if asked is None else asked
+    if stall and asked is None:
+        raise OptionError(
+            "--stall with --rate 0: say with --messages how many messages come at once, or set --rate"
+        )
+    messages = asked or _MESSAGES
+    if largest_hwm >= messages and not stall:
+        raise OptionError(
+            f"a high-water mark of {largest_hwm:,} holds all --messages {messages:,}, so the run would show nothing; "
+            f"set --messages {3 * largest_hwm:,}, or try smaller marks"
+        )
+    return messages
 
 
 def run(experiment: Experiment) -> ExperimentResult:

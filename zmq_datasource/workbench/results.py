@@ -117,6 +117,7 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
         WorkbenchError: The file cannot be written.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")
     shares, ages = figure.subplots(2, 1, sharex=True)
@@ -137,17 +138,23 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
                 marks, list(map(min, values)), list(map(max, values)), color=color, alpha=0.2, linewidth=0
             )
     repeats = max(map(len, _repeated(runs).values()))
-    spread = f"; lines: median of {repeats} runs, bands: smallest to largest" if repeats > 1 else ""
-    figure.suptitle(f"High-water marks{spread}", x=0.01, ha="left", fontsize=11)
+    spread = f"\nlines: median of {repeats} runs, bands: smallest to largest" if repeats > 1 else ""
+    figure.suptitle(f"{_load(runs[0].experiment)}{spread}", x=0.01, ha="left", fontsize=11)
     shares.set_ylabel("not received, %")
     shares.set_ylim(bottom=-2)
     ages.set_ylabel("age when received, ms\n(p50; dashed: p99)")
     ages.set_xlabel("send high-water mark, messages")
     ages.set_yscale("log")
+    ages.yaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5))
+    )  # else an axis within one decade has no plain number
     ages.yaxis.set_major_formatter("{x:,g}")
+    ages.yaxis.set_minor_formatter(NullFormatter())
     for axes in (shares, ages):
         axes.set_xscale("log")
+        axes.set_xticks(sorted({run.experiment.sndhwm for run in runs}))
         axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     shares.legend(frameon=False, fontsize=9)
@@ -155,6 +162,16 @@ def plot(runs: Sequence[ExperimentResult], path: Path) -> None:
         figure.savefig(path)
     except (OSError, ValueError) as e:
         raise WorkbenchError(f"writing {path}: {e}; name a file that ends in .png, .svg or .pdf") from e
+
+
+def _load(experiment: Experiment) -> str:
+    """What is the same in all runs of a plot, in words."""
+    rate = f"at {experiment.rate:,g}/s" if experiment.rate else "at once"
+    stall = f", after a stall of {experiment.stall:g} s" if experiment.stall else ""
+    return (
+        f"{experiment.messages:,} messages of {experiment.size:,} bytes {rate}; the consumer takes one in "
+        f"{experiment.consume * 1e6:,.0f} µs{stall}"
+    )
 
 
 def _curves(runs: Iterable[ExperimentResult]) -> dict[str, dict[Experiment, list[ExperimentResult]]]:
