@@ -42,6 +42,7 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
     counters.paused_seconds["logFull"] = 1.5
     source = figures(counters, lambda metric: not metric.numbered) | {
         "source": "PULL tcp://f:1",
+        "core": "compiled",
         "lastReceived": "2026-11-21T00:00:00.500Z",
         "backlogAgeMs": 2500,
     }
@@ -152,7 +153,7 @@ def test_what_a_query_does_not_have_is_not_served_as_zero() -> None:
     with served() as (events, outlet):
         events.observe(follows)
         found = {name for name, _ in scrape(outlet.port)}
-    assert "zmq_source_messages_received_total" in found
+    assert "zmq_source_backlog_age_seconds" in found
     assert not {name for name in found if "pause" in name or "core" in name}
 
 

@@ -15,9 +15,11 @@ import zmq
 import zmq_datasource.monitoring.source as source_module
 from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stream_options, wait_for
 from zmq_datasource.counters import iso
+from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.source.feed import Feed
 from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.spark.listener import QueryEvents
 from zmq_datasource.transport import core
 
 Context = zmq.Context[Socket]
@@ -126,7 +128,7 @@ def test_a_pause_is_shown_with_its_cause_while_it_lasts(context: Context, tmp_pa
 
 def test_what_is_shown_is_declared(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUB)
-    options = {"socketType": "SUB", "framing": "clone", "deduplicate": True}
+    options = {"socketType": "SUB", "framing": "custom", "sequenceAt": "1:0:u64be", "deduplicate": True}
     with monitored(tmp_path, endpoint, **options) as (_, monitor):
         assert set(monitor.metrics()) == {metric.name for metric in SOURCE} - {"reader"}  # there is no query
 
@@ -150,10 +152,29 @@ def test_metrics_that_cannot_be_put_together_end_nothing(
     assert "Input/output error" in caplog.text
 
 
-def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Context, tmp_path: Path) -> None:
+def summed(event_metrics: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """What Prometheus gets of each series, from queries with these metrics on one log."""
+    events = QueryEvents()
+    for number, metrics in enumerate(event_metrics):
+        source = {"latestOffset": {"log": "l"}, "metrics": metrics}
+        events.observe({"id": str(number), "name": None, "timestamp": None, "sources": [source], "sink": {}})
+    outlet = PrometheusOutlet(events.shown)
+    return {
+        sample.name: [each.value for each in family.samples if each.name == sample.name]
+        for family in outlet.collect()
+        for sample in family.samples
+    }
+
+
+def test_a_query_that_follows_a_log_shows_what_its_receiver_counted_and_prometheus_has_it_once(
+    context: Context, tmp_path: Path
+) -> None:
     pub, endpoint = bound(context, zmq.XPUB)
     parsed = stream_options(walLocation=tmp_path, reader="mine")
-    with monitored(tmp_path, endpoint, socketType="SUB", framing="clone") as (ingest, _):
+    with monitored(tmp_path, endpoint, socketType="SUB", framing="custom", sequenceAt="1:0:u64be") as (
+        ingest,
+        receiver,
+    ):
         assert pub.recv() == b"\x01"
         for number in (1, 2, 5):
             pub.send_multipart([b"key", number.to_bytes(8, "big"), b"", b"", b"value"])
@@ -165,7 +186,11 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted(context: Con
         monitor = SourceMonitor(follow, parsed)
         monitor.mark_finished(1)
         shown = monitor.metrics()
+        exported = summed([receiver.metrics(), shown])
         follow.stop()
+    assert exported["zmq_source_messages_lost"] == [2]
+    assert exported["zmq_source_messages_received_total"] == [3]
+    assert sorted(exported["zmq_source_backlog_messages"]) == [2, 3]
     assert (shown["messagesReceived"], shown["messagesLost"], shown["backlogMessages"]) == (3, 2, 2)
     assert "rcvhwm" not in shown  # it has no socket
     assert (shown["source"], shown["reader"]) == (f"log {tmp_path} (mine)", "mine")

@@ -105,6 +105,21 @@ class _Momentary:
 
 SOURCE = declared("zmq_source", _Momentary, SourceCounters, Totals)
 
+_OF_RECEIVER = {metric.name for metric in SOURCE if metric.since == "log" or metric.numbered}
+
+
+def own_figures(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures that a source reports for sums: if it does not receive, without those of the log's receiver.
+
+    So a sum over all queries of a log, and the program that receives into it, counts each lost message once.
+
+    Args:
+        metrics: As of ``SourceMonitor.metrics``.
+    """
+    if metrics.get("core") is not None:  # only a source that receives has a core
+        return metrics
+    return {name: value for name, value in metrics.items() if name not in _OF_RECEIVER}
+
 
 class SourceMonitor:
     """Computes the figures of a running source. It never ends the source."""

@@ -28,7 +28,7 @@ from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
-from zmq_datasource.monitoring.source import SOURCE
+from zmq_datasource.monitoring.source import SOURCE, own_figures
 from zmq_datasource.spark.queries import complete, fill_in_sinks, fill_in_sources, has_batch
 from zmq_datasource.spark.registration import active_history
 
@@ -221,7 +221,8 @@ def _of_sources(queries: Iterable[_Query]) -> Iterator[_Labelled]:
         for source in query.event["sources"]:
             if _is_ours(source):
                 metrics = source["metrics"]
-                yield (*query.labels, metrics["source"], source["latestOffset"]["log"]), metrics
+                labels = (*query.labels, metrics["source"], source["latestOffset"]["log"])
+                yield labels, own_figures(metrics)
 
 
 def _of_sinks(queries: Iterable[_Query]) -> Iterator[_Labelled]:
