@@ -110,7 +110,7 @@ class SocketError(ZmqDataSourceError):
 class EndpointError(SocketError):
     """An endpoint cannot be bound or connected, or its host name does not resolve.
 
-    What to do: Check the address. If it is in use, stop the other program, or use another port.
+    What to do: Check the address. If it is still in use after 8 s, stop the other program, or use another port.
     """
 
 

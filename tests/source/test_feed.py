@@ -337,6 +337,7 @@ def test_a_query_that_cannot_receive_in_place_of_another_says_why(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_over(monkeypatch, takeover=0.1)
+    monkeypatch.setattr("zmq_datasource.transport.opened.BIND_SECONDS", 0.1)
     endpoint = free_endpoint()
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
         one.step(), two.step()

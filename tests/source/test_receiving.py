@@ -65,6 +65,9 @@ class Filler:
     def hurry_replays(self) -> bool:
         return False
 
+    def is_connected(self) -> bool:
+        return True
+
     def facts(self) -> FillerFacts:
         return FillerFacts()
 

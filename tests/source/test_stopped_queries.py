@@ -12,7 +12,7 @@ import pytest
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import Socket, bound, keep_handlers, stop_sooner
+from tests.support import Socket, bound, free_endpoint, keep_handlers, stop_sooner, wait_for
 from tests.weather.engine import Source, read_output
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -97,3 +97,52 @@ def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(feed
     assert copied == [str(n) for n in range(350)]
     original = feed.run("original", lambda values: values[-1:] == ["349"])
     assert original == [str(n) for n in range(350)]
+
+
+def test_a_query_that_binds_waits_for_the_stopped_one_that_still_drains(
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A notebook's cell that is run again, with another log, while the PUSH goes on."""
+    endpoint, ended = free_endpoint(), threading.Event()
+
+    def send() -> None:
+        push = context.socket(zmq.PUSH)
+        push.setsockopt(zmq.LINGER, 0)
+        push.connect(endpoint)
+        while not ended.wait(0.005):
+            push.send(b"x", zmq.NOBLOCK)
+
+    def query(name: str) -> ZmqStreamReader:
+        options = {"socketType": "PULL", "bind": endpoint, "walLocation": str(tmp_path / name)}
+        return ZmqStreamReader(parse(StreamReadOptions, options))
+
+    def await_rows(reader: ZmqStreamReader) -> None:
+        begin = reader.initialOffset()
+        wait_for(lambda: reader.latestOffset(begin, ReadMaxRows(1)) != begin, "messages")
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    one, two = query("one"), query("two")
+    try:
+        await_rows(one)
+        stopping = threading.Thread(target=one.stop)
+        stopping.start()
+        await_rows(two)
+        stopping.join(30)
+    finally:
+        ended.set()
+        sending.join(30)
+        two.stop()
+    assert f"{endpoint} is in use: waiting up to 8 s" in caplog.text
+
+
+def test_a_query_without_a_connection_gives_its_port_up_at_once(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_sooner(monkeypatch, 30.0)
+    options = {"socketType": "PULL", "bind": free_endpoint(), "walLocation": str(tmp_path)}
+    reader = ZmqStreamReader(parse(StreamReadOptions, options))
+    reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
+    began = time.monotonic()
+    reader.stop()
+    assert time.monotonic() - began < 4  # a PULL that has a connection is drained for 5 s

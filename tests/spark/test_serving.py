@@ -24,9 +24,9 @@ from tests.support import (
 )
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.source.chunk_server import ChunkServer
-from zmq_datasource.spark import serving
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
+from zmq_datasource.transport import opened
 
 ALL = ReadMaxRows(1)
 _PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
@@ -147,7 +147,7 @@ def test_an_endpoint_that_the_last_run_still_has_is_waited_for(
 def test_an_endpoint_in_use_is_an_error(
     context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "LOCK_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(opened, "BIND_SECONDS", 0.1)
     push, endpoint = bound(context, zmq.PUSH)
     _, taken = bound(context, zmq.ROUTER)
     reader = ZmqStreamReader(

@@ -308,6 +308,10 @@ class Acceptor:
         """Return False: senders repeat by themselves what is not confirmed."""
         return False
 
+    def is_connected(self) -> bool:
+        """See ``log.Filler``."""
+        return bool(self._open.watch.open_connections().inodes)
+
     def facts(self) -> FillerFacts:
         """Return no figures: no row waits in memory. Rows are staged, and appended when they are committed."""
         return FillerFacts()

@@ -72,5 +72,8 @@ class Filler(Protocol):
     def hurry_replays(self) -> bool:
         """Whether requested messages (a replay) may still arrive although the sockets are silent."""
 
+    def is_connected(self) -> bool:
+        """Whether a socket has a connection, over which messages may come."""
+
     def facts(self) -> FillerFacts:
         """The figures of the filler."""

@@ -57,7 +57,9 @@ from zmq_datasource.log import (
     parse_partition_name,
 )
 from zmq_datasource.options.offsets import READER_PATTERN
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.answers import Answers, set_router_options
+from zmq_datasource.transport.opened import bind_when_free
 
 SECRET_BYTES = 32
 # libzmq encrypts a frame as a whole, which takes several times the memory of the frame.
@@ -201,11 +203,10 @@ class ChunkServer:
                 zmq.TCP_MAXRT: round(patience * 1000),
                 zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
                 zmq.LINGER: 0,
-                zmq.IPV6: int("[" in (endpoint or "")),
             }
             for option, value in options.items():
                 self._socket.setsockopt(option, value)
-            self._socket.bind(endpoint or _ANYWHERE)
+            bind_when_free(self._socket, Endpoint("tcp", (endpoint or _ANYWHERE).removeprefix("tcp://")))
             bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
             host, _, port = bound.removeprefix("tcp://").rpartition(":")
             hosts = own_addresses() if host in ("0.0.0.0", "[::]") else [host]

@@ -259,6 +259,12 @@ class Receiver:
                 "connectTimeout, or leave it out to wait without end"
             )
 
+    def is_connected(self) -> bool:
+        """Whether a socket has a connection, over which messages may come. For the thread that receives."""
+        watches = [channel.opened.watch for channel in self.channels]
+        watches += [replayer.watch for replayer in self._replayers]
+        return any(watch.open_connections().inodes for watch in watches)
+
     def extend_timeouts(self) -> None:
         """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
         self.keep_alive()
@@ -341,6 +347,10 @@ class LogReceiver:
     def extend_timeouts(self) -> None:
         """See ``Receiver.extend_timeouts``."""
         self.receiver.extend_timeouts()
+
+    def is_connected(self) -> bool:
+        """See ``Receiver.is_connected``."""
+        return self.receiver.is_connected()
 
     def hurry_replays(self) -> bool:
         """See ``Receiver.hurry_replays``."""

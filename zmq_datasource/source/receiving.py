@@ -234,8 +234,11 @@ class ReceivingThread:
                 time.sleep(self.tick_seconds)
                 quiet_from = time.monotonic()
                 continue
+            connected = self._filler.is_connected()
             if self._filler.receive():
                 quiet_from = came_at = time.monotonic()
+            elif not connected:  # nothing can come any more, so another query may have the port at once
+                break
         self._filler.finish(_FINISH_SECONDS)
 
 

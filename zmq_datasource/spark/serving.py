@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.host.signals import check_signals
-from zmq_datasource.log import LOCK_WAIT_SECONDS, LogStorage
+from zmq_datasource.log import LogStorage
 from zmq_datasource.options.read import LogServing
 
 if TYPE_CHECKING:
     from zmq_datasource.source.chunk_server import ChunkServer, LogAccess
-
-_BINDING_SECONDS = 0.05
 
 _LOCAL = re.compile(r"(?:--master|spark\.master)[=\0](?:local|local\[[^\]\0]*\])(?:\0|$)")
 # So many parents of this process are searched for the JVM. Spark's daemon of Python processes may be in between.
@@ -55,25 +51,19 @@ class Serving:
 
         from zmq_datasource.source.chunk_server import ChunkServer  # noqa: PLC0415
 
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        while True:
-            try:
-                return ChunkServer(storage, log_id, self._wanted.endpoint)
-            except (zmq.ZMQError, OSError) as e:
-                if self._wanted.endpoint is None:
-                    self._warnings.warn(
-                        "the log cannot be served (%s): executors that do not see walLocation cannot read it",
-                        e.strerror,
-                    )
-                    return None
-                # The query's last run may still be ending.
-                if e.errno != zmq.EADDRINUSE or time.monotonic() >= deadline:
-                    raise EndpointError(
-                        f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine "
-                        "and a free port"
-                    ) from e
-            check_signals()
-            time.sleep(_BINDING_SECONDS)
+        try:
+            return ChunkServer(storage, log_id, self._wanted.endpoint)
+        except (zmq.ZMQError, OSError) as e:
+            if self._wanted.endpoint is not None:
+                raise EndpointError(
+                    f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine and a "
+                    "free port"
+                ) from e
+            self._warnings.warn(
+                "the log cannot be served (%s): executors that do not see walLocation cannot read it",
+                e.strerror,
+            )
+            return None
 
     def stop(self) -> None:
         """Stop the server."""

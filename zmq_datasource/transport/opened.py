@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 import zmq
 
 from zmq_datasource.errors import EndpointError
+from zmq_datasource.host.signals import check_signals
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.authentication import authenticate
 from zmq_datasource.transport.connections import (
@@ -33,6 +34,10 @@ from zmq_datasource.transport.peers import PeerWatch, security_of
 from zmq_datasource.transport.spec import SocketSpec, new_socket, options_of
 
 _log = logging.getLogger(__name__)
+
+# Longer than a stopped query drains its sockets (``source.receiver``).
+BIND_SECONDS = 8.0
+_BIND_TICK = 0.05
 
 _ALL_INTERFACES = ("*", "0.0.0.0", "::")
 _warned: set[str] = set()
@@ -231,12 +236,12 @@ def attach(
         EndpointError: An endpoint is in use or not an address of this machine, or its host does not resolve.
     """
     for endpoint in bind:
-        _refuse_ipc_in_use(endpoint)
         try:
-            bind_to(sock, endpoint)
+            bind_when_free(sock, endpoint)
         except zmq.ZMQError as e:
             hints = {
-                zmq.EADDRINUSE: "another process or another query of this job uses it; use another port",
+                zmq.EADDRINUSE: f"another process or another query of this job has used it for {BIND_SECONDS:g} s; "
+                "use another port, or stop that one first",
                 errno.ENODEV: "bind takes an IP address or interface of this machine, or *, but no host name",
                 zmq.EADDRNOTAVAIL: "it is not an address of this machine; use * for all of them",
                 errno.EACCES: "this user may not; use a port from 1024 on, or another directory",
@@ -250,6 +255,35 @@ def attach(
             connect_to(sock, endpoint)
         except zmq.ZMQError as e:
             raise EndpointError(f"connecting to {endpoint}: {e.strerror}; write tcp://host:port") from e
+
+
+def bind_when_free(sock: zmq.Socket[bytes], endpoint: Endpoint) -> None:
+    """Bind an endpoint; if it is in use, wait up to ``BIND_SECONDS``, because its last user may still be stopping.
+
+    Raises:
+        EndpointError: Another process listens at a path.
+        ZMQError: The endpoint cannot be bound.
+    """
+    deadline, warned = time.monotonic() + BIND_SECONDS, False
+    while True:
+        try:
+            _refuse_ipc_in_use(endpoint)
+            bind_to(sock, endpoint)
+            return
+        except (EndpointError, zmq.ZMQError) as e:
+            in_use = not isinstance(e, zmq.ZMQError) or e.errno == zmq.EADDRINUSE
+            if not in_use or time.monotonic() >= deadline:
+                raise
+        if not warned:
+            warned = True
+            _log.warning(
+                "%s is in use: waiting up to %g s for the query or the program that uses it to end; a stopped query "
+                "first receives what is on its way",
+                endpoint,
+                BIND_SECONDS,
+            )
+        check_signals()
+        time.sleep(_BIND_TICK)
 
 
 def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
