@@ -46,12 +46,13 @@ test-versions: $(VENV)/.made ## The tests with other versions of Python, Java an
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check nox uv
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/nox $(ARGS)
 
-check: $(VENV)/.dev ## Lint, format, types, layers, generated docs
+check: $(VENV)/.dev ## Lint, format, types, layers, generated docs, alerts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/reference.py --check
+	if command -v promtool >/dev/null; then promtool test rules conf/prometheus-alerts-test.yml; else echo "No promtool (of Prometheus): the alerts are not tested"; fi
 
 fast: $(VENV)/.dev ## The tests that need neither Spark nor other processes
 	$(BIN)/python -m pytest -m "not spark and not processes and not slow and not long and not alone" --numprocesses 3
