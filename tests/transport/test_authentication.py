@@ -539,6 +539,29 @@ def test_a_server_does_not_start_if_a_certificate_cannot_be_read(
         authentication.Clients(str(keys.allowed))
 
 
+def test_names_stay_bound_over_a_restart_until_their_file_is_removed(keys: Keys) -> None:
+    command = ["keygen", "owner", "--directory", str(keys.directory), "--only", "billing"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    keys.admit("owner")
+    owner, friend, certificate = keys.public("owner"), keys.public("friend"), keys.allowed / "owner.key"
+
+    def restarted() -> tuple[bool, bool]:
+        """Whether the owner may connect, and whether another client may use the owner's name."""
+        clients = authentication.Clients(str(keys.allowed))
+        return clients.callback("", owner), clients.may_use(friend.decode(), "billing")
+
+    assert restarted() == (True, False)
+    whole = certificate.read_text()
+    certificate.write_text("")
+    with pytest.raises(OptionError, match=r"owner\.key is not a certificate.* restore the file"):
+        restarted()
+    certificate.write_text(whole)
+    revoked = certificate.rename(keys.allowed / "owner.revoked")
+    assert restarted() == (False, False)
+    revoked.unlink()
+    assert restarted() == (False, True)
+
+
 def test_a_client_that_takes_over_a_routing_id_moves_no_position(
     context: zmq.Context[Socket], keys: Keys, tmp_path: Path
 ) -> None:

@@ -76,8 +76,15 @@ def _stamp_of(path: Path) -> tuple[str, int, int]:
 _MOST_CERTIFICATE_BYTES = 64 << 10
 
 
+# A certificate of this suffix admits its owner. One that is revoked keeps its names bound, and admits no client.
+_ADMITS, _REVOKED = ".key", ".revoked"
+
+
 class _Certificate(NamedTuple):
-    """The content of a certificate file when it could last be read; ``admits`` is false if it cannot be read now."""
+    """The content of a certificate file when it could last be read.
+
+    ``admits`` is false if the certificate is revoked, or cannot be read now.
+    """
 
     key: bytes
     names: list[str]
@@ -91,13 +98,14 @@ class Clients:
     subscribe under these names only, and no other client may use them.
 
     While a certificate cannot be read, its owner may not connect. Its names remain bound: otherwise a disk fault would
-    give them to all connected clients.
+    give them to all connected clients. A server does not start with such a certificate, because it would not know the
+    names. Only removing the file frees them.
 
     Attributes:
         check_seconds: How often the directory is looked at, so that a flood of handshakes does not read it each time.
 
     Raises:
-        OptionError: The directory cannot be read.
+        OptionError: The directory or a certificate in it cannot be read.
     """
 
     check_seconds = 1.0
@@ -115,9 +123,14 @@ class Clients:
                 f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
                 "zmq-datasource keygen makes them"
             ) from e
+        except ValueError as e:
+            raise OptionError(
+                f"option allowedClients: {e}; restore the file, because the names that it binds are not known without "
+                "it, or remove it, which frees them for every client"
+            ) from e
 
     def _files(self) -> list[Path]:
-        return sorted(path for path in self._directory.iterdir() if path.suffix == ".key")
+        return sorted(path for path in self._directory.iterdir() if path.suffix in (_ADMITS, _REVOKED))
 
     def _stamp(self) -> _Stamp:
         stamps = [_stamp_of(self._directory)]
@@ -146,16 +159,22 @@ class Clients:
         found = {}
         for path in self._files():
             try:
-                found[path.name] = _Certificate(zmq.auth.load_certificate(path)[0], _names_in(path), True)
+                key = zmq.auth.load_certificate(path)[0]
+                found[path.name] = _Certificate(key, _names_in(path), path.suffix == _ADMITS)
             except (OSError, ValueError) as e:
                 if opening and isinstance(e, OSError):
-                    raise  # it is unknown which names it binds
+                    raise
+                if opening:
+                    raise ValueError(f"{path} is not a certificate: {e}") from e
                 _log.warning("%s is not a certificate, and its owner may not connect: %s", path, e)
                 if (before := self._certificates.get(path.name)) is not None:
                     found[path.name] = before._replace(admits=False)
         self._certificates = found
         self._warn_of_other_names()
-        admitted = frozenset(certificate.key for certificate in found.values() if certificate.admits)
+        revoked = {certificate.key for name, certificate in found.items() if name.endswith(_REVOKED)}
+        admitted = (
+            frozenset(certificate.key for certificate in found.values() if certificate.admits) - revoked
+        )
         if not admitted:
             _log.warning("%s has no readable certificate (*.key): no client may connect", self._directory)
         return admitted
@@ -163,7 +182,7 @@ class Clients:
     def _warn_of_other_names(self) -> None:
         """Log each certificate that has no effect, because its file is not named ``*.key``."""
         for path in sorted(self._directory.iterdir()):
-            if path.suffix == ".key":
+            if path.suffix in (_ADMITS, _REVOKED):
                 continue
             with suppress(OSError, ValueError):  # no certificate, or not for us to read
                 if path.stat().st_size > _MOST_CERTIFICATE_BYTES:
