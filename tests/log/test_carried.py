@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import stream_options
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
-from zmq_datasource.counters import SourceCounters
+from zmq_datasource.counters import SourceCounters, declared
 from zmq_datasource.log.state import CarriedState
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.source.facts import read_counters, read_gaps, saved_tracker
@@ -117,3 +117,16 @@ def test_a_log_without_any_state_begins_with_nothing() -> None:
     assert intake(framing="sequenced").restore(b"")
     assert saved_tracker(b"") is None
     assert read_counters(b"") == (SourceCounters(), None)
+
+
+def test_each_figure_that_counts_since_the_log_began_is_kept_by_the_log() -> None:
+    counted = [metric for metric in declared("zmq_source", SourceCounters) if metric.since == "log"]
+    counters = SourceCounters(**dict.fromkeys(SourceCounters.kept(), 7))
+    assert {metric.attribute for metric in counted} == set(SourceCounters.kept())
+    again = SourceCounters()
+    again.restore(counters.to_json())
+    assert again == counters
+    # The names on disk: a new one may come, and none may change.
+    assert {"received", "bytes", "malformed", "control", "replayed", "malformed_replies", "oversize"} <= set(
+        SourceCounters.kept()
+    )

@@ -258,8 +258,7 @@ class Committer:
         self._log.append_whole(rows.batches, rows.filled)
         # From here on nothing can fail, so that rows and number are both appended.
         self._transactions.commit(message.producer, transaction)
-        self._counters.received += message.rows
-        self._counters.bytes += rows.value_bytes
+        self._counters.count(message.rows, rows.value_bytes)
         self._uncut.append(_Running(message, transaction, [peer]))
         return False
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
 
 from zmq_datasource.counters.metric import counted, state
 
@@ -49,12 +48,6 @@ class SourceCounters:
         "and the log output says that there was some.",
         "process",
     )
-    oversize: int = counted(
-        "messagesOversize",
-        "messages",
-        "The number of messages that were discarded because they are too large for a row.",
-        "log",
-    )
     control: int = counted(
         "controlMessages",
         "messages",
@@ -74,6 +67,12 @@ class SourceCounters:
         "The number of invalid replies to replay requests.",
         "log",
         numbered=True,
+    )
+    oversize: int = counted(
+        "messagesOversize",
+        "messages",
+        "The number of messages that were discarded because they are too large for a row.",
+        "log",
     )
     internal_errors: int = counted(
         "internalErrors",
@@ -169,24 +168,23 @@ class SourceCounters:
         initial=0.0,
     )
 
-    # These names are part of the log's format on disk. So they are listed here, and not derived from the fields.
-    _KEPT: ClassVar = (
-        "received",
-        "bytes",
-        "malformed",
-        "control",
-        "replayed",
-        "malformed_replies",
-        "oversize",
-    )
+    def count(self, rows: int, value_bytes: int) -> None:
+        """Count rows that were appended to the log: of a source, of transactions, of a proxy."""
+        self.received += rows
+        self.bytes += value_bytes
+
+    @classmethod
+    def kept(cls) -> list[str]:
+        """The counters of figures that count since the log began. Their names are part of its format on disk."""
+        return [field.name for field in fields(cls) if field.metadata["metrics"][0].since == "log"]
 
     def to_json(self) -> dict[str, int]:
         """The counters that the log keeps across restarts."""
-        return {name: getattr(self, name) for name in self._KEPT}
+        return {name: getattr(self, name) for name in self.kept()}
 
     def restore(self, kept: Mapping[str, int]) -> None:
         """Set the counters to the values that the log kept; a missing one to 0."""
-        for name in self._KEPT:
+        for name in self.kept():
             setattr(self, name, kept.get(name, 0))
 
     def __str__(self) -> str:

@@ -149,8 +149,7 @@ class Front:
         """Hand over the messages that have gathered, as rows; they count as received from now on."""
         arrivals, self._arrivals = self._arrivals, []
         rows = decode_plain(self._inbox.hand_over(), arrivals)
-        self._counters.received += rows.num_rows
-        self._counters.bytes += data_bytes(rows.column("value"))
+        self._counters.count(rows.num_rows, data_bytes(rows.column("value")))
         return rows
 
     def keep_alive(self, is_receiving: bool) -> None:

@@ -232,9 +232,9 @@ class Intake(CarriedState):
 
     def _count(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
-            self._counters.received += batch.num_rows
             # Without a value in the batch, Arrow's sum is null.
-            self._counters.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
+            size = pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
+            self._counters.count(batch.num_rows, size)
 
     def first_sequence(self, endpoint: str) -> int | None:
         """The first sequence of the history to ask an endpoint's publisher for; None if there is none to ask for.
