@@ -28,10 +28,10 @@ from zmq_datasource.transport.opened import OpenSocket
 
 @dataclass
 class _Silence:
-    """A connection that has delivered no message since a check.
+    """A connection that has delivered no message for a while.
 
     Attributes:
-        since: The bytes that it had received at that check.
+        since: The bytes that it had received at the check after its last message; 0 if it has had none.
         read_by: When the socket has read this number of messages, a message of this connection would be among them;
             None below the limit.
     """
@@ -60,6 +60,7 @@ class Unfinished:
         self._watch = opened.watch
         self._most_bytes = most_bytes
         self._silent: dict[int, _Silence] = {}  # by the connection's inode
+        self._spoke: set[int] = set()  # connections that have delivered a message since the last check
         self._read = 0  # messages
         self._next_check = 0.0
         self._ends = LimitedLog(__name__, "messages that do not end")
@@ -81,7 +82,7 @@ class Unfinished:
         self._read += 1
         inode = self._watch.inode(origin_of(frames[-1]))
         if inode is not None:
-            self._silent.pop(inode, None)
+            self._spoke.add(inode)
         return frames
 
     def check_connections(self) -> None:
@@ -93,8 +94,11 @@ class Unfinished:
         self._ends.flush()
         connections = self._watch.open_connections()
         before, self._silent = self._silent, {}
+        spoke, self._spoke = self._spoke, set()
         for connection in connections.current():
-            silence = before.get(connection.inode) or _Silence(connection.received)
+            silence = before.get(connection.inode) or _Silence(0)
+            if connection.inode in spoke:
+                silence = _Silence(connection.received)
             sent = connection.received - connection.unread - silence.since
             if sent > self._most_bytes + self.spare_bytes and not self._may_have_message(silence):
                 self._ends.warn(
