@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from zmq_datasource.errors import DiskFaultError, LogError, OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.host.readiness import Readiness
 from zmq_datasource.host.signals import StopFlag, forget_signal
 from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.http import HttpAddress
@@ -36,6 +38,7 @@ def receive_until_stopped(
     partition: int | None = None,
     prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
+    ready_file: Path | None = None,
 ) -> None:
     """Receive into a log until SIGTERM or SIGINT. Then receive the messages that libzmq still holds, and return.
 
@@ -44,6 +47,7 @@ def receive_until_stopped(
         partition: The log partition to fill, from 0 to ``receivers`` - 1; None fills all of them.
         prometheus: Where figures are served for Prometheus; None serves none.
         figures: How figures are printed.
+        ready_file: A file that exists while this program receives; None for no file.
 
     Raises:
         ZmqDataSourceError: An option is wrong, a socket cannot be opened, receiving must end, or the log has a fault.
@@ -53,7 +57,7 @@ def receive_until_stopped(
     parsed = parse(ReceiveOptions, options)
     stop = StopFlag()
     with stop.on_signals():
-        receive_until(parsed, partition, stop.wait, prometheus, figures)
+        receive_until(parsed, partition, stop.wait, prometheus, figures, ready_file)
 
 
 def receive_until(
@@ -62,6 +66,7 @@ def receive_until(
     stopped: Callable[[float], bool],
     prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
+    ready_file: Path | None = None,
     full_line_seconds: float = _FULL_SECONDS,
 ) -> None:
     """Receive into a log until ``stopped`` returns true. Then receive the messages that libzmq still holds, and return.
@@ -80,19 +85,23 @@ def receive_until(
     partitions = range(options.receivers) if partition is None else [partition]
     receivers = [_Receiver(options, partition, full_line_seconds, figures) for partition in partitions]
     idle = _IdlePartitions(options)
-    outlet = None if prometheus is None else PrometheusOutlet(lambda: _shown(receivers))
-    if outlet is not None and prometheus is not None:
+    readiness = Readiness(ready_file)
+    outlet = None
+    if prometheus is not None:
+        outlet = PrometheusOutlet(lambda: _shown(receivers), is_ready=lambda: readiness.is_ready)
         outlet.serve(prometheus)
     try:
         while not stopped(0.0):
             for receiver in receivers:
                 receiver.step()
+            readiness.set(all(receiver.receives for receiver in receivers))
             if partitions[0] == PARTITION:
                 idle.expire()
             if stopped(_TICK_SECONDS):
                 return
     finally:
         forget_signal()
+        readiness.set(False)
         if outlet is not None:
             outlet.close()
         run_in_parallel([receiver.stop for receiver in receivers])
@@ -119,6 +128,11 @@ class _Receiver:
         self._warnings = LimitedLog(__name__, "warnings about readers")
         self._next_full_line = 0.0
         self._lines = FigureLines(_log, source_line, figures)
+
+    @property
+    def receives(self) -> bool:
+        """Whether this process has the log, and its sockets are open."""
+        return self._monitor is not None
 
     def step(self) -> None:
         """Do what is due now. Called every ``_TICK_SECONDS``.

@@ -1,21 +1,27 @@
-"""conf/: what Prometheus and Grafana are told to ask for is what the exporter shows."""
+"""conf/: Prometheus and Grafana ask for what is exported; containers are started, bounded and probed rightly."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml  # comes with jupyterlab
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import REPOSITORY
+from zmq_datasource import receive as receive_module
+from zmq_datasource.cli import main
 from zmq_datasource.counters import MAP, Metric, SinkCounters, figures
 from zmq_datasource.monitoring.accounts import SinkTotals
+from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
@@ -111,3 +117,72 @@ def test_promtool_accepts_the_configuration_and_what_is_exported(exposition: str
         arguments = [promtool, *command.split(), *([] if file is None else [str(file)])]
         done = subprocess.run(arguments, input=text, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+KUBERNETES = {
+    file.name: [part for part in yaml.safe_load_all(file.read_text()) if part]
+    for file in sorted(CONF.glob("kubernetes*.yaml"))
+}
+PODS = [
+    pytest.param(part, id=f"{file}-{part['metadata']['name']}")
+    for file, parts in KUBERNETES.items()
+    for part in parts
+    if part["kind"] in ("Deployment", "StatefulSet")
+]
+
+
+@pytest.mark.parametrize("part", PODS)
+def test_a_pod_runs_as_the_images_user_within_limits(part: dict[str, Any]) -> None:
+    pod = part["spec"]["template"]["spec"]
+    (user,) = re.findall(r"^USER (\d+)$", (CONF / "Dockerfile").read_text(), re.MULTILINE)
+    security = pod["securityContext"]
+    assert security["runAsNonRoot"]
+    assert security["runAsUser"] == security["fsGroup"] == int(user)
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["memory"]
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("file", KUBERNETES)
+def test_a_receiver_in_a_pod_is_started_probed_and_scraped(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line takes its flags, and all the ports are that of ``--prometheus``."""
+    started: list[HttpAddress] = []
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *given: started.append(given[2]))
+    (receiver,) = [
+        p for p in KUBERNETES[file] if "receive" in p["metadata"]["name"] and "template" in p["spec"]
+    ]
+    (container,) = receiver["spec"]["template"]["spec"]["containers"]
+    command = [word for given in container["command"] for word in shlex.split(given)]
+    arguments = command[command.index("receive") :]
+    result = CliRunner().invoke(main, [word.replace("${HOSTNAME##*-}", "0") for word in arguments])
+    assert result.exit_code == 0, result.output
+    ((port, host),) = started
+    assert host == "0.0.0.0"
+    assert container["ports"] == [{"name": "metrics", "containerPort": port}]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
+    services = [part["spec"] for part in KUBERNETES[file] if part["kind"] == "Service"]
+    labels = receiver["spec"]["template"]["metadata"]["labels"]
+    (ports,) = [service["ports"] for service in services if service["selector"] == labels]
+    assert ports == [{"name": "metrics", "port": port}]
+    # Of two with one log, one is never ready, for which a rolling update would wait.
+    assert receiver["kind"] == "StatefulSet" or receiver["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_receiver_with_a_bucket_shares_no_volume() -> None:
+    pod = KUBERNETES["kubernetes-bucket.yaml"][-1]["spec"]["template"]["spec"]
+    assert [volume.keys() - {"name"} for volume in pod["volumes"]] == [{"emptyDir"}]
+
+
+def test_the_services_of_compose_are_bounded_and_the_receiver_is_scraped() -> None:
+    services = yaml.safe_load((CONF / "compose.yaml").read_text())["services"]
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["mem_limit"]
+    assert "http://127.0.0.1:9400/ready" in services["receive"]["healthcheck"]["test"][-1]
+    (job,) = yaml.safe_load((CONF / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for group in job["static_configs"] for target in group["targets"]]
+    assert "receive:9400" in targets

@@ -67,6 +67,9 @@ def test_a_unit_of_systemd_is_one_receiver(
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(CONF / "zmq-datasource-receive@.service")
     service = unit["Service"]
+    # A unit that is started has the log. One that stands by waits for it, for as long as it takes.
+    assert (service["Type"], service["TimeoutStartSec"]) == ("notify", "infinity")
+    assert service["ReadWritePaths"] == unit["Unit"]["RequiresMountsFor"]
     environment = {
         "SHARE": service["Environment"].removeprefix("SHARE=").replace("%i", instance),
         "OPTIONS": "--socket-type PULL --connect tcp://feed:5557 --wal-location /shared/wal/feed",
@@ -82,7 +85,7 @@ def test_a_unit_of_systemd_is_one_receiver(
 def test_a_pod_of_kubernetes_is_one_receiver(
     tmp_path: Path, received: list[tuple[dict[str, str], int | None]]
 ) -> None:
-    claim, pods = yaml.safe_load_all((CONF / "kubernetes-receive.yaml").read_text())
+    claim, service, pods = yaml.safe_load_all((CONF / "kubernetes-receive.yaml").read_text())
     (container,) = pods["spec"]["template"]["spec"]["containers"]
     name, replicas = pods["metadata"]["name"], pods["spec"]["replicas"]
     for ordinal in range(replicas):
@@ -93,3 +96,5 @@ def test_a_pod_of_kubernetes_is_one_receiver(
     mount, volume = container["volumeMounts"][0], pods["spec"]["template"]["spec"]["volumes"][0]
     assert received[0][0]["walLocation"].startswith(mount["mountPath"] + "/")
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert pods["spec"]["serviceName"] == service["metadata"]["name"]  # which gives each pod its name
+    assert service["spec"]["clusterIP"] == "None"

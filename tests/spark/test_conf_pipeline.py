@@ -33,9 +33,12 @@ def test_kubernetes_runs_what_compose_runs() -> None:
         mounts = {f"{m['name']}:{m['mountPath']}" for m in container.get("volumeMounts", ())}
         assert mounts == set(SERVICES[name].get("volumes", ()))
         assert {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", ())} <= claims
-    # Each listener has a name.
+    # Each listener has a name. Prometheus asks the receiver by its own.
     ports = {p["metadata"]["name"]: p["spec"]["ports"][0]["port"] for p in parts if p["kind"] == "Service"}
     for name, port in ports.items():
+        if name == "receive":
+            assert f"--prometheus=0.0.0.0:{port}" in SERVICES[name]["command"]
+            continue
         assert f"tcp://*:{port}" in (CONF / "pipeline" / f"{name}.py").read_text()
 
 

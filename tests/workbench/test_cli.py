@@ -186,7 +186,7 @@ def test_a_command_offers_only_the_choices_that_make_sense() -> None:
 @pytest.mark.parametrize(("name", "options"), [("proxy", ProxyOptions), ("receive", ReadOptions)])
 def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, options: Any) -> None:
     fields = {option.field for option in describe(options)}
-    own = {"others", "help", "partition", "prometheus", "figures", "figures_every"}
+    own = {"others", "help", "partition", "prometheus", "ready_file", "figures", "figures_every"}
     assert {parameter.name for parameter in main.commands[name].params} <= fields | own
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,12 +59,19 @@ def _read_share(text: str) -> tuple[int, int]:
 @other_options("-o onLoss=fail")
 @figures_options
 @prometheus_address
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file that exists while this program has the log and its sockets are open. /ready of --prometheus and "
+    "systemd (Type=notify) say the same.",
+)
 def receive(
     others: tuple[str, ...],
     partition: tuple[int, int] | None,
     figures: Form,
     figures_every: float,
     prometheus: HttpAddress | None,
+    ready_file: Path | None,
     **named: str | None,
 ) -> None:
     """Receive into a log, without Spark, until Ctrl-C or SIGTERM.
@@ -95,7 +103,7 @@ def receive(
             )
         number, count = partition
         given["receivers"] = str(count)
-    receive_until_stopped(given, number, prometheus, Figures(figures, figures_every))
+    receive_until_stopped(given, number, prometheus, Figures(figures, figures_every), ready_file)
 
 
 @click.command(short_help="Keep messages for subscribers that are away.")
@@ -139,7 +147,7 @@ def proxy(
 
     with ExitStack() as stack:
         if prometheus is not None:
-            outlet = PrometheusOutlet(lambda: shown_of_proxy(newest))
+            outlet = PrometheusOutlet(lambda: shown_of_proxy(newest), is_ready=lambda: bool(newest))
             stack.callback(outlet.close)
             outlet.serve(prometheus)
         run_until_stopped(given, observe)

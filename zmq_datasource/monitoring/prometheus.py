@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import OptionError
@@ -60,6 +60,7 @@ class PrometheusOutlet:
     Args:
         read: Returns the figures to show. Called for each scrape, in any thread.
         clock: In seconds.
+        is_ready: Whether ``/ready`` answers with 200, and not 503.
         request_seconds: How long a client may take for its request and the answer.
 
     Raises:
@@ -70,6 +71,7 @@ class PrometheusOutlet:
         self,
         read: Callable[[], Iterable[Shown]],
         clock: Callable[[], float] = time.monotonic,
+        is_ready: Callable[[], bool] = lambda: True,
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         try:
@@ -81,6 +83,7 @@ class PrometheusOutlet:
         self._client: Any = prometheus_client
         self._read = read
         self._clock = clock
+        self._is_ready = is_ready
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
         self._failures = {"http": 0}
@@ -89,6 +92,7 @@ class PrometheusOutlet:
         self._next_try = 0.0
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        self._figures = prometheus_client.make_wsgi_app(self._registry)
 
     @property
     def port(self) -> int | None:
@@ -108,14 +112,13 @@ class PrometheusOutlet:
         self._faults.warn("%s", why)
 
     def serve(self, address: HttpAddress) -> None:
-        """Serve ``http://<address>/metrics`` until ``close``.
+        """Serve ``http://<address>/metrics`` and ``/ready`` until ``close``.
 
         Raises:
             OptionError: The address cannot be listened on.
         """
         try:
-            app = self._client.make_wsgi_app(self._registry)
-            self._server = HttpServer(address, app, self._request_seconds)
+            self._server = HttpServer(address, self._answer, self._request_seconds)
         except OSError as e:
             raise OptionError(f"serving metrics on {address}: {e.strerror or e}; choose another port") from e
         _log.info("serving metrics on http://%s/metrics", address._replace(port=self._server.server_port))
@@ -136,6 +139,14 @@ class PrometheusOutlet:
         self._next_try = float("inf")
         if server is not None:
             server.close()
+
+    def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request, as an application of WSGI."""
+        if request["PATH_INFO"] != "/ready":
+            return cast(Iterable[bytes], self._figures(request, start))
+        is_ready = self._is_ready()
+        start("200 OK" if is_ready else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [b"ready\n" if is_ready else b"not ready\n"]
 
     # prometheus_client's side.
 
