@@ -140,6 +140,21 @@ def test_no_peer_with_noblock_is_counted(context: Context) -> None:
     assert counters.unflushed_tasks == 0
 
 
+@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
+def test_a_task_whose_rows_were_all_dropped_does_not_linger(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it lets libzmq connect, and never answers
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        options = write_options(
+            connect=endpoint, socketType=kind, connectTimeout="50ms", noblock=True, linger="20s"
+        )
+        with Sender(options) as sender:
+            sender.send(binary([VALUE] * 7))
+            began = time.monotonic()
+            counters = sender.finish()
+    assert time.monotonic() - began < 10
+    assert (counters.sent, dict(counters.dropped), counters.unflushed_tasks) == (0, {"no_peer": 7}, 0)
+
+
 def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> None:
     dead = free_endpoint()
     pull, alive = bound(context, zmq.PULL)

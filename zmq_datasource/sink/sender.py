@@ -122,17 +122,19 @@ class Delivery:
             return [topic, SameColumn(self._publisher), NumberColumn(batch.first), value]
         return [value] if batch.topics is None else [FrameColumn(batch.topics), value]
 
-    def announce_end(self, sock: SendingSocket) -> None:
+    def announce_end(self, sock: SendingSocket) -> bool:
         """Send the number of rows (``framing=sequenced``). Without it a receiver could not see that the last ones are
-        missing."""
+        missing. Returns whether this was sent."""
         if not (self._is_sequenced and sock.has_peer and self._counters.rows):
-            return
+            return False
         end = Outbox([SameColumn(b""), SameColumn(self._publisher), NumberColumn(self._counters.rows)], 1)
         linger, timeout = self._options.linger, float(self._options.send_timeout)
         if not sock.send(end, 0, 1, wait=timeout if linger < 0 else min(timeout, linger / 1000)):
             _log.warning(
                 "the queues stayed full: a receiver cannot see whether the last messages are missing"
             )
+            return False
+        return True
 
     def _retry(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
         """Wait for room for a row, and then retry up to ``maxRetries`` times. Returns whether it was sent."""
@@ -342,10 +344,10 @@ class Sender:
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
         self._recover(attempts)
         while True:
-            self._delivery.announce_end(self.socket)
+            queued = self._delivery.announce_end(self.socket) or self._may_be_queued
             deadline = time.monotonic() + linger
             self.socket.hold_connections()
-            if linger:
+            if linger and queued:  # else the wait is for connections that have nothing of this task
                 self.socket.wait_until_flushed(linger, linger)
             if self._recover(attempts):
                 continue
@@ -354,6 +356,11 @@ class Sender:
             attempts.next()
             self._open_again()
             self._send_again()
+
+    @property
+    def _may_be_queued(self) -> bool:
+        """Whether a queue may still have a row that counts as sent."""
+        return self.counters.sent > 0 and (self._is_pub or bool(self.in_flight))
 
     def _open_again(self) -> None:
         try:
@@ -365,13 +372,13 @@ class Sender:
         """Close the socket. Returns False if rows are to be sent again through another one."""
         options, counters, sock = self._options, self.counters, self.socket
         counters.peers, counters.sndhwm = sock.watch.peers, sock.sndhwm
-        may_repeat = bool(self.in_flight) and not options.noblock
+        may_repeat = self._may_be_queued and not self._is_pub and not options.noblock
         linger = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))
         is_gone = may_repeat and not sock.all_connected
         if is_gone:
             # libzmq does not connect again while it lingers, so the queue of a peer that has gone stays as it is.
             linger = _GONE_MS if linger < 0 else min(linger, _GONE_MS)
-        if not (self._is_pub or self.in_flight):  # no row is left that counts as sent
+        if not self._may_be_queued:
             linger = 0
         flushed, lost = sock.close(linger)
         flushed = flushed or not linger

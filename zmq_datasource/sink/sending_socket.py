@@ -130,11 +130,16 @@ class SendingSocket:
         if self._is_pub:
             self.has_peer = self.has_peer and self._subscriptions > 0
             return
+        linger = int(self._socket.getsockopt(zmq.LINGER))
+        self._socket.setsockopt(
+            zmq.LINGER, 0
+        )  # else a handshake without an answer would hold up the close that long
         for endpoint in map(str, self._options.connect):
             if not self.watch.up.get(endpoint):
                 # Its queue would take sndhwm messages for a peer that may never come.
                 self._socket.disconnect(endpoint)
                 self._absent.add(endpoint)
+        self._socket.setsockopt(zmq.LINGER, linger)
 
     def peers_now(self) -> int:
         """The number of peers that are connected."""

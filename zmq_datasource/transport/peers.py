@@ -258,6 +258,10 @@ class PeerWatch:
         self.monitor.setsockopt(zmq.RCVHWM, 0)
         self.monitor.connect(address)
         self._stopped = False
+        # After this libzmq ends the connection of a peer that should shake hands. Read now: ``update`` is also called
+        # when the socket is closed.
+        most = int(sock.getsockopt(zmq.HANDSHAKE_IVL)) / 1000
+        self._longest_handshake = most + 1 if most else math.inf
         self._open = Connections()
         self.handshakes = Handshakes()
         self.redialer = Redialer(sock, connect)
@@ -304,12 +308,6 @@ class PeerWatch:
             if seconds > self._longest_handshake or self._open.speaks_older_zmtp(descriptor):
                 self.handshakes.needs_none(endpoint, descriptor)
                 self._come_up(endpoint)
-
-    @property
-    def _longest_handshake(self) -> float:
-        """After this libzmq ends the connection of a peer that should shake hands."""
-        most = int(self._sock.getsockopt(zmq.HANDSHAKE_IVL)) / 1000
-        return most + 1 if most else math.inf
 
     def _read(self, event: int, endpoint: str, value: int) -> None:
         # For CONNECTED, ACCEPTED and DISCONNECTED the value is the file descriptor; handshake events carry none.
