@@ -27,6 +27,7 @@ NUMBERINGS = [
     Numbering(("publisher",), end=15, window=4),
     Numbering(("publisher",), start=1, end=8, restarts=False),
     Numbering(("publisher",), restarts=False, whole=True),
+    Numbering(("publisher",), counts_from=2),
 ]
 
 

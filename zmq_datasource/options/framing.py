@@ -150,8 +150,9 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
     replay_from: Annotated[
         ReplayFrom | None,
         _numbered(
-            "Where a query without a history starts: at the `earliest` message that the publisher has, or at "
-            "a sequence."
+            "Where a query without a history starts: at the `earliest` message that the publisher has, or at a "
+            "sequence. From this sequence on, messages before the first received one count as lost, also without "
+            "`replayEndpoint`, of each counter that first sends a higher one."
         ),
     ] = None
 
@@ -169,6 +170,7 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         return preset._replace(
             by=preset.by if self.sequence_by is None else self.sequence_by,
             start=preset.start if self.sequence_start is None else self.sequence_start,
+            counts_from=None if self.replay_from is None else self.replay_from.sequence,
         )
 
     @property
@@ -240,10 +242,16 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         low, high = layout.sequence.range
         if not low <= numbering.start <= high:
             raise OptionError(f"sequenceStart={numbering.start} must be from {low} to {high}")
+        if numbering.counts_from is not None and not low <= numbering.counts_from <= high:
+            raise OptionError(f"replayFrom={numbering.counts_from} must be from {low} to {high}")
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
-            self.refuse(("replay_from",), "needs replayEndpoint, where missing messages are requested")
+            if self.replay_from is not None and self.replay_from.sequence is None:
+                raise OptionError(
+                    "replayFrom=earliest needs replayEndpoint, where old messages are requested; to count what is "
+                    "missing before the first message, name the sequence where the counters begin"
+                )
             return
         if self.framing != "vllm":
             raise OptionError(

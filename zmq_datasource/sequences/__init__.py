@@ -21,8 +21,8 @@ And these are the rules beside them:
 * A replay can be *ahead* of the live flow. Messages that the live flow then brings once more *overlap*.
 * A counter that wraps goes from its last number to 0. "Less" is then the shorter way round, and the first number is a
   restart unless it follows the last.
-* Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``). Then
-  they are a gap.
+* Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``), or the
+  user says where counters begin (``counts_from``). Then they are a gap.
 
 A log with several partitions has a tracker for each. When the number of receivers changes, another partition may
 receive a counter's messages. The counter then *moves*: that partition continues from the newest state that any
