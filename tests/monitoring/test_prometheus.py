@@ -6,9 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import free_endpoint, wait_for
 from tests.support.ports import free_port
+from tests.support.programs import page, program
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.counters import SinkCounters, SourceCounters, figures
 from zmq_datasource.monitoring.accounts import SinkTotals
@@ -63,14 +63,12 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
 
 
 def scrape(port: int | None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
     return {
         (
             sample.name,
             frozenset((k, v) for k, v in sample.labels.items() if k not in ("query_id", "log")),
         ): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(page(port)[1])
         for sample in family.samples
     }
 
@@ -190,27 +188,15 @@ def test_a_port_in_use_is_told_and_tried_again(caplog: pytest.LogCaptureFixture)
 
 
 def test_half_requests_keep_no_scrape_out_and_hold_no_thread() -> None:
-    outlet = PrometheusOutlet(lambda: (), request_seconds=1.0)
-    outlet.serve(HttpAddress(0))
-    try:
+    with ExitStack() as stack:
+        _, outlet = stack.enter_context(served())
         before = threading.active_count()
-        with ExitStack() as stack:
-            slow = [
-                stack.enter_context(socket.create_connection(("127.0.0.1", outlet.port or 0)))
-                for _ in range(100)
-            ]
-            for one in slow:
-                one.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
-            assert scrape(outlet.port)
-            wait_for(lambda: threading.active_count() <= before + 8, "a bound of threads")
-            for one in slow:
-                one.settimeout(30)
-                with suppress(ConnectionResetError):
-                    while one.recv(1000):  # an error, or the end at once
-                        pass
-            wait_for(lambda: threading.active_count() <= before, "no thread")
-    finally:
-        outlet.close()
+        for _ in range(100):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", outlet.port or 0)))
+            slow.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+        assert scrape(outlet.port)
+        wait_for(lambda: threading.active_count() <= before + 8, "a bound of threads")
+        wait_for(lambda: threading.active_count() <= before, "the end of the last ones")
 
 
 def answers(host: str, port: int | None) -> bool:
@@ -233,17 +219,9 @@ def test_a_listener_serves_the_drivers_machine_alone_unless_told_otherwise() -> 
         open_to_all.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("9400", ("127.0.0.1", 9400)),
-        ("0.0.0.0:9400", ("0.0.0.0", 9400)),
-        ("[::1]:0", ("::1", 0)),
-    ],
-)
-def test_an_address_is_a_port_of_this_machine_or_names_its_host(text: str, address: tuple[str, int]) -> None:
-    read = HttpAddress.read(text)
-    assert (read.host, read.port) == address
+def test_an_address_is_a_port_of_this_machine_or_names_its_host() -> None:
+    read = [HttpAddress.read(text) for text in ("9400", "0.0.0.0:9400", "[::1]:0")]
+    assert [(one.host, one.port) for one in read] == [("127.0.0.1", 9400), ("0.0.0.0", 9400), ("::1", 0)]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "65536", "http", "host:", ":9400", "²"])
@@ -255,33 +233,14 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 # Programs without Spark.
 
 
-def scraped_at(port: int) -> dict[str, dict[tuple[str, ...], float]]:
-    """By series, the samples with the values of their labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    found: dict[str, dict[tuple[str, ...], float]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
-    return found
-
-
-@contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    running = subprocess.Popen(
-        [sys.executable, "-m", "zmq_datasource", *arguments], stderr=subprocess.DEVNULL
-    )
-    try:
-        yield running
-    finally:
-        running.terminate()
-        assert running.wait(30) == 0
-
-
 def series_at(port: int, series: str) -> dict[tuple[str, ...], float]:
-    with suppress(OSError):
-        return scraped_at(port).get(series, {})
-    return {}
+    """The samples of a series, with the values of their labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page(port)[1])
+        for sample in family.samples
+        if sample.name == series
+    }
 
 
 def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> None:

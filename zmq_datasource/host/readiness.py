@@ -11,14 +11,12 @@ from zmq_datasource.errors import OptionError
 
 _log = logging.getLogger(__name__)
 
-_MODE = 0o644
-
 
 class Readiness:
     """Whether a program is ready.
 
     Args:
-        file: Exists while the program is ready; None for no file. One that a killed process has left is removed here.
+        file: Exists while the program is ready; None for no file. One that a killed process has left is removed.
 
     Raises:
         OptionError: The file cannot be made.
@@ -27,15 +25,13 @@ class Readiness:
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self.is_ready = False
-        if file is not None:
-            try:
-                file.unlink(missing_ok=True)
-                file.touch(mode=_MODE, exist_ok=False)  # follows no link
-                file.unlink()
-            except OSError as e:
-                raise OptionError(
-                    f"--ready-file {file}: {e.strerror}; name a file in a directory that can be written"
-                ) from e
+        try:
+            self._show(True)
+            self._show(False)
+        except OSError as e:
+            raise OptionError(
+                f"--ready-file {file}: {e.strerror}; name a file in a directory that can be written"
+            ) from e
 
     def set(self, is_ready: bool) -> None:
         """Say whether the program is ready. A failure is logged, and affects nothing else."""
@@ -43,20 +39,16 @@ class Readiness:
             return
         self.is_ready = is_ready
         try:
-            if self._file is not None and is_ready:
-                self._file.touch(mode=_MODE, exist_ok=False)
-            elif self._file is not None:
-                self._file.unlink(missing_ok=True)
-            if is_ready:
-                _notify(b"READY=1")
+            self._show(is_ready)
+            systemd = os.environ.get("NOTIFY_SOCKET")
+            if is_ready and systemd:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                    sock.sendto(b"READY=1", systemd.replace("@", "\0", 1) if systemd[0] == "@" else systemd)
         except OSError as e:
-            _log.warning("saying that this program is %s: %s", "ready" if is_ready else "not ready", e)
+            _log.warning("saying whether this program is ready: %s", e)
 
-
-def _notify(state: bytes) -> None:
-    """Send systemd a state, if it has started this program with ``Type=notify``."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-            systemd.connect("\0" + address[1:] if address.startswith("@") else address)
-            systemd.send(state)
+    def _show(self, is_ready: bool) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            if is_ready:
+                self._file.touch(mode=0o644, exist_ok=False)  # follows no link

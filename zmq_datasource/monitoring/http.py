@@ -1,7 +1,6 @@
-"""A small HTTP server for figures that no client can hold up.
+"""A small HTTP server for figures, which slow clients cannot hold up.
 
-At most ``_CONNECTIONS`` clients are served at once, each for a few seconds. If one more client connects, the oldest
-connection ends, so that clients which send half a request do not keep a scrape out.
+Of more than ``_CONNECTIONS`` connections at once the oldest ends, so that half a request never keeps a scrape out.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from socketserver import ThreadingMixIn
@@ -19,7 +17,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 _log = logging.getLogger(__name__)
 
 _CONNECTIONS = 8
-REQUEST_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -32,35 +29,29 @@ class HttpAddress(NamedTuple):
     @classmethod
     def read(cls, text: str) -> HttpAddress:
         """Read ``PORT`` (of loopback) or ``HOST:PORT``, as in ``0.0.0.0:9400`` or ``[::]:9400``. Raises ValueError."""
-        host, _, port = text.rpartition(":")
-        if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or text.startswith(":"):
+        host, colon, port = text.rpartition(":")
+        if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or bool(host) != bool(colon):
             raise ValueError("write a port, as in 9400, or 0.0.0.0:9400 for all addresses of this machine")
         return cls(int(port), host.strip("[]") or _LOOPBACK)
 
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+class _Handler(WSGIRequestHandler):
+    timeout = 5  # seconds without a byte
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in http.server
+        _log.debug(format, *args)
 
 
 class HttpServer(ThreadingMixIn, WSGIServer):
-    """Serves an application of WSGI in threads of its own, from its construction until ``close``.
-
-    Args:
-        seconds: How long a connection may take.
-
-    Raises:
-        OSError: The address cannot be listened on.
-    """
+    """Serves an application of WSGI until ``close``. Raises OSError if the address cannot be listened on."""
 
     daemon_threads = True
 
-    def __init__(
-        self, address: HttpAddress, app: Callable[..., Any], seconds: float = REQUEST_SECONDS
-    ) -> None:
-        self._seconds = seconds
+    def __init__(self, address: HttpAddress, app: Callable[..., Any]) -> None:
+        self._open: list[socket.socket] = []  # oldest first
         self._lock = threading.Lock()
-        self._ends: dict[socket.socket, float] = {}  # oldest first
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        self.address_family = found[0][0]
+        self.address_family = min(family for family, *_ in found)  # IPv4, if the host has it
         super().__init__((address.host, address.port), _Handler)
         self.set_app(app)
         threading.Thread(target=self.serve_forever, name="zmq-metrics", daemon=True).start()
@@ -74,34 +65,16 @@ class HttpServer(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            if len(self._ends) >= _CONNECTIONS:
-                _end(next(iter(self._ends)))
-                del self._ends[next(iter(self._ends))]
-            self._ends[request] = time.monotonic() + self._seconds
+            if len(self._open) == _CONNECTIONS:
+                with suppress(OSError):  # its thread then reads the end of the request
+                    self._open.pop(0).shutdown(socket.SHUT_RDWR)
+            self._open.append(request)
         super().process_request(request, client_address)
 
-    def service_actions(self) -> None:
-        """End the connections whose time is over. Called at least twice a second."""
-        with self._lock:
-            for request, end in self._ends.items():
-                if end <= time.monotonic():
-                    _end(request)
-
     def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._ends.pop(request, None)
+        with self._lock, suppress(ValueError):
+            self._open.remove(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("answering %s", client_address, exc_info=True)
-
-
-def _end(request: socket.socket) -> None:
-    """End a connection. Its thread then reads the end of the request."""
-    with suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in http.server
-        _log.debug(format, *args)

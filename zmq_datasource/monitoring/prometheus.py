@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.monitoring.http import REQUEST_SECONDS, HttpAddress, HttpServer
+from zmq_datasource.monitoring.http import HttpAddress, HttpServer
 from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ class PrometheusOutlet:
         read: Returns the figures to show. Called for each scrape, in any thread.
         clock: In seconds.
         is_ready: Whether ``/ready`` answers with 200, and not 503.
-        request_seconds: How long a client may take for its request and the answer.
 
     Raises:
         OptionError: ``prometheus_client`` is not installed.
@@ -72,7 +71,6 @@ class PrometheusOutlet:
         read: Callable[[], Iterable[Shown]],
         clock: Callable[[], float] = time.monotonic,
         is_ready: Callable[[], bool] = lambda: True,
-        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         try:
             import prometheus_client.core  # noqa: PLC0415 - an extra
@@ -84,7 +82,6 @@ class PrometheusOutlet:
         self._read = read
         self._clock = clock
         self._is_ready = is_ready
-        self._request_seconds = request_seconds
         self._lock = threading.Lock()
         self._failures = {"http": 0}
         self._faults = LimitedLog(__name__, "failures of a Prometheus outlet")
@@ -92,7 +89,7 @@ class PrometheusOutlet:
         self._next_try = 0.0
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        self._figures = prometheus_client.make_wsgi_app(self._registry)
+        self._figures: Any = prometheus_client.make_wsgi_app(self._registry)
 
     @property
     def port(self) -> int | None:
@@ -118,10 +115,12 @@ class PrometheusOutlet:
             OptionError: The address cannot be listened on.
         """
         try:
-            self._server = HttpServer(address, self._answer, self._request_seconds)
+            self._server = HttpServer(address, self._answer)
         except OSError as e:
-            raise OptionError(f"serving metrics on {address}: {e.strerror or e}; choose another port") from e
-        _log.info("serving metrics on http://%s/metrics", address._replace(port=self._server.server_port))
+            raise OptionError(
+                f"serving metrics on {address.host}:{address.port}: {e.strerror or e}; choose another port"
+            ) from e
+        _log.info("serving metrics on http://%s:%d/metrics", address.host, self.port)
 
     def serve_if_possible(self, address: HttpAddress) -> None:
         """Call ``serve``, unless figures are served now. A failure is counted; a call after 10 seconds tries again."""
@@ -140,10 +139,10 @@ class PrometheusOutlet:
         if server is not None:
             server.close()
 
-    def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Any:
         """Answer a request, as an application of WSGI."""
         if request["PATH_INFO"] != "/ready":
-            return cast(Iterable[bytes], self._figures(request, start))
+            return self._figures(request, start)
         is_ready = self._is_ready()
         start("200 OK" if is_ready else "503 Service Unavailable", [("Content-Type", "text/plain")])
         return [b"ready\n" if is_ready else b"not ready\n"]

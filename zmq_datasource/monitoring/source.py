@@ -109,12 +109,9 @@ _OF_RECEIVER = {metric.name for metric in SOURCE if metric.since == "log" or met
 
 
 def own_figures(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures that a source reports for sums: if it does not receive, without those of the log's receiver.
+    """Leave the figures of the log's receiver out of those of a source that follows the log.
 
-    So a sum over all queries of a log, and the program that receives into it, counts each lost message once.
-
-    Args:
-        metrics: As of ``SourceMonitor.metrics``.
+    So a sum over all sources of a log counts each lost message once.
     """
     if metrics.get("core") is not None:  # only a source that receives has a core
         return metrics
