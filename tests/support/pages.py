@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -77,9 +78,9 @@ def run(page: Iterator[Snippet], stack: ExitStack, directory: Path, *read_next: 
             printed.start("-c", snippet.code)
         elif snippet.kind == "sh":
             for line in snippet.code.replace("\\\n", " ").splitlines():
-                program, *arguments = line.replace('"', "").split()
-                if program == "zmq-datasource":
-                    printed.start("-m", "zmq_datasource", *arguments)
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["zmq-datasource"]:
+                    printed.start("-m", "zmq_datasource", *words[1:])
         elif snippet.kind == "python":
             code = compile("\n" * (snippet.line - 1) + snippet.code, "page", "exec")
             with redirect_stdout(printed.python):
