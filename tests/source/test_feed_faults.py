@@ -7,18 +7,15 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
 
 from tests.source.test_feed import (
-    ALL,
     Context,
     Query,
     ends_at,
     filled,
-    numbered,
     positions,
     querying,
     send,
@@ -52,24 +49,6 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "hold_seconds", 0.1)
 
 
-def test_a_query_waits_while_the_feed_of_the_receiving_process_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint, feed, faults = free_endpoint(), LogStorage.feed, [DiskFaultError("too many open files")]
-
-    def refused(storage: LogStorage) -> str:
-        if faults:
-            raise faults.pop()
-        return feed(storage)
-
-    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
-        one.step()
-        monkeypatch.setattr(LogStorage, "feed", refused)
-        two.step()
-        assert not faults
-        assert not two.receives
-
-
 # Standing by.
 
 
@@ -94,14 +73,13 @@ def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reaso
             wait_for(lambda: two.step() < 0, "an error")
 
 
-@pytest.mark.parametrize("least", [1, 1000])
 def test_any_error_of_a_takeover_ends_the_query_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any error must end the query, and not only its thread, even while a batch is held back."""
     take_over(monkeypatch, takeover=0.1)
     endpoint = free_endpoint()
-    held_back = {"bind": endpoint, "minMessagesPerTrigger": least}
+    held_back = {"bind": endpoint, "minMessagesPerTrigger": 1000}
     with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, **held_back) as two:
         one.step(), two.step()
 
@@ -246,29 +224,6 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
 # Which messages are kept for which reader.
 
 
-def test_a_full_log_drops_only_readers_that_keep_it_full(context: Context, tmp_path: Path) -> None:
-    """The receiving query is the slow one. The other is ahead of it, and is being restarted."""
-    push, endpoint = bound(context, zmq.PUSH)
-    options: dict[str, Any] = {"connect": endpoint, "walMaxBytes": "50k"}
-    with querying(tmp_path, **options) as slow:
-        begin = slow.begin()
-        slow.reader.latestOffset(begin, ALL)
-        with querying(tmp_path, **options) as quick:
-            quick.step()
-            name = quick.name
-            assert slow.reader.feeds is not None
-            log = slow.reader.feeds.parts[0].log
-            for count in range(1, 100):
-                push.send(b"x" * 5000)
-                quick.until(count)
-                if log.full:
-                    break
-            quick.step()
-            assert log.full
-        slow.reader.latestOffset(begin, ALL)
-        assert name in positions(tmp_path)
-
-
 def test_a_full_log_drops_no_more_readers_than_necessary(tmp_path: Path) -> None:
     storage = LogStorage(str(tmp_path))
     storage.open_log()
@@ -332,26 +287,6 @@ def test_a_proxy_keeps_what_a_query_with_the_name_proxy_has_not_read(tmp_path: P
         log.retention.remove_expired()
         assert log.earliest == 0
         assert log.retention.committed == 0
-
-
-def test_a_query_goes_on_when_its_unmounted_log_returns(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    place, away = tmp_path / "log", tmp_path / "away"
-    with querying(place, connect=endpoint) as query:
-        query.step()
-        send(push, 0, 5)
-        query.until(5)
-        place.rename(away)
-        place.mkdir()
-        send(push, 5, 8)
-        assert query.reader.feeds is not None
-        log = query.reader.feeds.parts[0].log
-        wait_for(lambda: log.fault, "a fault")
-        assert list(place.iterdir()) == []
-        place.rmdir()
-        away.rename(place)
-        query.until(8)
-    assert query.rows == numbered(8)
 
 
 def test_a_passing_disk_fault_does_not_end_a_query_that_follows(

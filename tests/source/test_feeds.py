@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from tests.support import (
     Socket,
     batch_of,
     bound,
-    free_endpoint,
     keep_handlers,
     offer,
     stop_sooner,
@@ -31,8 +29,7 @@ from tests.support import (
     take_over,
     wait_for,
 )
-from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError
-from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogLockedError
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -115,39 +112,6 @@ def fill(location: Path, partition: int, *values: bytes) -> None:
     log.open()
     log.append(batch_of(list(values)))
     log.close()
-
-
-def test_a_first_batch_that_is_repeated_has_the_same_rows_in_each_partition(
-    context: Context, tmp_path: Path
-) -> None:
-    """Also if a partition has no rows in it: its log has older messages, which the query must not read."""
-    pubs = [bound(context, zmq.PUB) for _ in range(2)]
-    for partition in range(2):
-        fill(tmp_path, partition, b"1000", b"1001", b"1002")
-    endpoints = ",".join(endpoint for _, endpoint in pubs)
-    options = {"socketType": "SUB", "connect": endpoints, "receivers": 2}
-
-    def rows(query: Several, begin: Any, end: Any) -> list[tuple[int, int]]:
-        return [
-            (share.partition, i)  # type: ignore[attr-defined]
-            for share in query.reader.partitions(begin, end)
-            for batch in query.reader.read(share)
-            for i in batch.column("id").to_pylist()
-        ]
-
-    with several(tmp_path, **options) as query:
-        begin = query.begin()
-        wait_for(lambda: connected(query), "two connections")
-        wait_for(
-            lambda: (pubs[0][0].send(b"1"), received(query) > 6)[1],
-            "a message in the first partition",
-        )
-        end = query.plan()[1]
-        planned = rows(query, begin, end)
-        assert {partition for partition, _ in planned} == {0}
-    for _ in range(2):
-        with several(tmp_path, **options) as again:
-            assert rows(again, again.beginning(), end) == planned
 
 
 def test_the_sockets_of_a_pull_share_its_messages(context: Context, tmp_path: Path) -> None:
@@ -265,15 +229,6 @@ def test_a_query_that_follows_opens_new_partitions(tmp_path: Path) -> None:
         assert query.placed == [(0, 2, b"5")]
 
 
-def test_a_partition_that_is_gone_is_data_loss(tmp_path: Path) -> None:
-    fill(tmp_path, 0, b"0")
-    offset = {"log": LogStorage(str(tmp_path)).log_id(), "next": {"0": 0, "3": 7}}
-    with several(tmp_path, offset) as query, pytest.raises(DataLossError, match=r"\[0, 3\], there are \[0\]"):
-        query.step()
-    with several(tmp_path, offset, failOnDataLoss="false") as query:
-        query.until(1)
-
-
 def test_queries_on_a_shared_feed_have_all_partitions(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "receivers": 2}
@@ -292,28 +247,6 @@ def test_queries_on_a_shared_feed_have_all_partitions(context: Context, tmp_path
             two.until(200)
             two.check()
             assert two.values == list(range(200))
-
-
-@pytest.mark.parametrize("reader", [{}, {"reader": "mine"}])
-def test_an_unfinished_first_batch_begins_at_the_same_ids_again(
-    context: Context, tmp_path: Path, reader: dict[str, str]
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "receivers": 2, **reader}
-    with several(tmp_path, **options) as query:
-        query.begin()
-        wait_for(lambda: connected(query), "two connections")
-        send(push, 0, 50)
-        wait_for(lambda: received(query) == 50, "all received")
-        _, end = query.plan()  # Spark has noted it, and dies
-    with several(tmp_path, **options) as again:
-        again.run(again.beginning(), end)
-        again.check()
-        assert again.values == list(range(50))
-        wait_for(lambda: connected(again), "two connections")
-        send(push, 50, 100)
-        again.until(100)
-        assert again.values == list(range(100))
 
 
 def test_a_repeated_first_batch_has_no_rows_of_a_newer_partition(context: Context, tmp_path: Path) -> None:
@@ -335,17 +268,17 @@ def test_a_repeated_first_batch_has_no_rows_of_a_newer_partition(context: Contex
 
 def test_a_receiver_with_another_division_of_the_feed_is_refused(context: Context, tmp_path: Path) -> None:
     """It would receive some messages twice."""
-    endpoints = ",".join(bound(context, zmq.XPUB)[1] for _ in range(4))
-    options = {"socketType": "SUB", "connect": endpoints, "walLocation": tmp_path}
-    last = Ingest(stream_options(**options, receivers=4), 3)
+    endpoints = [bound(context, zmq.XPUB)[1] for _ in range(4)]
+    options = {"socketType": "SUB", "connect": ",".join(endpoints), "walLocation": tmp_path, "receivers": 4}
+    last = Ingest(stream_options(**options), 3)
     last.start()
     try:
-        for other in (1, 2, 3):
+        for other in ({"receivers": 1}, {"receivers": 3}, {"connect": ",".join(reversed(endpoints))}):
             with pytest.raises(
                 LogLockedError, match="receives into its partition 3, another feed or with other rec"
             ):
-                Ingest(stream_options(**options, receivers=other), 0).open(0.0)
-        beside = Ingest(stream_options(**options, receivers=4), 0)
+                Ingest(stream_options(**{**options, **other}), 0).open(0.0)
+        beside = Ingest(stream_options(**options), 0)
         beside.start()
         beside.stop()
     finally:
@@ -363,21 +296,6 @@ def shared_otherwise(location: Path) -> Iterator[None]:
         other.close()
 
 
-def test_the_noted_feed_of_a_stopped_receiver_refuses_no_other_division(
-    context: Context, tmp_path: Path
-) -> None:
-    """Otherwise the query would wait for that receiver for ever."""
-    _, endpoint = bound(context, zmq.PUSH)
-    options = stream_options(socketType="PULL", connect=endpoint, walLocation=tmp_path, receivers=2)
-    before = Ingest(options, 1)
-    before.start()
-    before.stop()
-    with shared_otherwise(tmp_path), pytest.raises(LogLockedError, match="receives into its partition 5"):
-        again = Ingest(options, 1)
-        again.lock_wait_seconds = 0.1
-        again.open_unless_received()
-
-
 def test_a_standby_with_another_division_of_the_feed_fails(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,16 +308,6 @@ def test_a_standby_with_another_division_of_the_feed_fails(
             first.reader.stop()
             with pytest.raises(LogLockedError, match="receives into its partition 5"):
                 wait_for(lambda: second.step() < 0, "an error")
-
-
-def test_a_port_that_is_taken_leaves_all_partitions_free(context: Context, tmp_path: Path) -> None:
-    _, taken = bound(context, zmq.PUSH)
-    options = {"bind": f"{free_endpoint()},{taken}", "receivers": 2}
-    query = Several(tmp_path, **options)
-    with pytest.raises(EndpointError, match="binding"):
-        query.step()
-    for partition in (0, 1):
-        assert not LogStorage(str(tmp_path), partition).is_written()
 
 
 def send_until(push: Socket, number: int, enough: Callable[[], bool]) -> int:
@@ -486,37 +394,6 @@ def test_a_batch_read_has_all_partitions(tmp_path: Path) -> None:
     ]
 
 
-def test_a_partition_that_comes_while_a_query_is_away_keeps_all_for_it(
-    context: Context, tmp_path: Path
-) -> None:
-    """Other queries have read it meanwhile, and without the record its beginning would be deleted."""
-    fill(tmp_path, 0, b"0")
-    with several(tmp_path, reader="away") as away:
-        away.until(1)
-        checkpoint = away.checkpoint
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
-    options |= {"walFlushInterval": "20ms", "walRetention": "0s"}
-    with several(tmp_path) as there:
-        there.until(1)
-        ingest = Ingest(stream_options(**options, receivers=2), 1)
-        ingest.start()
-        try:
-            for number in range(1, 6):  # a chunk each
-                push.send(b"%d" % number)
-                there.until(1 + number)
-                ingest.commit_readers()
-            assert ingest.log.earliest == 0
-            with several(tmp_path, checkpoint, reader="away") as away:
-                away.until(5)
-                assert away.values == [1, 2, 3, 4, 5]
-                there.step(), away.step()
-                ingest.commit_readers()
-                assert ingest.log.earliest == 4  # the newest chunk stays
-        finally:
-            ingest.stop()
-
-
 def test_a_partition_that_was_away_is_read_on_and_not_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -526,6 +403,11 @@ def test_a_partition_that_was_away_is_read_on_and_not_again(
         query.until(4)
         checkpoint = query.checkpoint
     aside = (tmp_path / "1").rename(tmp_path / "aside")
+    with (
+        several(tmp_path, checkpoint) as query,
+        pytest.raises(DataLossError, match=r"\[0, 1\], there are \[0\]"),
+    ):
+        query.step()
     with several(tmp_path, checkpoint, failOnDataLoss="false") as query:
         query.step()
         assert query.step() == 0
@@ -540,62 +422,6 @@ def test_a_partition_that_was_away_is_read_on_and_not_again(
         query.until(1)
         query.step()
         assert query.placed == [(1, 2, b"3")]
-
-
-def test_losses_in_a_new_partition_are_reported(tmp_path: Path) -> None:
-    fill(tmp_path, 0, b"0")
-    with several(tmp_path) as query:
-        query.until(1)
-        checkpoint = query.checkpoint
-    for value in (b"1", b"2"):
-        fill(tmp_path, 1, value)
-    (tmp_path / "1" / chunk_name(0)).unlink()
-    with (
-        several(tmp_path, checkpoint) as query,
-        pytest.raises(DataLossError, match="partition 1: the query was"),
-    ):
-        query.step()
-    with several(tmp_path, checkpoint, failOnDataLoss="false") as query:
-        query.until(1)
-        assert query.placed == [(1, 1, b"2")]
-
-
-def test_endpoints_in_another_order_are_another_division(context: Context, tmp_path: Path) -> None:
-    pubs = [bound(context, zmq.XPUB)[1] for _ in range(2)]
-    options = {"socketType": "SUB", "walLocation": tmp_path, "receivers": 2}
-    one = Ingest(stream_options(**options, connect=",".join(pubs)), 0)
-    one.start()
-    try:
-        with pytest.raises(LogLockedError, match="receives into its partition 0"):
-            Ingest(stream_options(**options, connect=",".join(reversed(pubs))), 1).open(0.0)
-    finally:
-        one.stop()
-
-
-def test_of_two_divisions_that_begin_at_the_same_moment_one_is_refused(
-    context: Context, tmp_path: Path
-) -> None:
-    """Each has checked before the other one had the lock of its partition."""
-    _, endpoint = bound(context, zmq.PUSH)
-    options = {"socketType": "PULL", "connect": endpoint, "walLocation": tmp_path}
-    ingest = Ingest(stream_options(**options, receivers=3), 1)
-    opened = ingest.log.open
-
-    def open_beside(*given: Any) -> None:
-        other.open(feed="another division")
-        opened(*given)
-
-    other = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
-    ingest.log.open = open_beside  # type: ignore[method-assign]
-    try:
-        with pytest.raises(LogLockedError, match="receives into its partition 0"):
-            ingest.open(0.0)
-    finally:
-        other.close()
-    assert not LogStorage(str(tmp_path), 1).is_written()
-    ingest.log.open = opened  # type: ignore[method-assign]
-    assert ingest.open_unless_received()  # the other one has ended
-    ingest.log.close()
 
 
 def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginning(tmp_path: Path) -> None:
@@ -613,22 +439,6 @@ def test_a_partition_that_comes_before_the_first_batch_is_read_from_its_beginnin
         assert query.placed == [(1, 0, b"1"), (1, 1, b"2")]
 
 
-def test_a_first_batch_with_rows_of_another_partition_is_repeated(tmp_path: Path) -> None:
-    """A query without a name dies after it, and another query begins in the same way."""
-    for partition in (0, 1):
-        fill(tmp_path, partition)
-    with several(tmp_path) as query:
-        query.begin()
-        fill(tmp_path, 1, b"1", b"2")
-        wait_for(lambda: query.plan()[1] != query.begin(), "messages in partition 1")
-        _, end = query.plan()
-    with several(tmp_path) as other:
-        other.until(2)
-        with several(tmp_path) as again:
-            again.run(again.beginning(), end)
-            assert again.placed == [(1, 0, b"1"), (1, 1, b"2")]
-
-
 def test_a_time_that_one_partition_has_is_enough(tmp_path: Path) -> None:
     fill(tmp_path, 0)
     fill(tmp_path, 1, b"1")
@@ -637,24 +447,6 @@ def test_a_time_that_one_partition_has_is_enough(tmp_path: Path) -> None:
         query.until(1)
     reader = ZmqLogReader(parse(BatchReadOptions, {"walLocation": str(tmp_path), "startingOffsets": since}))
     assert sum(batch.num_rows for share in reader.partitions() for batch in reader.read(share)) == 1
-
-
-def test_a_passing_fault_while_partitions_are_listed_does_not_end_the_query(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(tmp_path, 0, b"0")
-    with several(tmp_path) as query:
-        query.until(1)
-        with monkeypatch.context() as fault:
-
-            def refuse(_: object) -> Any:
-                raise OSError(errno.EMFILE, "Too many open files")
-
-            fault.setattr("os.scandir", refuse)
-            until = time.monotonic() + 0.05
-            wait_for(lambda: query.step() and time.monotonic() > until, "some looks")
-        fill(tmp_path, 1, b"1")
-        query.until(2)
 
 
 def test_of_two_new_partitions_both_are_opened_or_none(
@@ -730,40 +522,3 @@ def test_committed_chunks_of_a_partition_without_a_receiver_are_deleted(
         send(push, 0, 100)
         query.until(100)
         query.check()
-
-
-def test_the_retention_holds_in_a_partition_without_a_receiver(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(IdlePartition, "check_seconds", 0.0)
-    push, endpoint = bound(context, zmq.PUSH)
-    for _ in range(3):
-        fill(tmp_path, 1, b"0")
-    with several(tmp_path, connect=endpoint, startingOffsets="earliest", walRetention="1h") as query:
-        query.until(3)
-        for count in range(4, 8):
-            push.send(b"1")
-            query.until(count)
-        assert len(list(LogStorage(str(tmp_path), 1).chunks())) == 3
-
-
-def test_receive_deletes_committed_chunks_of_a_partition_without_a_receiver(
-    context: Context, tmp_path: Path
-) -> None:
-    _, endpoint = bound(context, zmq.PUSH)
-    for _ in range(3):
-        fill(tmp_path, 0, b"0")
-        fill(tmp_path, 1, b"0")
-    idle = LogStorage(str(tmp_path), 1)
-    ReaderRecords(LogStorage(str(tmp_path))).write("query", ReaderRecord({0: 3, 1: 3}, 1e9))
-    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
-    program = subprocess.Popen(
-        [*command, "--connect", endpoint, "--wal-location", str(tmp_path), "--wal-retention", "0s"]
-    )
-    try:
-        wait_for(
-            lambda: [chunk.first for chunk in idle.chunks()] == [2], "that all but the newest are deleted"
-        )
-    finally:
-        program.terminate()
-        assert program.wait(30) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,49 +67,20 @@ def receive_some(made: Query, push: Socket, begin: int, end: int) -> None:
     made.step()
 
 
-@pytest.mark.parametrize("name", [{}, {"reader": "job"}])
 def test_the_retention_of_a_query_survives_another_one_that_receives_first(
-    name: dict[str, str], context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    with query(tmp_path, connect=endpoint, walRetention="1d", **name) as job:
+    with query(tmp_path, connect=endpoint, walRetention="1d") as job:
         receive_some(job, push, 0, 100)
     with query(tmp_path, connect=endpoint, reader="notebook") as notebook:
         notebook.step()
         assert "stay for 86400s, because a query that reads it has this walRetention" in caplog.text
         assert "walRetention=0s (before: 86400s)" in caplog.text
         receive_some(notebook, push, 100, 200)
-    with query(tmp_path, job.checkpoint, connect=endpoint, walRetention="1d", **name) as job:
+    with query(tmp_path, job.checkpoint, connect=endpoint, walRetention="1d") as job:
         job.until(100)
         assert earliest(tmp_path) == 0
-
-
-def test_the_retention_of_a_query_that_follows_holds_for_the_one_that_receives(
-    context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with query(tmp_path, connect=endpoint) as notebook:
-        notebook.step()
-        with query(tmp_path, connect=endpoint, walRetention="1d") as job:
-            job.step()
-            receive_some(notebook, push, 0, 100)
-            job.until(100)
-            receive_some(notebook, push, 100, 200)
-            job.until(200)
-            notebook.step()
-            assert earliest(tmp_path) == 0
-
-
-def test_a_query_can_lower_its_own_retention(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with query(tmp_path, connect=endpoint, reader="job", walRetention="1d") as job:
-        receive_some(job, push, 0, 50)
-    with query(tmp_path, job.checkpoint, connect=endpoint, reader="job") as again:
-        receive_some(again, push, 50, 100)
-        wait_for(lambda: again.step() and earliest(tmp_path) > 0, "that old chunks are deleted")
-    assert "because a query that reads it has this walRetention" not in caplog.text
 
 
 def test_a_receiver_logs_the_options_that_differ_from_the_last_receivers(
@@ -230,30 +199,6 @@ def vllm(publisher: Publisher) -> dict[str, Any]:
         "framing": "vllm",
         "zmq_reconnect_ivl": 20,
     }
-
-
-@pytest.mark.spark  # no Spark, but processes
-def test_a_program_without_a_replay_gives_way_to_a_query_with_one(replay: str, tmp_path: Path) -> None:
-    with Publisher("vllm", replay=replay) as publisher:
-        options = vllm(publisher)
-        command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "SUB"]
-        command += ["--connect", publisher.endpoint, "--wal-location", str(tmp_path), "-o", "framing=vllm"]
-        program = subprocess.Popen(command)
-        try:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 5")
-            publisher.ask("skip 5")
-            publisher.ask("send 5")
-            with query(tmp_path, startingOffsets="earliest", replayEndpoint=replay, **options) as job:
-                job.until(15)
-                assert job.receives
-            wait_for(lambda: LogStorage(str(tmp_path)).is_written(), "the program receives again")
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 5")
-            wait_for(lambda: read_index(LogStorage(str(tmp_path))).end == 20, "its messages")
-        finally:
-            program.terminate()
-            assert program.wait(30) == 0
 
 
 # What a loss means.
