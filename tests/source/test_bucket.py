@@ -17,7 +17,6 @@ from tests.source.test_feed import (
     Context,
     Query,
     _in_this_process,  # noqa: F401 - a fixture
-    ends_at,
     numbered,
     querying,
     send,
@@ -38,7 +37,6 @@ from zmq_datasource.errors import LogLockedError, OptionError, SocketError
 from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.datasource import ZmqDataSource
 
 CHUNK = 256 << 10
@@ -85,21 +83,6 @@ def values(bucket: str) -> list[int]:
 # Several machines.
 
 
-def test_a_query_goes_on_at_another_machine(context: Context, bucket: str) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with Connections(push) as connections, querying(bucket, connect=endpoint) as query:
-        query.step()
-        send(push, 0, 100)
-        query.until(100)
-        query.reader.stop()
-        with querying(bucket, query.checkpoint, connect=endpoint) as again:
-            again.step()
-            connections.wait_for_only(2)
-            send(push, 100, 200)
-            again.until(100)
-    assert query.rows + again.rows == numbered(200)
-
-
 def test_queries_of_several_machines_get_every_message_and_one_receives(
     context: Context, bucket: str
 ) -> None:
@@ -115,23 +98,6 @@ def test_queries_of_several_machines_get_every_message_and_one_receives(
         for query in (one, two, three):
             query.until(300)
         assert one.rows == two.rows == three.rows == numbered(300)
-
-
-def test_another_machine_takes_over_when_the_one_that_receives_ends(context: Context, bucket: str) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with Connections(push) as connections, querying(bucket, connect=endpoint) as two:
-        with querying(bucket, connect=endpoint) as one:
-            two.step()
-            assert two.receives  # it was the first
-            one.step()
-            send(push, 0, 100)
-            two.until(100), one.until(100)
-            two.reader.stop()
-            wait_for(lambda: one.step() and one.receives, "the other one receives")
-            connections.wait_for_only(2)
-            send(push, 100, 200)
-            one.until(200)
-        assert one.rows == numbered(200)
 
 
 def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, bucket: str) -> None:
@@ -226,29 +192,6 @@ def log_of(query: Query) -> LogWriter:
     return log
 
 
-def test_a_process_that_is_killed_while_the_bucket_is_away_loses_only_unsealed_messages(
-    context: Context, server: BucketServer, bucket: str
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"socketType": "PULL", "connect": endpoint}
-    with Connections(push) as connections:
-        with receiving(bucket, **options) as receiver:
-            send(push, 0, 100)
-            wait_for(lambda: ends_at(bucket, 100), "what is in the bucket")
-            with server.away():
-                send(push, 100, 200)
-                receiver.kill()
-                receiver.wait()
-        with receiving(bucket, **options):
-            connections.wait_for_only(2)
-            send(push, 200, 300)
-            wait_for(lambda: values(bucket)[-1] == 299, "what was sent afterwards")
-    kept = values(bucket)
-    assert kept[:100] == list(range(100))
-    assert kept[-100:] == list(range(200, 300))
-    assert kept == sorted(set(kept))  # a PUSH sends again what its reader has not taken
-
-
 def test_an_acknowledged_transaction_is_in_the_bucket(server: BucketServer, bucket: str) -> None:
     endpoint = free_endpoint()
     options = {"socketType": "ROUTER", "bind": endpoint}
@@ -268,21 +211,6 @@ def test_an_acknowledged_transaction_is_in_the_bucket(server: BucketServer, buck
             with producer.transaction():
                 producer.send(b"4")
         assert values(bucket) == [0, 1, 2, 3, 4]
-
-
-def test_acknowledged_rows_are_there_for_a_query_elsewhere(bucket: str) -> None:
-    endpoint = free_endpoint()
-    ingest = Ingest(stream_options(bind=endpoint, socketType="ROUTER", **log_options(bucket)))
-    ingest.start()
-    try:
-        with Producer(endpoint, name="one") as producer, producer.transaction():
-            producer.send(b"0")
-            producer.send(b"1")
-        with querying(bucket) as query:
-            query.until(2)
-        assert query.rows == numbered(2)
-    finally:
-        ingest.stop()
 
 
 # The option.

@@ -134,45 +134,6 @@ def on_disk(location: Path) -> int:
     return sum(chunk.size for chunk in LogStorage(str(location)).chunks())
 
 
-@pytest.mark.spark  # takes its time
-def test_a_paused_receiver_still_answers(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
-    options = {"walMaxBytes": 100_000, "rcvhwm": 10, "zmq_rcvbuf": 4096}
-    sent = 0
-    with ingesting(tmp_path, endpoint, **options) as ingest:
-        assert push.poll(30_000, zmq.POLLOUT)  # connected
-        while push.poll(1000, zmq.POLLOUT):
-            push.send(b"x" * 10_000)
-            sent += 1
-        assert ingest.seal() == ingest.counters.received < sent
-    # A stop takes what the sockets hold even so.
-    assert log_rows(tmp_path).num_rows == sent
-
-
-def test_a_seal_raises_an_earlier_error_of_receiving(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-
-    ingest = Ingest(
-        stream_options(
-            connect=endpoint,
-            walLocation=tmp_path,
-            socketType="PULL",
-            walFlushInterval="10ms",
-        ),
-        retry_seconds=0.05,
-    )
-    ingest.start()
-    at_each_write(monkeypatch, fail)
-    send_numbers(push, 1)
-    wait_for(lambda: ingest.log.failure, "the fault")
-    with pytest.raises(LogWriteError, match="No space left"):
-        wait_for(lambda: ingest.seal() < 0, "the report of the fault")
-    with pytest.raises(LogWriteError):
-        ingest.stop()
-
-
 def test_the_error_of_a_second_writer_names_the_holder_of_the_lock(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     with ingesting(tmp_path, endpoint):

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +22,7 @@ from zmq_datasource.errors import MalformedMessageError, MessageLossError, ZmqDa
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences import Totals
-from zmq_datasource.source.facts import read_counters, read_gaps
+from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import REPLAY_SECONDS, Receiver
 
@@ -109,54 +108,6 @@ def test_messages_before_the_first_one_count_from_where_the_user_says(tmp_path: 
         wait_for_rows(ingest, 6)
         assert (totals(ingest).lost, totals(ingest).restarts) == (15, 0)
     assert gaps(tmp_path) == [(5, 19, False)]
-
-
-def test_jupyter_messages_are_read_without_tracking(tmp_path: Path) -> None:
-    with (
-        Publisher("jupyter", topic="stream.stdout") as publisher,
-        ingesting(tmp_path, connect=publisher.endpoint, framing="jupyter") as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        publisher.ask("send 3")
-        wait_for_rows(ingest, 3)
-        assert ingest.facts().totals is None
-    rows = log_rows(tmp_path)
-    assert set(rows.column("topic").to_pylist()) == {"stream.stdout"}
-    assert set(rows.column("sequence").to_pylist()) == {None}
-
-
-def test_a_publisher_that_announces_its_end_shows_losses_at_the_end(tmp_path: Path) -> None:
-    with (
-        Publisher("sequenced") as publisher,
-        ingesting(tmp_path, connect=publisher.endpoint, framing="sequenced") as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        publisher.ask("send 5")
-        publisher.ask("skip 4")
-        publisher.ask("control")
-        wait_for(lambda: totals(ingest).lost == 4, "the loss of the tail")
-        publisher.ask("send 1")  # the log keeps an announced gap with the next row
-        wait_for_rows(ingest, 6)
-    assert gaps(tmp_path) == [(5, 8, False)]
-
-
-def test_each_topic_of_bitcoin_has_a_counter_that_wraps_and_restarts(tmp_path: Path) -> None:
-    with (
-        Publisher("bitcoin", topic="rawtx") as publisher,
-        ingesting(tmp_path, connect=publisher.endpoint, framing="bitcoin") as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        publisher.ask(f"set {2**32 - 2}")
-        publisher.ask("send 4")
-        publisher.ask("topic hashblock")
-        publisher.ask("send 2")
-        publisher.ask("skip 1")
-        publisher.ask("send 2")
-        publisher.ask("set 0")
-        publisher.ask("send 1")
-        wait_for_rows(ingest, 9)
-        tracked = totals(ingest)
-        assert (tracked.lost, tracked.restarts) == (1, 1)
 
 
 def test_the_losses_of_a_stalled_reader_are_counted_exactly() -> None:
@@ -286,25 +237,6 @@ def test_history_comes_before_the_live_flow(replay_from: str, first: int, tmp_pa
     assert sequences(tmp_path) == list(range(first, 40))
 
 
-def test_a_restarted_query_asks_for_missed_messages(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    options = {"framing": "vllm", "replayEndpoint": endpoint}
-    with Publisher("vllm", replay=endpoint) as publisher:
-        with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 5")
-            wait_for_rows(ingest, 5)
-        wait_for_silence(publisher)
-        publisher.ask("send 30")  # without a subscriber
-        with ingesting(tmp_path, connect=publisher.endpoint, **options) as ingest:
-            wait_for_rows(ingest, 35)
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 5")
-            wait_for_rows(ingest, 40)
-            assert totals(ingest).lost == 0
-    assert sequences(tmp_path) == list(range(40))
-
-
 def test_a_replay_endpoint_without_a_server_delays_the_feed_only_by_the_timeout(tmp_path: Path) -> None:
     with (
         Publisher("vllm") as publisher,
@@ -352,28 +284,6 @@ def test_each_publisher_is_asked_for_its_own_messages(tmp_path: Path) -> None:
         names = [p.endpoint for p in publishers]
     # Also what was replayed: both have sent the same topic and numbers.
     assert Counter(log_rows(tmp_path).column("publisher").to_pylist()) == {names[0]: 11, names[1]: 12}
-
-
-def test_gaps_of_a_restarted_publisher_are_asked_for_in_its_new_numbers(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    first = Publisher("vllm", replay=endpoint)
-    options = {"framing": "vllm", "replayEndpoint": endpoint, "zmq_reconnect_ivl": 20}
-    try:
-        with ingesting(tmp_path, connect=first.endpoint, **options) as ingest:
-            first.ask("wait-subscriber")
-            first.ask("send 50")
-            wait_for_rows(ingest, 50)
-            first.kill()
-            with Publisher("vllm", endpoint=first.endpoint, replay=endpoint) as second:
-                second.ask("wait-subscriber")
-                second.ask("send 5")
-                second.ask("skip 5")
-                second.ask("send 5")
-                wait_for_rows(ingest, 65)
-                tracked = totals(ingest)
-                assert (tracked.lost, tracked.restarts, tracked.duplicates) == (0, 1, 0)
-    finally:
-        first.kill()
 
 
 @pytest.mark.parametrize("heal", [True, False])
@@ -558,67 +468,7 @@ def test_a_replay_host_that_no_longer_resolves_does_not_end_receiving(
         wait_for_rows(ingest, 3)
 
 
-def test_a_publisher_without_history_is_asked_at_a_bounded_rate(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        RouterOnItsOwnTerms(context, []) as router,
-        Publisher("vllm") as publisher,
-        ingesting(
-            tmp_path, connect=publisher.endpoint, framing="vllm", replayEndpoint=router.endpoint
-        ) as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        began = time.monotonic()
-        for _ in range(200):
-            publisher.ask("send 1")
-            publisher.ask("skip 1")
-            ingest.seal()
-        wait_for_rows(ingest, 200)
-        assert len(router.starts) <= 2 + (time.monotonic() - began) / 0.1
-        assert totals(ingest).lost == 199
-    assert len(caplog.records) < 60
-
-
 # What does not fit, and what fails.
-
-
-def test_with_onMalformed_fail_a_query_fails_and_can_be_restarted(tmp_path: Path) -> None:
-    with Publisher("vllm") as publisher:
-        options = {"connect": publisher.endpoint, "framing": "vllm", "onMalformed": "fail"}
-        with ingesting(tmp_path, MalformedMessageError, **options) as ingest:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 3")
-            publisher.ask("raw 00 01")
-            publisher.ask("send 2")
-            with pytest.raises(MalformedMessageError, match="it has 2 frames, 3 expected"):
-                wait_for(lambda: ingest.seal() > 5, "the failure")
-        wait_for_silence(publisher)
-        with ingesting(tmp_path, **options) as ingest:
-            publisher.ask("wait-subscriber")
-            sent = publisher.ask("send 2")["next"]
-            wait_for(
-                lambda: totals(ingest).lost + ingest.counters.received == sent, "every number accounted for"
-            )
-
-
-def test_a_loss_fails_the_query_once(tmp_path: Path) -> None:
-    with Publisher("vllm") as publisher:
-        options = {"connect": publisher.endpoint, "framing": "vllm", "onLoss": "fail"}
-        with ingesting(tmp_path, MessageLossError, **options) as ingest:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 3")
-            wait_for_rows(ingest, 3)
-            publisher.ask("skip 4")
-            publisher.ask("send 1")
-            with pytest.raises(MessageLossError, match=r"4 messages of .* sequences 3 to 6"):
-                wait_for(lambda: ingest.seal() > 4, "the failure")
-        wait_for_silence(publisher)
-        with ingesting(tmp_path, **options) as ingest:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 1")
-            wait_for_rows(ingest, 5)
-            assert totals(ingest).lost == 4
 
 
 @pytest.mark.parametrize(
@@ -660,20 +510,6 @@ def test_malformed_messages_are_logged_at_a_bounded_rate(
         wait_for_rows(ingest, 100)
         assert ingest.counters.malformed == 100
     assert 1 <= sum("does not fit" in record.message for record in caplog.records) <= 10
-
-
-def test_the_state_of_messages_without_a_row_is_stored_with_the_next_row(tmp_path: Path) -> None:
-    with (
-        Publisher("vllm") as publisher,
-        ingesting(tmp_path, connect=publisher.endpoint, framing="vllm", onMalformed="skip") as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        publisher.ask("raw 00")
-        wait_for(lambda: ingest.counters.malformed == 1, "the message that does not fit")
-        publisher.ask("send 1")
-        wait_for_rows(ingest, 1)
-        counters, _ = read_counters(read_saved_state(LogStorage(str(tmp_path))))
-        assert counters.malformed == 1
 
 
 def test_with_another_numbering_tracking_begins_again(

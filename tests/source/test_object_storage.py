@@ -119,25 +119,3 @@ def test_nothing_is_lost_while_the_way_to_the_server_is_cut(
             sender.end()
             until(query, sender.sent)
         assert query.rows == [(i, b"%d" % i) for i in range(sender.sent)]
-
-
-def test_another_machine_goes_on_when_a_receiver_is_killed(
-    context: Context, tmp_path: Path, server: S3Server
-) -> None:
-    store = server.location("killed")
-    with Sender(context) as sender, querying(store) as query:
-        with receiving(tmp_path / "a", sender.endpoint, store) as receiver:
-            until(query, 2000)
-            receiver.kill()
-            receiver.wait()
-        with receiving(tmp_path / "b", sender.endpoint, store):
-            until(query, len(query.rows) + 2000)
-            sender.end()
-            wait_for(
-                lambda: query.step() and query.rows[-1][1] == b"%d" % (sender.sent - 1), "the last", _SECONDS
-            )
-    ids = [id_ for id_, _ in query.rows]
-    numbers = [int(value) for _, value in query.rows]
-    assert ids == list(range(len(ids)))
-    # What the killed one had taken and not put there is lost, as with any PULL; nothing comes twice.
-    assert numbers == sorted(set(numbers))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.source.test_losses import (
 )
 from tests.support import Socket, channel_of, free_endpoint, log_rows, wait_for
 from tests.support.middlebox import Middlebox
-from tests.support.proxies import ProxyThreads, endpoints
 from tests.support.publishers import Publisher
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
@@ -57,18 +55,6 @@ def test_losses_at_the_end_of_a_burst_are_fetched_once_the_feed_is_silent(
         assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
         assert ingest.counters.replayed == 100
     assert sequences(tmp_path / "log") == list(range(110))
-
-
-def test_bursts_beyond_a_small_high_water_mark_arrive_completely(tmp_path: Path) -> None:
-    with vllm(tmp_path, {"rcvhwm": 10, "zmq_rcvbuf": 4096}, sndhwm=10, buffer=50_000) as (publisher, ingest):
-        for _ in range(3):
-            sent = publisher.ask("send 4000 200")["next"]
-        sent = publisher.ask("skip 3000")[
-            "next"
-        ]  # more than the publisher's ROUTER holds: it drops replies too
-        wait_for(lambda: ingest.seal() >= sent and totals(ingest).lost == 0, "all of it", 60)
-        assert ingest.log.durable_end == sent
-    assert sorted(sequences(tmp_path / "log")) == list(range(sent))
 
 
 @pytest.mark.parametrize("heard_by", ["a running query", "a query that was stopped"])
@@ -186,30 +172,6 @@ def test_history_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> 
     assert sequences(tmp_path / "log") == list(range(25))
 
 
-def test_a_replay_without_its_last_reply_is_requested_again(context: Context, tmp_path: Path) -> None:
-    """The ROUTER's queue was full: the replies that came count, and the request is repeated."""
-    message = {n: str(n).encode() for n in range(10)}
-    answers: list[list[int | None]] = [[2, 3, 4], [4, 5, 6, 9], [7, 8, None], [9, None]]
-    with (
-        RouterOnItsOwnTerms(context, answers, message.__getitem__) as router,
-        Publisher("vllm") as publisher,
-        ingesting(
-            tmp_path,
-            connect=publisher.endpoint,
-            framing="vllm",
-            replayEndpoint=router.endpoint,
-            replay_timeout=0.2,
-        ) as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        publisher.ask("send 3")
-        wait_for_rows(ingest, 10)
-        wait_for(lambda: len(router.starts) >= 4, "the last question")
-        assert router.starts[:4] == [2, 4, 7, 9]
-        assert totals(ingest).lost == 0
-    assert sorted(sequences(tmp_path)) == list(range(10))
-
-
 def test_gaps_of_a_publisher_are_not_filled_after_its_restart(tmp_path: Path) -> None:
     """The restarted publisher has other messages under these numbers."""
     endpoint, replay = free_endpoint(), free_endpoint()
@@ -228,26 +190,6 @@ def test_gaps_of_a_publisher_are_not_filled_after_its_restart(tmp_path: Path) ->
             tracked = totals(ingest)
             assert (tracked.lost, tracked.healed, tracked.restarts) == (3, 0, 1)
     assert values(tmp_path) == [0, 1, 5, 6, *range(1000, 1010)]
-
-
-def test_losses_at_the_end_are_fetched_from_each_publisher(tmp_path: Path) -> None:
-    replays = [free_endpoint(), free_endpoint()]
-    with ExitStack() as stack:
-        publishers = [
-            stack.enter_context(Publisher("vllm", replay=replay, values_from=1000 * at))
-            for at, replay in enumerate(replays)
-        ]
-        connect = ",".join(publisher.endpoint for publisher in publishers)
-        options = {"connect": connect, "framing": "vllm", "replayEndpoint": ",".join(replays)}
-        ingest = stack.enter_context(ingesting(tmp_path, **options))
-        for publisher in publishers:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 3")
-        publishers[0].ask("skip 4")
-        publishers[1].ask("skip 6")
-        wait_for_rows(ingest, 16)
-        assert totals(ingest).lost == 0
-    assert sorted(values(tmp_path)) == [*range(7), *range(1000, 1009)]
 
 
 def test_a_receiver_killed_during_a_replay_has_each_message_once(tmp_path: Path) -> None:
@@ -343,33 +285,6 @@ def test_a_full_log_asks_for_nothing(tmp_path: Path) -> None:
 
 
 # The proxy as the publisher.
-
-
-def test_messages_that_a_proxy_published_without_subscribers_are_fetched(
-    context: Context, tmp_path: Path
-) -> None:
-    sides = endpoints("pull", "publish", "replay")
-    options = {"connect": sides["publish"], "framing": "vllm", "replayEndpoint": sides["replay"]}
-    with ProxyThreads(tmp_path / "proxy", sides), context.socket(zmq.PUSH) as push:
-        push.connect(sides["pull"])
-        with ingesting(tmp_path / "log", **options) as ingest:
-            session = session_of(ingest)
-            wait_for(lambda: session.live is not None or ingest.seal(), "the subscription")
-            sent: list[None] = []
-            wait_for(lambda: (sent.append(push.send(b"0")), ingest.seal())[1], "the first message")
-            first = sequences(tmp_path / "log")[0]
-            wait_for(lambda: ingest.seal() == len(sent) - first, "all that was sent meanwhile")
-            session.silence.restart(time.monotonic())
-            wait_for(lambda: session.silence.caught_up, "an answer without messages")
-            known = ingest.log.durable_end
-        for n in range(50):
-            push.send(b"%d" % n)
-        with ingesting(tmp_path / "log", **options) as ingest:
-            wait_for_rows(ingest, known + 50)
-            tracked = totals(ingest)
-            assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
-    told = sequences(tmp_path / "log")
-    assert told == list(range(first, first + known + 50))
 
 
 def test_a_replay_with_other_values_than_were_published_is_dropped(

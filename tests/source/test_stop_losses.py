@@ -13,15 +13,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import Socket, bound, fill_disk, offer, stop_sooner, stream_options, tiny_disk, wait_for
-from zmq_datasource.errors import LogWriteError
+from tests.support import Socket, bound, offer, stop_sooner, stream_options, wait_for
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.source.receiver import LogReceiver
-from zmq_datasource.source.receiving import ReceivingThread
 
 Context = zmq.Context[Socket]
 
@@ -111,27 +108,3 @@ def test_a_stop_that_loses_nothing_reports_nothing(
     assert end_of(tmp_path) == 100
     assert "stopping to receive" not in caplog.text
     assert ingest.counters.lost_at_stop == 0
-
-
-def test_what_a_full_disk_refuses_at_a_stop_is_counted(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.2)
-    monkeypatch.setattr(LogWriter, "close_seconds", 0.2)
-    push, endpoint = bound(context, zmq.PUSH)
-    with tiny_disk(tmp_path / "tiny", "4m") as disk:
-        log = disk / "log"
-        options = stream_options(walLocation=log, socketType="PULL", connect=endpoint, walFlushInterval="1h")
-        ingest = Ingest(options)
-        ingest.start()
-        for number in range(10):
-            push.send(b"%d" % number)
-        wait_for(lambda: ingest.seal() == 10, "ten messages")
-        fill_disk(disk)
-        for number in range(5):
-            push.send(b"%d" % number)
-        wait_for(lambda: ingest.received_end == 15, "five more")
-        with pytest.raises(LogWriteError, match="No space left"):
-            ingest.stop()
-        assert "5 received messages could not be sealed and are lost: " in caplog.text
-        assert ingest.counters.lost_at_stop == 5
