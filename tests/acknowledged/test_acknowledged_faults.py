@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 import zmq
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.acknowledged.test_acknowledged import receiving, rows, stage, uplink, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
@@ -27,7 +25,6 @@ from zmq_datasource.acknowledged.reception import Reception
 from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, Sessions
 from zmq_datasource.errors import ZmqDataSourceError
-from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.spark.job import Job
@@ -154,25 +151,6 @@ def commit_with_digest(endpoint: str, attempt: str, value: str, number: int) -> 
         return link.commit([attempt], 1, digest_of(rows(value)))
 
 
-frames = st.lists(st.binary(max_size=6), min_size=1, max_size=3)
-
-
-@given(st.lists(frames, max_size=20), st.randoms(use_true_random=False), st.integers(0, 20))
-def test_a_digest_depends_on_the_rows_but_not_on_their_order_or_batches(
-    messages: list[list[bytes]], chance: Any, at: int
-) -> None:
-    kind = pa.list_(pa.binary())
-
-    def total(*shares: list[list[bytes]]) -> str:
-        return as_text(sum(digest_of(pa.record_batch({"frames": pa.array(s, kind)})) for s in shares))
-
-    shuffled = chance.sample(messages, len(messages))
-    assert total(messages) == total(shuffled[:at], shuffled[at:])
-    assert total(messages) != total(messages, [[b"more"]])
-    assert total(messages, [[b"more"]]) != total(messages, [[b"more"], [b"more"]])
-    assert total(messages, [[b"a", b"b"]]) != total(messages, [[b"ab"]])
-
-
 def test_a_digest_depends_on_the_bytes_but_not_on_the_column_type() -> None:
     texts, same = ["a", "é", ""], set()
     for kind in (pa.string(), pa.large_string()):
@@ -238,34 +216,6 @@ def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest
 
 
 # No message of a peer ends the receiver.
-
-
-def test_data_after_the_end_is_refused_and_the_attempt_is_staged(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The data comes while another thread forces the file to the disk."""
-    endpoint, attempt = free_endpoint(), uuid.uuid4().hex
-    finish, forcing, go_on = StagedFiles.finish, threading.Event(), threading.Event()
-
-    def slowly(*args: Any) -> None:
-        forcing.set()
-        go_on.wait(20)
-        finish(*args)
-
-    monkeypatch.setattr(StagedFiles, "finish", slowly)
-    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
-        sender.ask("H", "W", attempt=attempt, producer="q")
-        sender.data("q", 0, b"a", attempt=attempt)
-        part = {"attempt": attempt, "producer": "q", "number": 0, "partition": 0}
-        sender.say("E", **part, messages=1, rows=1)
-        assert forcing.wait(30)
-        refused = sender.data("q", 0, b"b", attempt=attempt, index=1)
-        assert (refused["kind"], refused["code"]) == ("X", "protocol")
-        assert "after its end" in refused["reason"]
-        go_on.set()
-        assert sender.hear("S")["rows"] == 1
-        assert sender.commit("q", 0, [attempt], 1)["kind"] == "K"
-    assert values(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -174,47 +174,14 @@ def test_a_large_part_becomes_a_chunk_by_a_link(tmp_path: Path, monkeypatch: pyt
         assert committed(receiver.commit([attempt], LARGE)) == [("q", 0, True)]
 
 
-@pytest.mark.parametrize("sizes", [(LARGE, SMALL), (SMALL, LARGE), (LARGE, LARGE, SMALL)])
-def test_several_parts_become_one_chunk_in_their_order(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """The other parts are appended to the file of the first one, if that is large."""
-    with Receiver(tmp_path) as receiver:
-        parts = [receiver.stage(n, 0, p, letter=b"%d" % p) for p, n in reversed([*enumerate(sizes)])]
-        first = staged_path(tmp_path, parts[-1]).stat().st_ino
-        receiver.commit(parts, sum(sizes))
-        assert committed(receiver.settled()) == [("q", 0, False)]
-        (chunk,) = chunks(tmp_path)
-        assert (chunk.stat().st_ino == first) is (sizes[0] == LARGE)
-        assert not staged(tmp_path)
-    assert values(tmp_path) == [value for p, n in enumerate(sizes) for value in batch(n, b"%d" % p)]
-
-
-def test_a_staged_file_of_another_process_is_read(tmp_path: Path) -> None:
-    with Receiver(tmp_path) as receiver:
-        attempt = receiver.stage(LARGE)
-    file = staged_path(tmp_path, attempt).stat().st_ino
-    with Receiver(tmp_path) as receiver:
-        receiver.commit([attempt], LARGE)
-        assert committed(receiver.settled()) == [("q", 0, False)]
-        assert chunks(tmp_path)[0].stat().st_ino != file
-    assert values(tmp_path) == batch(LARGE)
-    assert not staged(tmp_path)
-
-
 # Damage and faults of the disk.
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
-def test_a_staged_file_that_was_cut_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_staged_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     with Receiver(tmp_path) as receiver:
         attempt = receiver.stage(LARGE)
         path = staged_path(tmp_path, attempt)
-        match damage:
-            case "gone":
-                path.unlink()
-            case "empty":
-                path.write_bytes(b"")
-            case "cut":
-                os.truncate(path, path.stat().st_size - 1)
+        os.truncate(path, path.stat().st_size - 1)
         (refusal,) = receiver.commit([attempt], LARGE)
         assert isinstance(refusal, Refusal)
         assert refusal.code == "unknown"
@@ -241,9 +208,6 @@ def test_rows_that_were_staged_while_the_log_was_away_are_requested_again(tmp_pa
         receiver.commit([again], LARGE)
         assert committed(receiver.settled()) == [("q", 0, False)]
     assert values(location) == batch(LARGE)
-
-
-# Two at a time.
 
 
 # A kill.
@@ -310,9 +274,6 @@ def test_a_kill_leaves_all_of_a_transaction_or_nothing(killed: Path, point: str,
         *batch(SMALL),
     ]
     assert not staged(path)
-
-
-# In a bucket.
 
 
 def test_a_repeated_end_without_a_free_descriptor_does_not_end_the_receiver(

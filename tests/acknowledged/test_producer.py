@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import signal
 import socket as stdlib_socket
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.acknowledged.test_acknowledged import receiving, values
 from tests.support import RawSender, Socket, free_endpoint, log_rows, stop_sooner, stream_options, wait_for
 from zmq_datasource import (
-    LogError,
     LogLockedError,
     OptionError,
     Producer,
@@ -213,26 +211,6 @@ def test_a_refused_transaction_is_dropped_and_its_block_can_be_run_again(
     assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
 
 
-def test_no_block_runs_while_the_commit_of_the_last_one_is_unknown(tmp_path: Path) -> None:
-    """A full log answers late. If the block ran again, the transfer would be there twice."""
-    endpoint = free_endpoint()
-    with (
-        receiving(tmp_path, endpoint, walMaxBytes="100k") as ingest,
-        Producer(endpoint, sendTimeout="500ms", **FAST) as producer,
-    ):
-        transfer(producer)
-        transfer(producer)
-        assert ingest.log.full
-        with pytest.raises(SendTimeoutError):
-            transfer(producer)
-        with pytest.raises(TransactionError, match=r"Call flush\(\)"):
-            transfer(producer)
-        ingest.log.commit(4)
-        producer.flush()
-    assert log_rows(tmp_path).column("sequence").to_pylist().count(2) == 2
-    assert set(log_rows(tmp_path).column("sequence").to_pylist()) <= {0, 1, 2}
-
-
 @contextmanager
 def receiver_that_answers(
     context: zmq.Context[Socket], endpoint: str, answer: Callable[[str, dict[str, Any]], list[dict[str, Any]]]
@@ -411,16 +389,6 @@ def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_the_receiver_runs_without_spark_until_a_signal(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with program(tmp_path, endpoint) as process:
-        with Producer(endpoint) as producer:
-            producer.send("a")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-    assert values(tmp_path) == ["a"]
-
-
 def test_the_program_names_a_wrong_option(tmp_path: Path) -> None:
     for arguments, says in (
         (["--wal-location", str(tmp_path)], "--bind or --connect"),
@@ -532,15 +500,3 @@ def test_a_query_reads_a_log_that_another_process_fills(
         assert values(tmp_path) == ["c"]
     # The receiver has ended. Its log is still there.
     assert read(one, newer, one.latestOffset(newer, ALL)) == ["c"]
-
-
-def test_an_invalid_record_of_a_reader_is_a_log_error(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint) as ingest:
-        path = tmp_path / "readers" / "x.json"
-        path.write_text("no json")
-        with pytest.raises(LogError, match=r"x\.json"):
-            ingest.commit_readers()
-        ingest.commit(0)  # the log's own query continues
-        path.unlink()
-        ingest.commit_readers()

@@ -493,6 +493,7 @@ def test_a_refusal_goes_to_the_sender_and_names_the_attempt(side: Side) -> None:
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.attempt) == ("protocol", ATTEMPT)
     assert refusal.reason == "data message 1 of an attempt after its end"
+    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
 
 
 def test_data_of_another_transaction_under_the_same_attempt_is_refused(side: Side) -> None:

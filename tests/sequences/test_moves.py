@@ -69,17 +69,6 @@ def test_sums_are_exact_however_counters_move(seed: int) -> None:
             assert sum(getattr(t, figure) for t in totals.values()) == getattr(one.totals, figure)
 
 
-def test_a_partition_drops_the_open_gaps_of_a_counter_that_moved_away() -> None:
-    first = opened({}, 0, "one")
-    receive(first, 0, 5)
-    states = {0: kept_by(first)}
-    second = opened(states, 1, "two")
-    receive(second, 6)
-    assert missing(second) == [(1, 4)]
-    states[1] = kept_by(second)
-    assert missing(opened(states, 0, "two")) == []
-
-
 def test_counters_of_another_numbering_do_not_move() -> None:
     other = SequenceTracker(Numbering(("publisher",), start=1), 1000, 1000)
     receive(other, *range(1, 1001))
@@ -87,21 +76,6 @@ def test_counters_of_another_numbering_do_not_move() -> None:
     receive(mine, 5, 8)
     mine.learn_newer_counters(other)
     assert missing(mine) == [(6, 7)]
-
-
-def test_a_counter_that_no_other_partition_received_stays() -> None:
-    first = opened({}, 0, "one")
-    receive(first, 0, 5, key=b"a")
-    receive(first, 0, 5, key=b"b")
-    states = {0: kept_by(first)}
-    second = opened(states, 1, "two")
-    receive(second, 6, key=b"b")
-    states[1] = kept_by(second)
-    assert list(second.expected) == [b"b"]
-    back = opened(states, 0, "one again")
-    assert back.expected == {b"a": 6}
-    back.move_here(b"b")
-    assert back.expected == {b"a": 6, b"b": 7}
 
 
 def test_a_tracker_that_has_forgotten_counters_takes_no_older_state_of_them() -> None:

@@ -124,19 +124,6 @@ def test_a_retry_helps_where_the_consumer_comes_back(context: Context, noblock: 
     assert len(got) == counters.sent == counters.rows == 500
 
 
-def test_retries_end_and_are_not_made_for_each_row(context: Context) -> None:
-    options = write_options(
-        connect=stalled(context), noblock=True, maxRetries=3, retryInterval="10ms", **SMALL
-    )
-    with Sender(options) as sender:
-        sender.send(binary([VALUE] * 1000))
-        counters = sender.counters
-    assert counters.retries >= 3
-    assert counters.dropped["hwm"] > 500
-    assert counters.retries < 100  # now and then a message is sent, and the next refused one is retried
-    assert counters.balanced
-
-
 def test_a_blocking_sink_without_dead_letters_fails_after_its_retries(context: Context) -> None:
     options = write_options(
         connect=stalled(context), sendTimeout="50ms", maxRetries=2, retryInterval="10ms", **SMALL

@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 import zmq
 
-from tests.support import Socket, binary, free_endpoint, wait_for, write_options
-from zmq_datasource.errors import NoPeerError
+from tests.support import Socket, binary, free_endpoint, write_options
 from zmq_datasource.sink.sender import Sender
 
 pytestmark = pytest.mark.spark  # no Spark, but processes that take their time
@@ -78,51 +76,3 @@ def test_rows_that_count_as_sent_may_be_lost_with_their_consumer(kind: str) -> N
         consumer.wait_for(100)
         consumer.kill()
         assert consumer.count_remaining() == 0
-
-
-def test_the_next_consumer_gets_the_rows_after_the_first_one_is_killed(context: Context) -> None:
-    """It also gets the rows that may have been in the queues of the first one."""
-    endpoint = free_endpoint()
-    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, zmq_reconnect_ivl=20)
-    with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
-        sender.send(binary([b"x" * 1000] * 200))
-        consumer.wait_for(10)
-        consumer.kill()
-        following = context.socket(zmq.PULL)
-        wait_for(lambda: _bind(following, endpoint), "the endpoint free")
-        sender.send(binary([b"y" * 1000] * 20))
-        # The loss may be noticed as late as here. The queues of the next consumer have room for all rows.
-        counters = sender.finish()
-        got: Counter[bytes] = Counter()
-        while (got[b"x" * 1000] < 200 or got[b"y" * 1000] < 20) and following.poll(10_000):
-            got[following.recv()] += 1
-    assert counters.sent == 220
-    # All of the first rows, and as many of the others as were sent before the loss was noticed.
-    assert counters.resent >= 200
-    assert got[b"x" * 1000] >= 200
-    assert got[b"y" * 1000] >= 20
-
-
-def _bind(sock: Socket, endpoint: str) -> bool:
-    try:
-        sock.bind(endpoint)
-    except zmq.ZMQError:
-        return False
-    return True
-
-
-def test_a_task_fails_if_its_consumer_has_gone_at_the_end() -> None:
-    """The task waits for a consumer to which it can send the rows again. Then it fails, and Spark repeats it."""
-    endpoint = free_endpoint()
-    options = write_options(connect=endpoint, sndhwm=1000, linger="300ms", connectTimeout="500ms")
-    with Consumer("PULL", endpoint, 10) as consumer, Sender(options) as sender:
-        sender.send(binary([b"x"] * 10))
-        consumer.wait_for(10)
-        consumer.kill()
-        wait_for(
-            lambda: (sender.socket.watch.update(), not sender.socket.watch.peers)[1],
-            "the connection to break",
-        )
-        sender.send(binary([b"y"] * 10))
-        with pytest.raises(NoPeerError, match="sending rows again whose connection was lost"):
-            sender.finish()

@@ -438,23 +438,3 @@ def test_rows_are_sent_again_when_a_connection_is_reset_while_a_task_closes(
         counters = sender.finish()
         wait_for_all(values, consuming)
     assert (counters.sent, counters.resent) == (100, 100)
-
-
-@pytest.mark.alone  # the consumer's end and the check of the queues are milliseconds apart
-def test_nothing_is_sent_again_when_a_consumer_leaves_during_the_check_of_the_queues() -> None:
-    endpoint, values = free_endpoint(), rows(3000)
-
-    def consume() -> None:
-        with zmq.Context() as own, own.socket(zmq.PULL) as pull:
-            pull.bind(endpoint)
-            for _ in values:
-                pull.recv()
-
-    consuming = threading.Thread(target=consume)
-    consuming.start()
-    # With so little to keep, the queues are checked after every thousand rows.
-    with Sender(write_options(connect=endpoint, sendTimeout="5s"), keep=50_000) as sender:
-        send(sender, values)
-        counters = sender.finish()
-    consuming.join(30)
-    assert (counters.sent, counters.resent) == (3000, 0)

@@ -104,16 +104,6 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
     assert consuming.got == [[b"%d" % i] for i in range(10_000)]
 
 
-def test_topics_and_frames_arrive_as_they_are(context: Context) -> None:
-    pull, endpoint = bound(context, zmq.PULL)
-    with Sender(write_options(connect=endpoint)) as sender:
-        sender.send(binary([b"a", b"", b"c"]), binary([b"t", b"", None]))
-        sender.send(frames=pa.array([[b"1", b"", b"3"], [b"only"]], FRAMES))
-        counters = sender.finish()
-    assert take(pull, 5) == [[b"t", b"a"], [b"", b""], [b"c"], [b"1", b"", b"3"], [b"only"]]
-    assert (counters.rows, counters.sent, counters.bytes) == (5, 5, 9)
-
-
 def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) -> None:
     _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
     options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, sendTimeout="50ms")
@@ -313,22 +303,3 @@ def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) 
     reading.join(30)
     assert (counters.sent, counters.peers, counters.sndhwm) == (3000, 1, 10)
     assert 0.05 < counters.blocked_seconds < 30
-
-
-def test_retries_count_as_waiting(context: Context) -> None:
-    _, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
-    options = write_options(
-        connect=endpoint,
-        noblock=True,
-        sndhwm=1,
-        zmq_sndbuf=4096,
-        linger=0,
-        maxRetries=2,
-        retryInterval="10ms",
-    )
-    with Sender(options) as sender:
-        sender.send(binary([b"x" * 10_000] * 1000))
-        counters = sender.finish()
-    assert counters.dropped["hwm"] > 0
-    assert counters.retries >= 2
-    assert counters.blocked_seconds == pytest.approx(0.03 * counters.retries / 2, rel=0.5)

@@ -11,10 +11,10 @@ It binds, prints ``ready`` and then obeys commands on stdin, one a line, with on
     send N [SIZE]         publish the next N messages, their values padded with spaces to SIZE bytes
     skip N                advance by N without publishing; vllm keeps them for a replay
     repeat N              publish the last message N more times
-    set N                 the next sequence is N, as after a restart or before a wrap
-    topic T               publish under another topic; bitcoin counts each topic by itself
+    set N                 the next sequence is N, as after a restart
+    topic T               publish under another topic
     raw HEX HEX ...       publish these frames as they are, "-" for an empty one
-    control, end          publish the format's messages without data: heartbeats, end markers
+    control               publish the format's messages without data: heartbeats, end markers
     requests              the starting sequences of the replay requests so far (vllm)
     quit
 """
@@ -22,8 +22,6 @@ It binds, prints ``ready`` and then obeys commands on stdin, one a line, with on
 from __future__ import annotations
 
 import argparse
-import hashlib
-import hmac
 import json
 import os
 import select
@@ -43,8 +41,6 @@ from tests.support.ports import free_port
 Frames = list[bytes]
 Socket = zmq.Socket[bytes]
 
-JUPYTER_KEY = b"publishers"
-
 
 def _u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
@@ -59,7 +55,6 @@ class Format:
 
     bits: ClassVar[int] = 64
     first: ClassVar[int] = 0
-    counter_per_topic: ClassVar[bool] = False
 
     def frames(self, sequence: int, value: bytes) -> Frames:
         raise NotImplementedError
@@ -79,31 +74,12 @@ class Vllm(Format):
 
 
 class Bitcoin(Format):
-    """Bitcoin Core's notifications: every notifier has a counter of its own."""
+    """Bitcoin Core's notifications: a counter of 32 bits."""
 
     bits = 32
-    counter_per_topic = True
 
     def frames(self, sequence: int, value: bytes) -> Frames:
         return [self.topic, value, sequence.to_bytes(4, "little")]
-
-
-class Jupyter(Format):
-    """A kernel's stream messages on IOPub, signed; ``publisher`` is the session. They have no sequence."""
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        header = {
-            "msg_id": f"{self.publisher.decode()}_{os.getpid()}_{sequence}",
-            "msg_type": "stream",
-            "username": "tests",
-            "session": self.publisher.decode(),
-            "date": "2026-01-01T00:00:00.000000Z",
-            "version": "5.3",
-        }
-        content = {"name": "stdout", "text": value.decode()}
-        parts = [json.dumps(part).encode() for part in (header, {}, {}, content)]
-        signature = hmac.new(JUPYTER_KEY, b"".join(parts), hashlib.sha256).hexdigest().encode()
-        return [self.topic, b"<IDS|MSG>", signature, *parts]
 
 
 class Detector(Format):
@@ -137,7 +113,6 @@ class Sequenced(Format):
 FORMATS: dict[str, type[Format]] = {
     "vllm": Vllm,
     "bitcoin": Bitcoin,
-    "jupyter": Jupyter,
     "detector": Detector,
     "sequenced": Sequenced,
 }
@@ -148,7 +123,7 @@ class Server:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._format = FORMATS[options.format](options.topic.encode(), options.publisher.encode())
-        self._sequences: dict[bytes, int] = {}
+        self._sequence = self._format.first
         self._message: int = options.values_from
         self._last: Frames = []
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer)
@@ -252,23 +227,9 @@ class Server:
             self._pub.send_multipart(frames)
         return {"sent": [[frame.hex() for frame in frames] for frames in messages]}
 
-    do_end = do_control
-
     def do_requests(self) -> dict[str, Any]:
         self._serve_replay()
         return {"count": len(self._starts), "starts": self._starts}
-
-    @property
-    def _sequence(self) -> int:
-        return self._sequences.get(self._counter, self._format.first)
-
-    @_sequence.setter
-    def _sequence(self, sequence: int) -> None:
-        self._sequences[self._counter] = self._wrapped(sequence)
-
-    @property
-    def _counter(self) -> bytes:
-        return self._format.topic if self._format.counter_per_topic else b""
 
     def _wrapped(self, sequence: int) -> int:
         return sequence % (1 << self._format.bits)
@@ -276,7 +237,7 @@ class Server:
     def _next(self, size: int = 0) -> tuple[int, bytes]:
         sequence, value = self._sequence, str(self._message).encode().ljust(size)
         self._message += 1
-        self._sequence = sequence + 1
+        self._sequence = self._wrapped(sequence + 1)
         if self._replay is not None:
             self._buffer.append((sequence, value))
         return sequence, value
