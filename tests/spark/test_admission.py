@@ -73,16 +73,9 @@ def test_available_now_does_not_wait_for_more() -> None:
 @pytest.mark.parametrize(
     ("options", "available", "ends"),
     [
-        ({}, (100, 0, 7), (100, 0, 7)),
-        ({"maxMessagesPerTrigger": 50}, (30, 0, 20), (30, 0, 20)),
-        ({"maxMessagesPerTrigger": 50}, (300, 0, 200), (30, 0, 20)),
         ({"maxMessagesPerTrigger": 10}, (1_000_000, 1, 1), (9, 1, 0)),  # the other one comes next time
-        ({"maxMessagesPerTrigger": 2}, (5, 5, 6), (1, 0, 1)),
-        ({"maxMessagesPerTrigger": 10}, (7, 7, 7), (4, 3, 3)),
         ({"maxBytesPerTrigger": 100}, (30, 0, 10), (7, 0, 2)),
-        ({"maxBytesPerTrigger": 100}, (2, 0, 3), (2, 0, 3)),
         ({"maxBytesPerTrigger": 1}, (2, 0, 3), (1, 0, 0)),  # one message is always let in
-        ({"minMessagesPerTrigger": 10}, (5, 0, 4), (0, 0, 0)),
         ({"minMessagesPerTrigger": 10}, (5, 0, 5), (5, 0, 5)),
     ],
 )
@@ -92,18 +85,6 @@ def test_log_partitions_share_a_batch_by_what_they_have(
     admission = Admission(stream_options(connect="tcp://a:1", **options), Clock())
     given = admission.ends(dict.fromkeys(range(3), 0), dict(enumerate(available)), size_of, ten_bytes_each)
     assert given == dict(enumerate(ends))
-
-
-def test_partitions_take_turns_if_there_are_fewer_messages_than_partitions() -> None:
-    admission = Admission(stream_options(connect="tcp://a:1", maxMessagesPerTrigger=2), Clock())
-    begins, ends = dict.fromkeys(range(4), 0), {0: 1000, 1: 5, 2: 0, 3: 700}
-    for _ in range(12):
-        begins = admission.ends(
-            begins, {p: ends[p] + begins[0] for p in ends} | {1: 5, 2: 0}, size_of, ten_bytes_each
-        )
-    assert begins[1] == 5
-    assert begins[2] == 0
-    assert sum(begins.values()) == 24
 
 
 def test_the_bytes_of_a_batch_are_bounded_with_any_number_of_partitions() -> None:
@@ -125,12 +106,3 @@ def test_the_bytes_of_a_batch_are_bounded_with_any_number_of_partitions() -> Non
         assert 0 < sum(taken.values()) <= 100 or taken == dict.fromkeys(range(8), 0) | {5: 250}
         begins = ends
     assert min(begins.values()) >= 60 // 8
-
-
-def test_partitions_with_large_messages_take_turns() -> None:
-    admission = Admission(stream_options(connect="tcp://a:1", maxBytesPerTrigger=9), Clock())
-    begins = dict.fromkeys(range(8), 0)
-    for number in range(1, 17):
-        begins = admission.ends(begins, dict.fromkeys(range(8), 100), size_of, ten_bytes_each)
-        assert sum(begins.values()) == number
-    assert begins == dict.fromkeys(range(8), 2)

@@ -45,29 +45,6 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_a_live_read_ends_at_max_messages(spark: SparkSession, context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(50)])
-    sending.start()
-    rows = read(spark, connect=endpoint, socketType="PULL", maxMessages=30, timeout="60s").collect()
-    sending.join(30)
-    assert [(r["partition"], r["id"], r["value"]) for r in rows] == [(0, i, b"%d" % i) for i in range(30)]
-
-
-def test_a_live_read_ends_when_nothing_comes(spark: SparkSession, context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(50)])
-    sending.start()
-    df = read(spark, connect=endpoint, socketType="PULL", timeout="120s", idleTimeout="1s")
-    assert df.count() == 50
-    sending.join(30)
-
-
-def test_a_live_read_of_silence_ends_at_its_timeout(spark: SparkSession, context: Context) -> None:
-    _, endpoint = bound(context, zmq.PUB)
-    assert read(spark, connect=endpoint, timeout="300ms").count() == 0
-
-
 def test_a_log_is_read_without_a_socket(spark: SparkSession, log: Path) -> None:
     got = (
         read(spark, walLocation=log)
@@ -133,16 +110,6 @@ def test_a_log_is_read_in_parallel(spark: SparkSession, log: Path) -> None:
     assert df.count() == 80
 
 
-@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_a_partition_that_the_log_does_not_have_is_refused(
-    spark: SparkSession, log: Path, option: str
-) -> None:
-    with pytest.raises(
-        PySparkException, match=rf"option {option}: the log has no partition \[7\], only \[0\]"
-    ):
-        read(spark, walLocation=log, **{option: '{"next": {"7": 1}}'}).count()
-
-
 def test_a_range_that_is_gone_is_data_loss(spark: SparkSession, log: Path) -> None:
     gone = '{"next": {"0": 5}}'
     with pytest.raises(
@@ -158,11 +125,6 @@ def test_an_offset_of_another_log_is_data_loss(spark: SparkSession, log: Path) -
         assert read(spark, walLocation=log, startingOffsets=offset, failOnDataLoss=False).count() == 80
     with pytest.raises(PySparkException, match="the offset is of log another"):
         read(spark, walLocation=log, startingOffsets=other).count()
-
-
-def test_a_directory_without_a_log_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PySparkException, match="there is no log in this directory"):
-        read(spark, walLocation=tmp_path).count()
 
 
 def test_a_damaged_chunk_fails_the_read_and_is_named(spark: SparkSession, log: Path) -> None:

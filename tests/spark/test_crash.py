@@ -134,20 +134,3 @@ def durable(log: Path) -> int:
     with suppress(DiskFaultError):  # there is no log yet
         return read_index(LogStorage(str(log))).end
     return 0
-
-
-@pytest.mark.long  # test_signals shows the same without a JVM
-def test_after_a_sigterm_to_the_jvm_the_log_has_all_messages(context: Context, tmp_path: Path) -> None:
-    """The sender stops first. Then all its messages are in the log, without a call of stop()."""
-    log = tmp_path / "wal"
-    push, endpoint = bound(context, zmq.PUSH)
-    driver = Driver(endpoint, log, tmp_path / "out")
-    try:
-        driver.wait_until_receiving()
-        for number in range(20_000):
-            push.send(b"%d" % number)
-        wait_for(lambda: durable(log) > 0, "a first chunk", 90)
-        driver.find("java").terminate()
-    finally:
-        driver.end()
-    assert [int(v) for v in log_rows(log)["value"].to_pylist()] == list(range(20_000))

@@ -11,15 +11,10 @@ import pytest
 import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.types import StructType
 
-from tests.support import Socket, batch_of, bound, free_endpoint
+from tests.support import Socket, bound, free_endpoint
 from tests.support.streams import feed, running, start, wait_for_rows, wait_until_released
-from zmq_datasource import ZmqDataSource, reason, register
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.source import ingest
+from zmq_datasource import reason, register
 from zmq_datasource.spark import registration
 
 pytestmark = pytest.mark.spark
@@ -31,15 +26,9 @@ FEED = "tcp://127.0.0.1:5556"
     ("options", "says"),
     [
         ({"conect": FEED}, "did you mean 'connect'"),
-        ({"connect": "tcp://feed:80000"}, "from 1 to 65535"),
-        ({"connect": FEED, "rcvhwm": "lots"}, "rcvhwm='lots'"),
-        ({"connect": FEED, "socketType": "PUB"}, "SUB, PULL or ROUTER"),
         ({"connect": FEED, "zmq_conflate": "1"}, "zmq.conflate"),
         ({"connect": FEED, "zmq_handshake_ivl": "-1"}, "libzmq refuses it"),
         ({}, "as a streaming read: neither connect nor bind is set; name the feed"),
-        ({"walLocation": "/x", "rcvhwm": "5"}, "only reads its log"),
-        ({"connect": FEED, "walLocation": "dbfs:/mnt/x"}, "/local_disk0/"),
-        ({"connect": FEED, "walLocation": "s3://bucket/log"}, "only local or shared"),
         ({"connect": FEED, "maxMessages": 5, "walRetention": "1h"}, "as a batch read: option walRetention"),
     ],
 )
@@ -49,23 +38,6 @@ def test_wrong_options_are_refused_when_the_dataframe_is_made(
     with pytest.raises(PySparkException) as refused:
         feed(spark, **options)
     assert says in str(refused.value)
-
-
-def failure_of(spark: SparkSession, out: Path, **options: Any) -> str:
-    with pytest.raises(PySparkException) as failed:
-        query = start(feed(spark, **options), out)
-        try:
-            query.awaitTermination(60)
-        finally:
-            query.stop()
-    assert reason(query) == reason(failed.value)
-    return str(failed.value)
-
-
-def test_an_option_of_a_batch_read_is_refused_for_a_stream(spark: SparkSession, tmp_path: Path) -> None:
-    said = failure_of(spark, tmp_path / "out", connect=FEED, maxMessages=5)
-    assert "option maxMessages belongs to a batch read" in said
-    assert "UnboundLocalError" not in said
 
 
 def test_a_table_is_refused_with_what_to_use_instead(spark: SparkSession) -> None:
@@ -133,12 +105,6 @@ def test_registration_warns_of_workers_without_the_package(
     assert f"{spark.sparkContext.pythonExec} lacks it" in caplog.text
 
 
-def test_a_port_in_use(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    _, endpoint = bound(context, zmq.PULL)
-    said = failure_of(spark, tmp_path / "out", bind=endpoint, walLocation=tmp_path / "wal")
-    assert f"binding {endpoint}" in said
-
-
 def test_the_reason_of_a_failure_is_one_sentence_without_a_stack(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as refused:
         feed(spark, conect=FEED)
@@ -160,62 +126,11 @@ def test_a_query_that_runs_has_no_reason_to_fail(spark: SparkSession, tmp_path: 
         query.stop()
 
 
-def test_an_unknown_host(spark: SparkSession, tmp_path: Path) -> None:
-    said = failure_of(
-        spark, tmp_path / "out", connect="tcp://no-such-host.invalid:1", walLocation=tmp_path / "wal"
-    )
-    assert "does not resolve" in said
-
-
 def test_a_schema_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.readStream.format("zmq").option("connect", FEED).schema("price DOUBLE").load()
     with pytest.raises(PySparkException, match=r"remove \.schema\(\.\.\.\).*from_json") as refused:
         start(df, tmp_path / "out").awaitTermination(60)
     assert "UnboundLocalError" not in str(refused.value)
-
-
-class _Impatient(ZmqDataSource):
-    """Waits a second for a log that is held, and not as long as it takes to drain a socket."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "zmq_impatient"
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        ingest.Ingest.lock_wait_seconds = 1.0  # in the process of Spark that reads this source alone
-        return super().streamReader(schema)
-
-
-def test_two_feeds_in_one_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
-    spark.dataSource.register(_Impatient)
-    with running(feed(spark, **options), tmp_path / "one") as query:
-        push.send(b"1")
-        wait_for_rows(query, 1)
-        other = options | {"connect": free_endpoint()}
-        said = failure_of(spark, tmp_path / "two", format=_Impatient.name(), **other)
-        assert "held by process" in said
-        assert "walLocation of its own" in said
-        push.send(b"2")
-        wait_for_rows(query, 2)
-
-
-def stopped_query(spark: SparkSession, context: Context, tmp_path: Path) -> dict[str, Any]:
-    """The options of a query that has read one message and was stopped."""
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
-    with running(feed(spark, **options), tmp_path / "out") as query:
-        push.send(b"1")
-        wait_for_rows(query, 1)
-    return options
-
-
-def test_a_log_of_another_query(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    options = stopped_query(spark, context, tmp_path)
-    said = failure_of(spark, tmp_path / "out", **{**options, "walLocation": tmp_path / "other"})
-    assert "the offset is of log" in said
-    assert "failOnDataLoss=false" in said
 
 
 def test_with_fail_on_data_loss_false_a_query_continues(
@@ -234,24 +149,3 @@ def test_with_fail_on_data_loss_false_a_query_continues(
         wait_for_rows(query, 2)
     got = spark.read.parquet(str(tmp_path / "out")).selectExpr("cast(value as string) as v").collect()
     assert sorted(r["v"] for r in got) == ["1", "2", "3"]
-
-
-def test_a_checkpoint_that_is_ahead_of_its_log(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    options = stopped_query(spark, context, tmp_path)
-    for chunk in (tmp_path / "wal" / "0").glob("*.arrow"):
-        chunk.unlink()
-    said = failure_of(spark, tmp_path / "out", **options)
-    assert "its newest chunks are gone" in said
-
-
-def test_a_missing_chunk_in_the_middle(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    writer = LogWriter(LogStorage(str(tmp_path / "wal")), chunk_bytes=1, max_bytes=1 << 30)
-    writer.open()
-    for _ in range(3):
-        writer.append(batch_of([b"x"] * 10))
-    writer.close()
-    next((tmp_path / "wal" / "0").glob("*10.arrow")).unlink()
-    _, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walLocation": tmp_path / "wal", "startingOffsets": "earliest"}
-    said = failure_of(spark, tmp_path / "out", **options)
-    assert "the chunk with the ids from 10 to 19 is missing" in said

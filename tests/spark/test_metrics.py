@@ -134,26 +134,6 @@ def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     assert (shown["messagesReceived"], shown["rcvhwm"]) == (3000, 1000)
 
 
-@pytest.mark.slow
-def test_retried_rows_and_dead_letters_are_accounted_for(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, source = bound(context, zmq.PUSH)
-    letters = {"deadLetterLocation": tmp_path / "letters", "maxRetries": 2, "retryInterval": "1ms"}
-    with Slow(context) as slow:
-        df = feed(spark, connect=source, walLocation=tmp_path / "wal")
-        with sinking(df, tmp_path / "checkpoint", slow.endpoint, **LOSSY, **letters) as query:
-            send_values(push, 1000)
-            whole = wait_for_total(query, 1000)
-    assert balanced(whole)
-    assert whole["rows"] == 1000
-    assert whole["deadLetteredByReason"]["hwm"] == whole["deadLettered"] > 0
-    assert (whole["dropped"], whole["sent"]) == (0, 1000 - whole["deadLettered"])
-    assert whole["retries"] > 0
-    assert whole["blockedMs"] > 0
-    assert spark.read.parquet(str(tmp_path / "letters")).count() == whole["deadLettered"]
-
-
 def read_what_is_documented(query: StreamingQuery) -> dict[str, Any]:
     """README's and docs/metrics.md's own words; none of them may raise, whenever."""
     shown = metrics(query)
@@ -210,25 +190,6 @@ def test_a_documented_figure_can_be_read_at_any_time(
         read_what_is_documented(query)
     finally:
         query.stop()
-
-
-def test_two_queries_at_once_do_not_mix(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    (push_a, source_a), (push_b, source_b) = bound(context, zmq.PUSH), bound(context, zmq.PUSH)
-    (pull_a, sink_a), (pull_b, sink_b) = bound(context, zmq.PULL), bound(context, zmq.PULL)
-    with (
-        Consuming(pull_a),
-        Consuming(pull_b),
-        sinking(feed(spark, connect=source_a, walLocation=tmp_path / "wa"), tmp_path / "a", sink_a) as a,
-        sinking(feed(spark, connect=source_b, walLocation=tmp_path / "wb"), tmp_path / "b", sink_b) as b,
-    ):
-        send_values(push_a, 111)
-        send_values(push_b, 222)
-        assert wait_for_total(a, 111)["sent"] == 111
-        assert wait_for_total(b, 222)["sent"] == 222
-        for query, endpoint, rows in ((a, sink_a, 111), (b, sink_b, 222)):
-            last = metrics(query).last
-            assert list(last["sink"]["metrics"]["bySink"]) == [f"PUSH {endpoint}"]
-            assert last["sources"][0]["metrics"]["messagesReceived"] == rows
 
 
 def test_a_repeated_batch_counts_once_and_totals_go_on_after_a_restart(
@@ -370,36 +331,6 @@ def test_the_first_batch_of_a_day_removes_old_days(
         writer.options(connect=sink, metricsLocation=str(tmp_path), metricsRetention="7d").save()
     assert len(days := sorted(path.name for path in tmp_path.iterdir())) == 2
     assert days[0] == "date=2026-01-09"
-
-
-def test_sequences_are_received_or_lost_by_the_metrics_alone(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    pub, source = bound(context, zmq.XPUB)
-    pull, sink = bound(context, zmq.PULL)
-    df = feed(
-        spark,
-        socketType="SUB",
-        connect=source,
-        framing="custom",
-        sequenceAt="1:0:u64be",
-        sequenceStart=1,
-        deduplicate=True,
-        walLocation=tmp_path / "wal",
-    )
-    numbers = [n for n in range(1, 501) if n % 7 and n != 500] + [3, 4, 500]  # gaps, repeats, and an end
-    with Consuming(pull), sinking(df, tmp_path / "checkpoint", sink) as query:
-        wait_for(lambda: pub.poll(100) and pub.recv() == b"\x01", "the subscription", 60)
-        for number in numbers:
-            pub.send_multipart([b"key", number.to_bytes(8, "big"), b"value"])
-        whole = wait_for_total(query, len(set(numbers)))
-        shown = wait_for(
-            lambda: m if (m := metrics(query).last["sources"][0]["metrics"])["messagesLost"] else None,
-            "losses",
-        )
-    assert shown["messagesReceived"] + shown["messagesLost"] == 500
-    assert shown["messagesDuplicate"] == 2
-    assert whole["rows"] == shown["messagesReceived"]
 
 
 @pytest.mark.slow

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, wait_for
 from tests.support.bucket_server import BucketServer
-from tests.support.middlebox import Middlebox
 from tests.support.s3 import S3Server
 from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
 
@@ -61,43 +59,5 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
     with running(moved, tmp_path / "one") as query:
         for number in range(1000, 1200):
             push.send(b"%d" % number)
-        wait_for(_has_read(lambda: rows_read(query), 1200), "the rows on the other machine", 90)
+        wait_for(lambda: rows_read(query) >= 1200, "the rows on the other machine", 90)
     assert ids_and_numbers(tmp_path / "one") == [(i, i) for i in range(1200)]
-
-
-def _has_read(rows: Callable[[], int], count: int) -> Callable[[], bool]:
-    return lambda: rows() >= count
-
-
-@pytest.mark.long
-def test_a_cut_between_the_workers_and_the_storage_costs_nothing(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    with S3Server(tmp_path / "s3") as server, Middlebox(server.endpoint) as way:
-
-        def located(endpoint: str) -> str:
-            return server.location("log", endpoint).replace("s3://", "s3://any:any@")
-
-        push, endpoint = bound(context, zmq.PUSH)
-        received = feed(
-            spark,
-            connect=endpoint,
-            walStore=located(server.endpoint),
-            walRetention="1h",
-        )
-        rows = spark.readStream.format("zmq").option("walStore", located(way.endpoint)).load()
-        with running(received, tmp_path / "one") as query:
-            for number in range(500):
-                push.send(b"%d" % number)
-            wait_for_rows(query, 500)
-            with running(rows, tmp_path / "two") as other:
-                wait_for_rows(other, 500)
-                way.black_hole = True
-                for number in range(500, 1000):
-                    push.send(b"%d" % number)
-                wait_for_rows(query, 1000)
-                time.sleep(30)
-                assert other.isActive, other.exception()
-                way.black_hole = False
-                wait_for(_has_read(lambda: rows_read(other), 1000), "the rest", 120)
-    assert ids_and_numbers(tmp_path / "two") == [(i, i) for i in range(1000)]

@@ -13,21 +13,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming import StreamingQuery
 
-from tests.source.test_losses import wait_for_silence
 from tests.spark.test_sink import write
 from tests.support import Socket, bound, free_endpoint, take, wait_for
 from tests.support.publishers import Publisher
 from tests.support.streams import (
     feed,
     idle_events,
-    rows_read,
     running,
-    start,
     table,
     wait_for_rows,
     wait_until_released,
 )
-from zmq_datasource import LogFormatError, MessageLossError
+from zmq_datasource import LogFormatError
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.batch_reader import ZmqGapReader
@@ -83,72 +80,6 @@ def test_gaps_and_messages_that_do_not_fit_are_dataframes(spark: SparkSession, t
     rows = table(spark, out).where("value IS NOT NULL").orderBy("id").collect()
     assert [row["sequence"] for row in rows] == [0, 1, 2, 3, 4, 4, 8, 9, 10, 11, 12]
     assert [bytes(f) for f in rows[0]["frames"]] == [b"kv@pod", bytes(8), rows[0]["value"]]
-
-
-def test_a_query_with_on_loss_fail_ends_and_continues_after_the_loss(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    log, out = tmp_path / "log", tmp_path / "out"
-    with Publisher("vllm") as publisher:
-        options = {
-            "socketType": "SUB",
-            "connect": publisher.endpoint,
-            "walLocation": log,
-            "framing": "vllm",
-            "onLoss": "fail",
-        }
-        query = start(feed(spark, **options), out)
-        publisher.ask("wait-subscriber")
-        publisher.ask("send 3")
-        wait_for_rows(query, 3)
-        publisher.ask("skip 2")
-        publisher.ask("send 1")
-        error = wait_for(query.exception, "the end of the query", 60)
-        assert MessageLossError.__name__ in str(error)
-        assert "sequences 3 to 4" in str(error)
-        wait_until_released(log)
-        wait_for_silence(publisher)
-        with running(feed(spark, **options), out) as query:
-            publisher.ask("wait-subscriber")
-            publisher.ask("send 2")
-            wait_for(lambda: rows_read(query) >= 6, "rows behind the gap", 60)
-    assert sorted(row["sequence"] for row in table(spark, out).collect()) == [0, 1, 2, 5, 6, 7]
-
-
-def test_a_replay_fetches_missing_messages(spark: SparkSession, tmp_path: Path) -> None:
-    log, out, replay = tmp_path / "log", tmp_path / "out", free_endpoint()
-    with Publisher("vllm", replay=replay) as publisher:
-        df = feed(
-            spark,
-            socketType="SUB",
-            connect=publisher.endpoint,
-            walLocation=log,
-            framing="vllm",
-            replayEndpoint=replay,
-            replayFrom="earliest",
-        )
-        publisher.ask("send 100")
-        with running(df, out) as query:
-            wait_for_rows(query, 100)
-            publisher.ask("wait-subscriber")
-        wait_until_released(log)
-        wait_for_silence(publisher)
-        publisher.ask("send 100")
-        with running(df, out) as query:
-            wait_for_rows(query, 200)
-            publisher.ask("wait-subscriber")
-            publisher.ask("skip 50")
-            publisher.ask("send 1")
-            wait_for_rows(query, 251)
-            wait_for(lambda: metrics(query)["messagesReceived"] == 251, "the metrics")
-            told = metrics(query)
-    assert (told["messagesLost"], told["messagesHealed"], told["messagesDuplicate"]) == (0, 50, 0)
-    rows = table(spark, out)
-    assert sorted(row["sequence"] for row in rows.collect()) == list(range(251))
-    wait_until_released(log)
-    (gap,) = gaps(spark, log).collect()
-    assert (gap["first"], gap["last"]) == (200, 249)
-    assert gap["healed"] >= gap["noticed"]
 
 
 # Our sink numbers.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -66,17 +65,6 @@ def test_a_batch_write_sends_every_row_once(spark: SparkSession, context: Contex
     assert (total["sent"], total["dropped"], total["tasks"]) == (5000, 0, 2)
 
 
-def test_topics_and_frames_are_written(spark: SparkSession, context: Context) -> None:
-    pull, endpoint = bound(context, zmq.PULL)
-    write(
-        spark.createDataFrame([("t", b"v"), (None, b"w")], "topic STRING, value BINARY").coalesce(1),
-        connect=endpoint,
-    )
-    write(spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1), connect=endpoint)
-    # Each write has a connection of its own, and a PULL takes from them in turn.
-    assert sorted(take(pull, 3)) == [[b"a", b"", b"c"], [b"t", b"v"], [b"w"]]
-
-
 def test_one_topic_for_all_rows(spark: SparkSession, context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL)
     rows = spark.createDataFrame([("t", "v"), (None, "w")], "topic STRING, value STRING").coalesce(1)
@@ -124,37 +112,6 @@ def test_the_rows_of_a_read_can_be_written(spark: SparkSession, context: Context
     finally:
         query.stop()
     assert sorted(got) == sorted(sent)
-
-
-@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
-def test_the_log_line_counts_the_drops_of_a_stalled_consumer(
-    spark: SparkSession, context: Context, log: Log, kind: str
-) -> None:
-    rows = 20_000
-    sock, endpoint = bound(context, zmq.PULL if kind == "PUSH" else zmq.SUB, rcvhwm=10, rcvbuf=4096)
-    if kind == "PUB":
-        sock.subscribe(b"")
-    df = spark.range(0, rows, 1, 1).selectExpr("concat(cast(id as string), repeat('x', 100)) as value")
-    written, done, got = threading.Event(), threading.Event(), list[list[bytes]]()
-
-    def consume_slowly() -> None:
-        while sock.poll(20) or not done.is_set():
-            if sock.poll(0):  # a bound SUB subscribes only while it polls
-                got.append(sock.recv_multipart())
-                written.wait(0.005)
-
-    consuming = threading.Thread(target=consume_slowly)
-    consuming.start()
-    write(df, connect=endpoint, socketType=kind, noblock=True, sndhwm=10, zmq_sndbuf=4096, linger="20s")
-    written.set()
-    total = log.total(rows)
-    wait_for(lambda: len(got) >= total["sent"], "all that was sent")
-    done.set()
-    consuming.join(60)
-    assert total["rows"] == rows == total["sent"] + total["dropped"]
-    assert total["dropped"] == total["dropped.hwm"] > 0
-    assert total["sent"] == len(got)
-    assert total["unflushedTasks"] == 0
 
 
 def test_no_peer_fails_the_write_or_is_counted(spark: SparkSession, log: Log) -> None:

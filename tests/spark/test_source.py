@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -21,9 +20,7 @@ from tests.support.streams import (
     start,
     table,
     wait_for_rows,
-    wait_until_released,
 )
-from zmq_datasource.log.storage import LogStorage
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -44,43 +41,6 @@ def test_a_live_feed_arrives_whole_and_numbered(
         source = query.lastProgress["sources"][0]
         assert json.loads(source["latestOffset"])["messagesReceived"] == 20_000
     assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(20_000)]
-
-
-def test_rows_are_what_was_sent(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", includeFrames=True)
-    with running(df, tmp_path / "out") as query:
-        for message in ([b"v"], [b"t", b"v"], [b"\xff", b"\x00"], [b"a", b"", b"c"], [b""]):
-            push.send_multipart(message)
-        wait_for_rows(query, 5)
-    expected = spark.createDataFrame(
-        [
-            (0, 0, None, b"v", [b"v"]),
-            (0, 1, "t", b"v", [b"t", b"v"]),
-            (0, 2, "hex:ff", b"\x00", [b"\xff", b"\x00"]),
-            (0, 3, "a", b"c", [b"a", b"", b"c"]),
-            (0, 4, None, b"", [b""]),
-        ],
-        "partition INT, id BIGINT, topic STRING, value BINARY, frames ARRAY<BINARY>",
-    )
-    got = table(spark, tmp_path / "out").select("partition", "id", "topic", "value", "frames").orderBy("id")
-    assert_df_equality(got, expected, ignore_nullable=True)
-    received = table(spark, tmp_path / "out").selectExpr("max(now() - timestamp < interval 5 minutes)")
-    assert received.first()[0]
-
-
-def test_a_sub_takes_the_topics_it_asked_for(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    publisher, endpoint = bound(context, zmq.XPUB)
-    df = feed(spark, connect=endpoint, socketType="SUB", topics="weather,sport", walLocation=tmp_path / "wal")
-    with running(df, tmp_path / "out") as query:
-        assert {publisher.recv(), publisher.recv()} == {b"\x01weather", b"\x01sport"}
-        for topic in ("weather.paris", "politics", "sport"):
-            publisher.send_multipart([topic.encode(), b"v"])
-        wait_for_rows(query, 2)
-    assert [r.topic for r in table(spark, tmp_path / "out").orderBy("id").collect()] == [
-        "weather.paris",
-        "sport",
-    ]
 
 
 def test_a_restarted_query_continues_where_it_stopped(
@@ -128,21 +88,6 @@ def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context
     assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(1000)]
 
 
-def test_bytes_limit_a_batch_to_one_message_at_least(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    df = feed(
-        spark, connect=endpoint, walLocation=tmp_path / "wal", maxBytesPerTrigger=2500, timeout="30s",
-        idleTimeout="1s",
-    )  # fmt: skip
-    query = start(df, tmp_path / "out", availableNow=True)
-    for size in (1000, 1000, 1000, 10_000, 1000):
-        push.send(b"x" * size)
-    assert query.awaitTermination(90)
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [2, 1, 1, 1]
-
-
 def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
@@ -153,75 +98,6 @@ def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Contex
     send_numbers(push, 0, 100)
     assert query.awaitTermination(90)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [100]
-
-
-def test_a_batch_waits_for_enough_messages_up_to_the_delay(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    df = feed(
-        spark, connect=endpoint, walLocation=tmp_path / "wal", minMessagesPerTrigger=1000, maxTriggerDelay="3s",
-    )  # fmt: skip
-    with running(df, tmp_path / "out") as query:
-        send_numbers(push, 0, 10)
-        wait_for_rows(query, 10)
-        send_numbers(push, 10, 1010)
-        wait_for_rows(query, 1010)
-        sizes = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
-    assert sizes == [10, 1000]
-
-
-def test_one_large_batch_is_read_in_parallel(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    df = feed(
-        spark,
-        connect=endpoint,
-        walLocation=tmp_path / "wal",
-        minPartitions=4,
-        timeout="30s",
-        idleTimeout="1s",
-    )
-    query = start(
-        df.selectExpr("id", "value", "spark_partition_id() as p"), tmp_path / "out", availableNow=True
-    )
-    send_numbers(push, 0, 1000)
-    assert query.awaitTermination(90)
-    parts = table(spark, tmp_path / "out").groupBy("p").agg({"id": "count"}).collect()
-    assert sorted(r["count(id)"] for r in parts) == [250, 250, 250, 250]
-
-
-def test_a_new_query_begins_at_starting_offsets(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {
-        "connect": endpoint,
-        "walLocation": tmp_path / "wal",
-        "walRetention": "1h",
-        "idleTimeout": "1s",
-    }
-    query = start(feed(spark, **options), tmp_path / "before", availableNow=True)
-    send_numbers(push, 0, 10)
-    assert query.awaitTermination(90)
-    wait_until_released(tmp_path / "wal")
-    df = feed(spark, startingOffsets='{"next": {"0": 4}}', **options)
-    query = start(df, tmp_path / "out", availableNow=True)
-    send_numbers(push, 10, 15)
-    assert query.awaitTermination(90)
-    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(4, 15)]
-
-
-def test_committed_messages_are_deleted_and_the_log_stays_small(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    source = feed(spark, connect=endpoint, walLocation=tmp_path / "wal", walRetention="0s")
-    with running(source, tmp_path / "out") as query:
-        for batch in range(1, 4):
-            send_numbers(push, (batch - 1) * 100, batch * 100)
-            wait_for_rows(query, batch * 100)
-        # A commit comes with the next batch, so the newest two may still be there.
-        assert min(chunk.first for chunk in LogStorage(str(tmp_path / "wal")).chunks()) >= 100
 
 
 def test_a_log_smaller_than_the_feed_never_stands_still(
@@ -278,25 +154,6 @@ def test_spark_finds_the_format_without_register(spark: SparkSession, tmp_path: 
     assert (
         spark.newSession().readStream.format("zmq").option("connect", "tcp://127.0.0.1:1").load().isStreaming
     )
-
-
-def test_a_secret_is_not_in_a_plan_or_the_progress(
-    spark: SparkSession, context: Context, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, endpoint = bound(context, zmq.PUSH)
-    secret = "S3cretS3cretS3cret"
-    df = feed(
-        spark,
-        connect=endpoint,
-        walLocation=tmp_path / "wal",
-        zmq_plain_username="me",
-        zmq_plain_password=secret,
-    )
-    df.explain(True)
-    with running(df, tmp_path / "out") as query:
-        wait_for(lambda: query.lastProgress or query.exception(), "a first progress")
-        assert secret not in str(query.lastProgress)
-    assert secret not in capsys.readouterr().out
 
 
 def ends_of(query: StreamingQuery) -> list[int]:

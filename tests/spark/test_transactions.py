@@ -95,20 +95,6 @@ def test_a_query_with_a_restored_checkpoint_is_refused(spark: SparkSession, tmp_
     assert sorted(got) == sorted([*written, "2 0", "3 0"])
 
 
-def test_a_named_batch_write_is_repeated_only_with_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    options = {"socketType": "DEALER", "connect": endpoint, "transactionId": "orders"}
-    df = spark.range(0, 100, 1, 2).selectExpr("concat('t', id % 2) as topic", "cast(id as string) as value")
-    with receiving(tmp_path, endpoint):
-        write(df, **options)
-        write(df.repartition(3), **options)  # in another order, over other tasks
-        with pytest.raises(PySparkException, match="it is in the log with 100 rows"):
-            write(df.selectExpr("topic", "concat(value, '0') as value"), **options)
-        with pytest.raises(PySparkException, match="not with these 99 rows"):
-            write(df.where("value <> '7'"), **options)
-    assert log_rows(tmp_path).num_rows == 100
-
-
 def test_a_batch_write_is_a_transaction_that_may_be_named(spark: SparkSession, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     df = spark.range(0, 100, 1, 2).selectExpr("concat('t', id % 2) as topic", "cast(id as string) as value")
@@ -294,13 +280,15 @@ def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
         assert ids_and_numbers(out) == [(number, number) for number in range(10)]
 
 
-@pytest.mark.slow
-def test_kills_lose_and_double_no_row(tmp_path: Path) -> None:
-    chaos(tmp_path, seed=1, rounds=2, count=8, lines=200)  # a sender and a receiver
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(3))
-def test_dozens_of_kills_lose_and_double_no_row(seed: int, tmp_path: Path) -> None:
-    chaos(tmp_path, seed=seed, rounds=36, count=150, lines=200)
+@pytest.mark.parametrize(
+    ("seed", "rounds", "count"),
+    [
+        pytest.param(1, 2, 8, marks=pytest.mark.slow),  # kills a sender and a receiver
+        *(
+            pytest.param(seed, 36, 150, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
+            for seed in range(3)
+        ),
+    ],
+)
+def test_kills_lose_and_double_no_row(seed: int, rounds: int, count: int, tmp_path: Path) -> None:
+    chaos(tmp_path, seed=seed, rounds=rounds, count=count, lines=200)
