@@ -10,12 +10,11 @@ import threading
 import pytest
 
 from tests.log.machines import Machines, MemoryBucket, WatchedBucket, fill, no_answer, numbered
-from tests.support import batch_of, wait_for
+from tests.support import batch_of
 from zmq_datasource.errors import (
     DiskFaultError,
     OptionError,
 )
-from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
@@ -33,17 +32,6 @@ def watched(storage: LogStorage) -> WatchedBucket:
 # Two machines.
 
 
-def test_another_machine_continues_at_the_end_of_the_first(machines: Machines) -> None:
-    log = machines.writer()
-    fill(log, b"0", b"1")
-    fill(log, b"2")
-    machines.end(log)
-    again = machines.writer()
-    assert (again.log_id, again.durable_end) == (log.log_id, 3)
-    fill(again, b"3")
-    assert machines.rows() == numbered(b"0", b"1", b"2", b"3")
-
-
 def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machines) -> None:
     costs = []
     for chunks in (3, 30):
@@ -57,40 +45,10 @@ def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machi
     assert costs[0] == costs[1]
 
 
-def test_a_machine_elsewhere_follows(machines: Machines) -> None:
-    log = machines.writer()
-    fill(log, b"0")
-    follower = LogFollower(machines.storage())
-    follower.open()
-    assert follower.durable_end == 1
-    fill(log, b"1", b"2")
-    follower.refresh_now()
-    assert follower.durable_end == 3
-    log.commit(2)
-    assert machines.rows() == [(1, b"1"), (2, b"2")]
-    follower.refresh_now()
-    assert follower.earliest == 1
-
-
 # What it is refused for.
 
 
 # A bucket that is away, and back.
-
-
-def test_nothing_counts_as_durable_while_the_bucket_is_away(machines: Machines) -> None:
-    storage = machines.storage()
-    log = machines.writer(storage, retry_timeout=60.0)
-    watched(storage).before = no_answer
-    log.append(batch_of([b"0"]))
-    done = log.cut()
-    wait_for(lambda: log.fault, "a fault")
-    assert not done.done()
-    assert log.durable_end == 0
-    watched(storage).before = None
-    assert done.result(10) == 1
-    assert log.fault is None
-    assert machines.rows() == numbered(b"0")
 
 
 def test_a_chunk_whose_answer_was_lost_is_there_once(machines: Machines) -> None:
@@ -139,24 +97,6 @@ def test_an_opening_is_repeated_wherever_the_bucket_has_not_answered(machines: M
     assert machines.rows() == numbered(*(b"%d" % n for n in range(refused + 3)))
 
 
-def test_reading_is_tried_again(machines: Machines) -> None:
-    fill(machines.writer(), b"0")
-    storage = machines.storage()
-    index = read_index(storage)
-    pieces = slices(index.covering(0, 1), 0, 1)
-
-    def once(verb: str, key: str) -> None:
-        watched(storage).before = None
-        no_answer(verb, key)
-
-    watched(storage).before = once
-    with pytest.raises(DiskFaultError):  # it is not repeated
-        list(read_slices(storage, pieces))
-    watched(storage).before = once
-    storage.retry_seconds = 30.0
-    assert [batch.num_rows for batch in read_slices(storage, pieces)] == [1]
-
-
 # Large chunks, which are read by ranges.
 
 
@@ -174,12 +114,6 @@ def read_parts(storage: LogStorage) -> list[bytes]:
     pieces = slices(index.covering(0, index.end), 0, index.end)
     batches = read_slices(storage, pieces, whole=False)
     return [value for batch in batches for value in batch.column("value").to_pylist()]
-
-
-def test_a_large_chunk_is_read_by_ranges(machines: Machines) -> None:
-    storage, rows = large_chunk(machines)
-    assert read_parts(storage) == rows
-    assert watched(storage).calls["read_range"] > 5
 
 
 @pytest.mark.parametrize("for_good", [False, True])

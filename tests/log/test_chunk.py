@@ -23,7 +23,6 @@ from zmq_datasource.errors import (
     DataLossError,
     DiskFaultError,
     LogFormatError,
-    ZmqDataSourceError,
 )
 from zmq_datasource.log.chunk import (
     CHECKSUM,
@@ -36,7 +35,6 @@ from zmq_datasource.log.chunk import (
 )
 from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.open_chunk import OpenChunk
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA
@@ -166,19 +164,11 @@ def test_a_chunk_of_another_writer_is_none_of_the_logs(storage: LogStorage) -> N
         list(read_chunk(storage, name, 0, 5, writer="another"))
 
 
-@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize(("partition", "first"), [(0, 5), (0, 10**19), (1, 0)])
 def test_a_chunk_that_was_renamed_or_copied_to_another_place_is_named(
-    storage: LogStorage, grows: bool, partition: int, first: int
+    storage: LogStorage, partition: int, first: int
 ) -> None:
-    if grows:
-        chunk, batches = OpenChunk(storage, 0), [batch_of([b"v"] * size) for size in (2, 3)]
-        for count in (1, 2):
-            chunk.append(batches[count - 1 : count], facts(batches[:count]), {})
-            chunk.write()
-        name = chunk.finish().name
-    else:
-        name = write(storage, 5)
+    name = write(storage, 5)
     elsewhere, renamed = partition_of(storage, partition), chunk_name(first)
     shutil.move(storage.path_of(name), elsewhere.path_of(renamed))
     with pytest.raises(DamagedChunkError, match="written as the ids 0 to 4 of partition 0") as error:
@@ -264,11 +254,6 @@ def test_a_log_of_format_1_is_refused_with_what_to_do(tmp_path: Path) -> None:
     for use in (LogStorage.log_id, LogStorage.open_log):
         with pytest.raises(LogFormatError, match=drain):
             use(LogStorage(str(location)))
-
-
-def test_every_error_of_storage_is_ours() -> None:
-    assert issubclass(DamagedChunkError, ZmqDataSourceError)
-    assert issubclass(DataLossError, ZmqDataSourceError)
 
 
 _CUT_WHILE_READ = """

@@ -22,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import zmq
-from pyspark.sql import SparkSession
 
 from tests.support import (
     Socket,
@@ -39,17 +38,16 @@ from tests.support import (
 from tests.support import tiny_disk as a_tiny_disk
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber
-from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.chunk import read_chunk, read_facts
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import Slice
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.receiving import ReceivingThread
 from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -155,51 +153,6 @@ def test_a_disk_that_refuses_for_a_moment_costs_nothing(
     assert numbers(tmp_path) == list(range(100))
 
 
-def test_a_stop_waits_for_the_disk_and_names_the_lost_messages(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ReceivingThread, "refused_seconds", 0.3)
-    refusing = Refusing(monkeypatch)
-    push, endpoint = bound(context, zmq.PUSH)
-    ingest = Ingest(
-        stream_options(connect=endpoint, socketType="PULL", walLocation=tmp_path, walFlushInterval="20ms")
-    )
-    ingest.start()
-    ingest.filler.drain_seconds = 0.3
-    with pushing(push, 10):
-        wait_for(lambda: ingest.seal() == 10, "10 messages")
-    refusing.code = errno.ENOSPC
-    with pushing(push, 5):
-        wait_for(lambda: ingest.log.fault, "the fault")
-        wait_for(lambda: ingest.log.unsealed + ingest.filler.facts().pending, "messages that wait")
-    began = time.monotonic()
-    with pytest.raises(LogWriteError, match="No space left"):
-        ingest.stop()
-    assert time.monotonic() - began < 5
-    assert "received messages could not be sealed and are lost" in caplog.text
-    assert log_rows(tmp_path).num_rows == 10
-
-
-def test_committed_chunks_are_deleted_while_the_disk_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(monkeypatch)
-    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30, retry_timeout=30)
-    log.open()
-    for _ in range(3):
-        log.append(batch_of([b"x"] * 10))
-        log.cut().result(10)
-    refusing.code = errno.ENOSPC
-    log.append(batch_of([b"x"] * 10))
-    last = log.cut()
-    wait_for(lambda: log.fault, "the fault")
-    log.commit(30)
-    assert len(list((tmp_path / "0").glob("0*.arrow"))) == 1
-    refusing.code = None
-    assert last.result(10) == 40
-    log.close()
-
-
 def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -> None:
     class Full(DirectoryStore):
         attempts = 0
@@ -297,20 +250,6 @@ def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_root
-def test_a_reader_moves_its_record_on_a_full_disk(disk: Path) -> None:
-    """Or its log could not be emptied, and the disk would stay full."""
-    storage = LogStorage(str(disk / "log"))
-    storage.open_log()
-    records = ReaderRecords(storage)
-    records.write("desk", ReaderRecord({0: 1}))
-    fill_disk(disk)
-    for position in (10, 9_999_999, 10_000_000):
-        records.write("desk", ReaderRecord({0: position}))
-        assert records.all()["desk"].next == {0: position}
-    assert len(list((disk / "log" / "readers").iterdir())) == 1
-
-
-@needs_root
 @pytest.mark.spark  # a process of its own
 @pytest.mark.parametrize("command", ["receive", "proxy"])
 def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: Path) -> None:
@@ -346,39 +285,6 @@ def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: 
     assert process.returncode == 0, said
     assert "No space left on device" in said
     assert numbers(location) == list(range(-1, MESSAGES))
-
-
-@needs_root
-@pytest.mark.spark
-def test_a_query_outlives_a_full_disk(
-    context: Context, disk: Path, tmp_path: Path, spark: SparkSession
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
-    stream = spark.readStream.format("zmq").options(
-        **{
-            "connect": endpoint,
-            "socketType": "PULL",
-            "walLocation": str(disk / "log"),
-            "startingOffsets": "earliest",
-        },
-        **{"rcvhwm": "10", "zmq.rcvbuf": "4096"},
-    )
-    sink = stream.load().writeStream.format("memory").queryName("outlives").outputMode("append")
-    query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    try:
-        wait_for(lambda: query.exception() or offer(push, b"-1"), "a connection", 120)
-        wait_for(lambda: query.exception() or spark.table("outlives").count() == 1, "the first message", 120)
-        blocker = fill_disk(disk)
-        with pushing(push) as sent:
-            wait_for(lambda: sent() and not push.poll(300, zmq.POLLOUT), "the sender is held back")
-            assert sent() < MESSAGES
-            assert query.exception() is None
-            blocker.unlink()
-            wait_for(lambda: spark.table("outlives").count() == MESSAGES + 1, "all messages", 120)
-    finally:
-        query.stop()
-    rows = spark.table("outlives").orderBy("id").select("id", "value").collect()
-    assert [(row.id, int(row.value)) for row in rows] == [(i, i - 1) for i in range(MESSAGES + 1)]
 
 
 @contextmanager

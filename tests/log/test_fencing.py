@@ -282,12 +282,6 @@ def test_of_three_writers_each_id_has_one() -> None:
     at_least(10**11, written(1), **three, begun=STALLED)
 
 
-@pytest.mark.slow
-def test_a_writer_does_not_take_the_stray_of_another_one_for_its_own_chunk() -> None:
-    three = {"A": writer("A", 2, 1), "C": writer("C", 1, 1), "B": writer("B", 1, 1, 1, deletes=True)}
-    at_least(10**8, written(1), **three, begun={"A": "put_new", "C": "put_new"})
-
-
 @pytest.mark.parametrize(
     ("orders", "others"),
     [

@@ -63,9 +63,9 @@ class Place:
         return [path for path in self.path.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def put(log: LogWriter, value: bytes, whole: bool = True) -> Future[int]:
+def put(log: LogWriter, value: bytes) -> Future[int]:
     log.append(batch_of([value]))
-    return log.cut() if whole else log.flush()
+    return log.cut()
 
 
 def open_log(location: Path, **changes: float) -> LogWriter:
@@ -74,14 +74,13 @@ def open_log(location: Path, **changes: float) -> LogWriter:
     return made
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["chunks", "an open chunk"])
 @ways
-def test_a_directory_that_goes_away_is_waited_for(tmp_path: Path, left: Left, whole: bool) -> None:
+def test_a_directory_that_goes_away_is_waited_for(tmp_path: Path, left: Left) -> None:
     place = Place(tmp_path / "log", left)
     log = open_log(place.path, retry_timeout=60.0)
     put(log, b"0").result(10)
     place.goes()
-    pending = put(log, b"1", whole)
+    pending = put(log, b"1")
     wait_for(lambda: log.fault, "a fault")
     assert "Mount or restore it" in log.fault
     assert place.files == []

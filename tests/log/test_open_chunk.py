@@ -66,18 +66,6 @@ def test_flushed_messages_survive_a_kill_and_the_next_writer_seals_them(tmp_path
     assert not list(left.glob("0/.open*"))
 
 
-def test_the_rest_of_an_open_chunk_is_sealed_with_it(tmp_path: Path) -> None:
-    log = writer(tmp_path)
-    append(log, b"a")
-    log.append(batch_of([b"b"]))
-    assert log.cut().result() == 2
-    append(log, b"c")
-    assert log.cut().result() == 3
-    log.close()
-    assert log_rows(tmp_path).column("value").to_pylist() == [b"a", b"b", b"c"]
-    assert len(list(tmp_path.glob("0/*.arrow"))) == 2
-
-
 def test_whole_groups_of_a_torn_file_count(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
     sizes = [0]
@@ -94,23 +82,9 @@ def test_whole_groups_of_a_torn_file_count(tmp_path: Path) -> None:
         assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
 
 
-def test_a_changed_byte_ends_the_groups_that_count(tmp_path: Path) -> None:
+def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path) -> None:
     log = writer(tmp_path / "log")
-    for value in (b"first-value", b"second-value", b"third-value"):
-        append(log, value)
-    content = bytearray(LogStorage(str(tmp_path / "log")).open_chunk_files().read(0).to_pybytes())
-    log.close()
-    content[content.index(b"second-value")] ^= 1
-    batches, *_, changed = read_groups(pa.py_buffer(bytes(content)), 0, 0)
-    assert changed == range(1, 3)
-    assert [v for b in batches for v in b.column("value").to_pylist()] == [b"first-value"]
-
-
-@pytest.mark.parametrize("values", [[b"a"], [b"a", b"b"]])
-def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path, values: list[bytes]) -> None:
-    log = writer(tmp_path / "log")
-    for value in values:
-        append(log, value)
+    append(log, b"a")
     left = crash(tmp_path / "log", tmp_path / "left")
     log.close()
     (left / "1").mkdir()

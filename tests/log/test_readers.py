@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import zmq
-from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import (
@@ -26,7 +25,6 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource import receive as receive_module
-from zmq_datasource.cli import main
 from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
@@ -136,14 +134,6 @@ def test_a_full_log_names_the_reader_that_needs_it(
         ended.set()
         receiver.join(30)
     assert log_rows(tmp_path).num_rows == 1
-
-
-def test_receive_takes_a_retention(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[dict[str, str]] = []
-    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda given, *_: taken.append(given))
-    arguments = ["receive", "--bind", "tcp://*:5", "--wal-location", "/log", "--wal-retention", "7d"]
-    assert CliRunner().invoke(main, arguments).exit_code == 0
-    assert taken[0]["walRetention"] == "7d"
 
 
 # What is kept for it.

@@ -154,17 +154,6 @@ def test_an_object_is_read_at_any_place(store: Store, size: int, whole: bool) ->
         assert file.read() == data
 
 
-def test_an_arrow_file_is_read(store: Store) -> None:
-    table = pa.table({"a": list(range(300_000)), "b": [str(n) for n in range(300_000)]})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=10_000)
-    store.put_new(KEY, [sink.getvalue()])
-    for whole in (True, False):
-        with store.open(KEY, whole) as file:
-            assert pa.ipc.open_file(file).read_all() == table
-
-
 def test_a_list_shows_no_chunk_without_those_that_were_put_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,16 +361,6 @@ def test_of_two_processes_that_put_a_new_key_at_once_exactly_one_succeeds(store:
 # A directory.
 
 
-def test_a_directory_has_private_files(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "log")
-    store.create("0")
-    store.put_new(KEY, [b"1"])
-    store.put("log.json", b"{}")
-    for path in (tmp_path / "log" / KEY, tmp_path / "log" / "log.json"):
-        assert path.stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
-
-
 def test_a_directory_that_is_away_is_not_made_again(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "log")
     assert not store.exists()
@@ -403,18 +382,6 @@ def test_a_directory_that_is_away_is_not_made_again(tmp_path: Path) -> None:
                     use()
             (tmp_path / "away-False").rename(tmp_path / "log")
     assert not any((tmp_path / "log").iterdir())
-
-
-def test_temporary_files_of_a_killed_process_are_hidden_and_can_be_deleted(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "log")
-    store.create("0")
-    store.put_new(KEY, [b"1"])
-    (tmp_path / "log" / "0" / f".put-{'0' * 32}").write_bytes(b"half")
-    (tmp_path / "log" / "0" / ".open-1.arrow").write_bytes(b"not a temporary file")
-    assert names(store, "0") == {"00000000000000000000.arrow"}
-    store.clean("0")
-    assert set(os.listdir(tmp_path / "log" / "0")) == {"00000000000000000000.arrow", ".open-1.arrow"}
-    store.clean("7")
 
 
 def test_a_directory_notices_that_another_host_holds_its_lock(tmp_path: Path) -> None:
