@@ -17,9 +17,8 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from tests.support import REPOSITORY, bound, free_endpoint, wait_for
+from tests.support import REPOSITORY, bound, free_endpoint
 from tests.support.doctor_peers import Running, old_publisher
-from tests.support.middlebox import Middlebox
 from tests.support.namespaces import need_namespaces
 from zmq_datasource.cli import main
 from zmq_datasource.workbench.doctor import examine, exit_code, report
@@ -145,10 +144,10 @@ def test_a_binding_doctor_says_that_nobody_came_or_that_the_port_is_taken() -> N
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("sends", [True, False])
-def test_an_old_peer_is_called_by_its_version_and_works(version: int, sends: bool) -> None:
+def test_an_old_peer_is_told_and_its_messages_are_read(version: int, sends: bool) -> None:
     with old_publisher(version, sends) as endpoint:
         feed = look(endpoint, wait=1.0)
-    assert feed.greeting.version == f"{version}.0"
+    assert feed.greeting.state == "old"
     assert ids(feed) == (["no_numbers"] if sends else ["nothing_came"])
 
 
@@ -190,7 +189,7 @@ def test_a_healthy_feed_has_no_findings() -> None:
     assert feed.traffic is not None
     assert feed.traffic.topics[0][0] == "weather"
     assert feed.numbers is not None
-    assert (feed.numbers.counters, feed.numbers.lost) == (1, 0)
+    assert feed.numbers.lost == 0
 
 
 def test_an_endpoint_that_is_absent_costs_the_others_nothing() -> None:
@@ -248,10 +247,9 @@ def another_pull(endpoint: str) -> Iterator[None]:
         thread.join(10)
 
 
-@pytest.mark.parametrize("given", [{}, {"framing": "vllm"}])
-def test_another_pull_that_takes_every_other_message_is_found(given: dict[str, str]) -> None:
+def test_another_pull_that_takes_every_other_message_is_found() -> None:
     with Running(kind="PUSH", rate=200, framing="vllm") as sender, another_pull(sender.endpoint):
-        assert warnings(look(sender.endpoint, **PULL, **given)) == ["another_pull"]
+        assert warnings(look(sender.endpoint, **PULL, framing="vllm")) == ["another_pull"]
 
 
 def test_two_publishers_that_count_alike_are_not_taken_for_duplicates() -> None:
@@ -261,22 +259,7 @@ def test_two_publishers_that_count_alike_are_not_taken_for_duplicates() -> None:
         assert warnings(look(endpoint, bind=True, framing="vllm", duration=1.0)) == ["numbers_repeat"]
 
 
-# Stops and stalls.
-
-
-@pytest.mark.parametrize("by", ["the publisher", "the network"])
-def test_a_feed_that_stops_while_it_is_watched_is_found(by: str) -> None:
-    with Running(rate=500) as sender, Middlebox(sender.endpoint) as box:
-
-        def stop() -> None:
-            wait_for(lambda: box.bytes > 300_000, "some messages")
-            sender.freeze() if by == "the publisher" else setattr(box, "black_hole", True)
-
-        stopping = threading.Thread(target=stop)
-        stopping.start()
-        feed = look(box.endpoint, duration=4.0, framing="sequenced")
-        stopping.join()
-    assert warnings(feed) == ["feed_stopped"]
+# Stalls.
 
 
 @pytest.mark.parametrize(

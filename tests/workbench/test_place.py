@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from zmq_datasource.workbench.doctor.findings import findings_of
 
 
 def ids(place: Place) -> set[str]:
-    """Without what depends on the disk of this machine."""
-    return {finding.id for finding in findings_of(place)} - {"not_lasting"}
+    return {finding.id for finding in findings_of(place)}
 
 
 def ask(*arguments: str) -> tuple[int, dict[str, str]]:
@@ -38,22 +38,17 @@ def ask(*arguments: str) -> tuple[int, dict[str, str]]:
 
 
 def test_a_directory_of_this_machine_is_fit_and_left_as_it_was(tmp_path: Path) -> None:
-    found = examine_directory(str(tmp_path / "no" / "log"), 1 << 20)
-    assert ids(found) == set()
-    assert found.sync_seconds is not None
+    assert ids(examine_directory(str(tmp_path / "no" / "log"))) == set()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_in_memory_without_room_is_named(tmp_path: Path) -> None:
-    with tiny_disk(tmp_path / "disk", "4m") as disk:
-        found = examine_directory(str(disk), 1 << 30)
-        assert {finding.id for finding in findings_of(found)} == {"no_room", "not_lasting"}
-        code, rows = ask("--wal-location", str(disk), "-o", "walMaxBytes=2m")
-        assert (code, "no_room" in rows) == (0, False)
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "full", "64k") as disk:
-        found = examine_directory(str(disk), 1 << 10)
-        assert found.failed.startswith("writing a file of 1 MiB")
-        assert ids(found) == {"no_room"}
+        with suppress(OSError):
+            (disk / "much").write_bytes(bytes(1 << 20))
+        found = examine_directory(str(disk))
+    assert "No space left" in found.failed
+    assert ids(found) == {"place_unusable"}
 
 
 def test_a_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
@@ -72,9 +67,9 @@ def test_a_file_system_without_hard_links_is_no_place_for_a_log(
     monkeypatch.setattr(os, "link", refuse)
     code, rows = ask("--wal-location", str(tmp_path))
     assert code == 1
-    assert "Operation not permitted" in rows["no_hard_links"]
+    assert "Operation not permitted" in rows["place_unusable"]
     monkeypatch.setattr(os, "link", lambda *_: None)
-    assert ids(examine_directory(str(tmp_path), 0)) == {"no_hard_links"}, "one name was given twice"
+    assert ids(examine_directory(str(tmp_path))) == {"name_given_twice"}
 
 
 # A bucket.
@@ -104,16 +99,14 @@ class Silent(BucketStore):
 
 
 def test_a_bucket_that_keeps_its_promises_is_fit_and_left_as_it_was(location: Location) -> None:
-    code, rows = ask("--wal-store", location.with_credentials)
-    assert code == 0
-    assert rows["conditional put"] == "refuses an object whose key is taken"
+    assert ask("--wal-store", location.with_credentials) == (0, {})
     assert BucketStore(location).list() == []
 
 
 def test_a_bucket_that_replaces_an_object_whose_key_is_taken_is_no_place_for_a_log(
     location: Location,
 ) -> None:
-    assert ids(examine_bucket(location, Replacing)) == {"no_conditional_put"}
+    assert ids(examine_bucket(location, Replacing)) == {"name_given_twice"}
     assert BucketStore(location).list() == []
 
 

@@ -19,17 +19,14 @@ from zmq_datasource.cli.types import (
     number,
     option_of,
     other_options,
-    set_by_user,
     setting,
     size,
 )
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.options.parser import describe, parse
+from zmq_datasource.options.parser import describe
 
 if TYPE_CHECKING:
     from zmq_datasource.workbench.experiment import Mode, Pattern
-
-__all__ = ["doctor", "hwm"]
 
 
 @click.command(short_help="Find out what is wrong with a feed, or a place for a log.")
@@ -112,9 +109,6 @@ def doctor(
     taken = [
         each.name for each in describe(ReadOptions) if each.field in (*named, "wal_location", "wal_store")
     ]
-    of_feeds = ("socket_type", "topics", "take_messages", "duration", "wait", "stall")
-    if not feed and (idle := [f"--{name.replace('_', '-')}" for name in of_feeds if set_by_user(name)]):
-        raise click.UsageError(f"{', '.join(idle)} needs a feed: add --connect or --bind")
     if named["socket_type"] == "PULL" and not take_messages:
         raise click.UsageError(
             "--socket-type PULL takes messages away from the real consumers; add --take-messages if that is all right"
@@ -137,8 +131,7 @@ def doctor(
             if feed:
                 examined += room.examine(given, duration, wait, stall)
             if wal_location is not None:
-                most = parse(ReadOptions, given).wal_max_bytes
-                examined.append(room.examine_directory(wal_location, most))
+                examined.append(room.examine_directory(wal_location))
             if wal_store is not None:
                 examined.append(room.examine_bucket(Location(wal_store)))
     except OptionError as e:
@@ -148,7 +141,7 @@ def doctor(
         click.echo(json.dumps([row._asdict() for row in rows], indent=2, ensure_ascii=False))
     else:
         click.echo(room.as_text(rows))
-    ctx.exit(max(room.exit_code(row.severity) for row in rows))
+    ctx.exit(max((room.exit_code(row.severity) for row in rows), default=0))
 
 
 def _hwms(text: str) -> tuple[int, ...]:

@@ -100,7 +100,7 @@ def _has_only_ipv6(endpoint: Endpoint) -> bool:
     host, port = endpoint.host_port
     if ":" in host:
         return True
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):  # UnicodeError: a text such as a..b
         found = stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
         return {family for family, *_ in found} == {stdlib_socket.AF_INET6}
     return False

@@ -1,9 +1,8 @@
-"""Finds numbers that count up in messages: a field of JSON text, or a frame of 4 or 8 bytes. Pure."""
+"""Finds numbers that count up by one in messages: a field of JSON text, or a frame of 4 or 8 bytes. Pure."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,13 +10,12 @@ import msgspec
 
 # So many messages are searched; fewer than _LEAST show nothing.
 SAMPLE, _LEAST = 500, 5
-# The share of the steps from one number to the next that must be equal.
+# The share of the steps from one number to the next that must be one.
 _SURELY = 0.9
-# The longest step between the numbers that one of several PULLs gets.
-_MOST_STEP = 16
+# Fields of a JSON object that are looked at.
+_MOST_PATHS = 20
 # A number in JSON text is a time if it is within a day of now in one of these units.
 _CLOCKS, _CLOCK_SECONDS = (1, 10**3, 10**6, 10**9), 86_400
-_MOST_PATHS, _MOST_DEPTH, _MOST_JSON_BYTES = 20, 4, 64 << 10
 
 
 class Counting(NamedTuple):
@@ -26,12 +24,10 @@ class Counting(NamedTuple):
     Attributes:
         at: The place of the number, as in ``sequenceAt``.
         by_topic: Whether each first frame has a counter of its own.
-        step: By how much the numbers go up. More than one if other PULLs get the numbers between.
     """
 
     at: str
     by_topic: bool = False
-    step: int = 1
 
     @property
     def place(self) -> str:
@@ -45,26 +41,21 @@ class Counting(NamedTuple):
         return f"framing=custom, sequenceAt={self.at}{by}"
 
 
-def find_counting(messages: Sequence[Sequence[bytes]], filtered: bool, shared: bool) -> Counting | None:
-    """Find the numbers that count up most regularly; None if there are none.
+def find_counting(messages: Sequence[Sequence[bytes]]) -> Counting | None:
+    """Find numbers that count up, over the whole feed or for each topic; None if there are none.
 
     Args:
         messages: Some messages, each as its frames, in their order.
-        filtered: Whether only some topics come. Then a counter for each topic is looked for first.
-        shared: Whether other consumers may get the messages between, as those of a PUSH.
     """
-    if len(messages) < _LEAST or len({len(message) for message in messages}) > 1:
+    if len({len(message) for message in messages}) != 1:
         return None
     topics = [message[0] for message in messages]
-    best, found = 0.0, None
     for at, numbers in _candidates(messages):
-        for by_topic in (filtered, not filtered):
-            if by_topic and at.startswith("0:"):  # the number is in the first frame, so this is no topic
-                continue
-            share, step = _steps(numbers, topics if by_topic else None, _MOST_STEP if shared else 1)
-            if share > best:
-                best, found = share, Counting(at, by_topic, step)
-    return found if best >= _SURELY else None
+        if _counts_up(numbers, [b""] * len(numbers)):
+            return Counting(at)
+        if not at.startswith("0:") and _counts_up(numbers, topics):
+            return Counting(at, by_topic=True)
+    return None
 
 
 def _candidates(messages: Sequence[Sequence[bytes]]) -> Iterator[tuple[str, list[int]]]:
@@ -82,35 +73,34 @@ def _candidates(messages: Sequence[Sequence[bytes]]) -> Iterator[tuple[str, list
                     yield f"{frame}:$.{path}", [text[path] for text in texts]
 
 
-def _steps(numbers: Sequence[int], topics: Sequence[bytes] | None, most: int) -> tuple[float, int]:
-    """The share of steps that have the most frequent length from 1 to ``most``, and this length."""
+def _counts_up(numbers: Sequence[int], topics: Sequence[bytes]) -> bool:
     last: dict[bytes, int] = {}
-    steps: Counter[int] = Counter()
-    for number, topic in zip(numbers, topics or [b""] * len(numbers), strict=True):
+    steps = []
+    for number, topic in zip(numbers, topics, strict=True):
         if topic in last:
-            steps[number - last[topic]] += 1
+            steps.append(number - last[topic])
         last[topic] = number
-    found = max(range(1, most + 1), key=lambda step: steps[step])
-    return (steps[found] / steps.total(), found) if steps.total() >= _LEAST - 1 else (0.0, 1)
+    return len(steps) >= _LEAST - 1 and steps.count(1) >= _SURELY * len(steps)
 
 
 def _numbers_in(content: bytes) -> dict[str, int]:
-    """The whole numbers in JSON text, by their paths."""
-    if not content.lstrip().startswith(b"{") or len(content) > _MOST_JSON_BYTES:
+    """The whole numbers in a JSON object and in the objects in it, by their paths."""
+    if not content.lstrip().startswith(b"{"):
         return {}
     try:
-        return dict(_walk(msgspec.json.decode(content), ()))
+        return dict(_walk(msgspec.json.decode(content), ""))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return {}
 
 
-def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict) and len(path) < _MOST_DEPTH:
-        for name, inner in value.items():
-            if name and "." not in name:
-                yield from _walk(inner, (*path, name))
-    elif isinstance(value, int) and not isinstance(value, bool) and path:
-        yield ".".join(path), value
+def _walk(value: dict[str, Any], path: str) -> Iterator[tuple[str, int]]:
+    for name, inner in value.items():
+        if not name or "." in name:
+            continue
+        if isinstance(inner, dict):
+            yield from _walk(inner, f"{path}{name}.")
+        elif isinstance(inner, int) and not isinstance(inner, bool):
+            yield f"{path}{name}", inner
 
 
 def _is_time(value: int) -> bool:

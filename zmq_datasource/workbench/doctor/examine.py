@@ -1,10 +1,10 @@
-"""Take the facts about an endpoint: ask for its greeting, receive, and make the stall if it is asked for."""
+"""Take the facts about an endpoint: receive, ask for its greeting, and make the stall if it is asked for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -19,8 +19,8 @@ from zmq_datasource.workbench.doctor.facts import Feed, Greeting, Stall, Traffic
 from zmq_datasource.workbench.doctor.greeting import ask_for_greeting
 from zmq_datasource.workbench.doctor.probe import Probe
 
-# Seconds to wait for a greeting, and to look for other topics.
-_LEAST_GREETING, _MOST_GREETING, _PEEK_SECONDS = 0.5, 2.0, 3.0
+# Seconds to wait for a greeting, at most, and to look for other topics.
+_GREETING_SECONDS, _PEEK_SECONDS = 2.0, 3.0
 # The stall has a small queue of its own, so that the sender's fills.
 _STALL_RCVHWM = 10
 # Seconds to receive before a stall; to take what was held, at most; and to receive after that.
@@ -56,53 +56,40 @@ def _of_one_endpoint(options: ReadOptions) -> Iterator[ReadOptions]:
 
 
 def _examine(options: ReadOptions, duration: float, wait: float, stall: float) -> Feed:
-    feed = Feed(
-        endpoint=options.endpoints,
-        socket_type=str(options.socket_type),
-        mechanism=security_of(options.zmq) or "NULL",
-        framing=options.framing,
-        greeting=_greeting(options, wait),
-    )
-    if feed.greeting.state == "unresolved":
-        return feed
+    facts: dict[str, Any] = {
+        "endpoint": options.endpoints,
+        "socket_type": str(options.socket_type),
+        "mechanism": security_of(options.zmq) or "NULL",
+        "framing": options.framing,
+    }
     try:
-        with Probe(options, feed.greeting.is_old) as probe:
-            probe.receive(wait, until=lambda: probe.is_decided)
-            if probe.is_up and feed.greeting.state not in ("greeted", "not_asked"):  # it came while we waited
-                feed = feed.but(greeting=_greeting(options, wait))
-                probe.is_old = feed.greeting.is_old
+        with Probe(options) as probe:
+            probe.receive(wait, until=lambda: probe.is_up)
             if probe.is_up:
                 probe.receive(duration)
-            probe.count()
-            feed = feed.but(
-                handshake=probe.handshake(),
-                traffic=probe.traffic(),
-                numbers=probe.numbers(),
-                malformed=probe.malformed,
-                counting=probe.counting(),
-            )
+            facts |= probe.facts()
     except EndpointError as e:
-        return feed.but(not_opened=str(e))
-    if feed.is_up and feed.traffic is None and options.socket_type == "SUB" and "" not in options.topics:
-        feed = feed.but(elsewhere=_other_topics(options, min(_PEEK_SECONDS, duration)))
-    if stall and feed.traffic is not None:
-        losses = 0 if feed.numbers is None else feed.numbers.lost / feed.traffic.seconds
-        feed = feed.but(stall=_stall(options, feed.traffic, losses, stall, wait))
-    return feed
+        return Feed(**facts, not_opened=str(e))
+    traffic = facts["traffic"]
+    if probe.is_up and traffic is None and options.socket_type == "SUB" and "" not in options.topics:
+        facts["elsewhere"] = _other_topics(options, min(_PEEK_SECONDS, duration))
+    if stall and traffic is not None:
+        losses = facts["numbers"].lost / traffic.seconds if facts["numbers"] else 0.0
+        facts["stall"] = _stall(options, traffic, losses, stall, wait)
+    return Feed(**facts, greeting=_greeting(options, wait))
 
 
 def _greeting(options: ReadOptions, wait: float) -> Greeting:
     """The peer's greeting. A peer that connects to us, or that is behind a SOCKS proxy, cannot be asked."""
     if options.bind or "socks_proxy" in options.zmq:
         return Greeting(state="not_asked")
-    return ask_for_greeting(options.connect[0], max(_LEAST_GREETING, min(wait, _MOST_GREETING)))
+    return ask_for_greeting(options.connect[0], min(wait, _GREETING_SECONDS))
 
 
 def _other_topics(options: ReadOptions, seconds: float) -> str:
     """The topics that come without the filter; empty if no message comes."""
     with Probe(replace(options, topics=Topics(("",)))) as probe:
         probe.receive(seconds)
-        probe.count()
         other = probe.traffic()
     return "" if other is None else ", ".join(topic for topic, _ in other.topics) or "(one frame)"
 
@@ -118,32 +105,19 @@ def _stall(options: ReadOptions, usual: Traffic, losses: float, seconds: float, 
     with Probe(replace(options, rcvhwm=_STALL_RCVHWM)) as probe:
         probe.receive(wait, until=lambda: probe.messages > 0)
         probe.receive(_BEFORE_SECONDS)
-        probe.count()
-        before, numbers = probe.messages, probe.numbers()
-        lost_before = 0 if numbers is None else numbers.lost
+        before, lost_before = probe.messages, probe.lost
         began = time.monotonic()
-        while (left := began + seconds - time.monotonic()) > 0:
-            time.sleep(min(0.02, left))
-            probe.keep_alive()
+        time.sleep(seconds)
         probe.receive(_DRAIN_SECONDS, until=lambda: not probe.has_waiting)
         probe.receive(_AFTER_SECONDS)
-        probe.count()
-        elapsed, received, numbers = time.monotonic() - began, probe.messages - before, probe.numbers()
-        disconnected = probe.handshake().lost
-    lost = None if numbers is None else numbers.lost - lost_before
+        elapsed, received, lost = time.monotonic() - began, probe.messages - before, probe.lost
+    if lost is not None:
+        lost -= lost_before or 0
     due = round((usual.rate + losses) * elapsed)
-    return Stall(
-        outcome=_outcome(
-            options.socket_type,
-            drops=None if lost is None else lost > 2 * losses * elapsed,
-            lacks=due - received >= max(_LACKING * usual.rate * seconds, _LEAST_MESSAGES),
-        ),
-        seconds=seconds,
-        due=due,
-        received=received,
-        lost=lost,
-        disconnected=disconnected,
-    )
+    drops = None if lost is None else lost > 2 * losses * elapsed
+    lacks = due - received >= max(_LACKING * usual.rate * seconds, _LEAST_MESSAGES)
+    outcome = _outcome(options.socket_type, drops, lacks)
+    return Stall(outcome=outcome, seconds=seconds, due=due, received=received, lost=lost)
 
 
 def _outcome(socket_type: str, drops: bool | None, lacks: bool) -> Literal["drops", "waits", "neither"]:
@@ -153,8 +127,7 @@ def _outcome(socket_type: str, drops: bool | None, lacks: bool) -> Literal["drop
         drops: Whether more numbers are missing than without a stall; None without numbers.
         lacks: Whether fewer messages came than were due.
     """
-    if socket_type == "PULL":  # a PUSH drops nothing
-        return "waits" if lacks else "neither"
-    if drops or (drops is None and lacks):
+    can_drop = socket_type != "PULL"  # a PUSH drops nothing
+    if can_drop and (drops or (drops is None and lacks)):
         return "drops"
     return "waits" if lacks else "neither"

@@ -166,18 +166,6 @@ _MESSAGES = (
         fix="Read the sender's log of that time. Set zmq.maxmsgsize well above the largest frame.",
     ),
     Finding(
-        id="feed_stopped",
-        when=lambda f: f.traffic is not None and f.traffic.has_stopped and not f.handshake.lost,
-        what="Messages came, with pauses of {f.traffic.longest_pause:.2f} s at most, and then none for the last "
-        "{f.traffic.silence:.1f} s, although the connection is still there.",
-        cause="The publisher's process is stopped or hangs, or has nothing to send. Or something on the way (a "
-        "firewall, NAT or load balancer) drops the packets of this connection. The doctor cannot tell from outside "
-        "which of these it is.",
-        fix="Run the doctor again at once. If messages come, something on the way had dropped the connection: set "
-        "zmq.tcp_keepalive=1. If it reports silent_peer, the publisher's process stands still. If it connects and "
-        "nothing comes, the publisher sends nothing.",
-    ),
-    Finding(
         id="topics_do_not_match",
         when=lambda f: f.elsewhere,
         what="No message has the topics that are subscribed to. Without the filter these come: {f.elsewhere}.",
@@ -207,7 +195,7 @@ _NUMBERS = (
     Finding(
         id="numbers_found",
         severity=_NOTE,
-        when=lambda f: f.counting is not None and not f.is_shared,
+        when=lambda f: f.counting is not None,
         what="The messages have numbers that count up, and the source does not read them: {f.counting.place}.",
         cause="The publisher numbers its messages. The source counts what is missing if it is told where they are.",
         fix="Set {f.counting.options}. If the publisher's framing has a name in docs/sequences.md, set that one. For a "
@@ -225,23 +213,21 @@ _NUMBERS = (
     ),
     Finding(
         id="another_pull",
-        when=lambda f: f.is_shared,
-        what="Numbers are missing so regularly that another PULL must take them.",
-        cause="A PUSH shares its messages out among all its PULLs, in turn. None is lost, but each PULL gets a part. A "
-        "larger high-water mark changes nothing.",
+        when=lambda f: f.has_gaps and f.socket_type == "PULL",
+        what="{f.numbers.lost:,} numbers are missing, and a PUSH drops nothing.",
+        cause="A PUSH shares its messages out among all its PULLs, in turn: another PULL took them. Or the sender gave "
+        "messages up: NOBLOCK sends that were refused, or a connection that ended.",
         fix="Stop the other consumer (ss -tnp on the sender's machine lists the connections), or bring the messages of "
         "all consumers together. If each consumer needs all messages, the sender must be a PUB.",
     ),
     Finding(
         id="numbers_missing",
-        when=lambda f: f.numbers and f.numbers.lost and not (f.is_shared or f.is_mixed),
-        what="{f.numbers.lost:,} numbers are missing (gaps: {f.numbers.gaps:,}), although the doctor takes every "
-        "message at once.",
+        when=lambda f: f.has_gaps and f.socket_type == "SUB",
+        what="{f.numbers.lost:,} numbers are missing, although the doctor takes every message at once.",
         cause="A PUB drops messages at its SNDHWM and reports nothing: its bursts are larger than the high-water mark. "
-        "Or a proxy drops them. Or sequenceBy names another counter than the publisher has. A PUSH drops nothing: "
-        "another PULL took them, NOBLOCK sends were refused, or a connection ended.",
+        "Or a proxy drops them. Or sequenceBy names another counter than the publisher has.",
         fix="Raise the publisher's SNDHWM before its bind. Behind a proxy, examine the publisher itself: what is "
-        "missing only behind the proxy, the proxy drops. Look for other consumers of a PUSH.",
+        "missing only behind the proxy, the proxy drops.",
     ),
     Finding(
         id="numbers_repeat",
@@ -290,44 +276,22 @@ _STALL = (
 
 _PLACE = (
     Finding(
-        id="no_room",
-        when=lambda f: f.is_narrow,
-        what="There is less room than a log may take.",
-        cause="The file system is full or small. When it is full, the receiver stops receiving, and the sender waits "
-        "or drops.",
-        fix="Free space there, use another directory, or set walMaxBytes to what there is.",
-    ),
-    Finding(
         id="place_unusable",
-        when=lambda f: f.failed and not f.is_full,
+        when=lambda f: f.failed,
         what="No log can be written there: {f.failed}",
-        cause="The directory belongs to another user, its file system is read-only or cannot force files to the disk, "
-        "or the path is wrong. Or the bucket does not exist, or refuses the credentials.",
-        fix="Use a directory that the receiver's user can write. Try a bucket with the receiver's credentials.",
+        cause="The directory belongs to another user, its file system is full or read-only, cannot force files to the "
+        "disk or has no hard links (an object store mounted as files, a share, FAT), or the path is wrong. Or the "
+        "bucket does not exist, or refuses the credentials.",
+        fix="Use a directory on a disk that the receiver's user can write, or walStore for an object store. Try a "
+        "bucket with the receiver's credentials.",
     ),
     Finding(
-        id="no_hard_links",
-        when=lambda f: f.no_links,
-        what="A log needs hard links, and here is none: {f.no_links}.",
-        cause="The directory is an object store mounted as files (s3fs, gcsfuse, mount-s3, ...), a share, or FAT.",
-        fix="Use a directory on a disk, or walStore for an object store.",
-    ),
-    Finding(
-        id="not_lasting",
-        severity=_NOTE,
-        when=lambda f: f.is_volatile,
-        what="Files are in memory, or are said to be on the disk faster than a disk can write them.",
-        cause="The file system is a tmpfs. Or it, the virtual machine or the container ignores fsync. A crash of the "
-        "machine takes the log, or its newest chunks.",
-        fix="Use a directory on a disk, if the log is to survive the machine.",
-    ),
-    Finding(
-        id="no_conditional_put",
+        id="name_given_twice",
         when=lambda f: f.replaced,
-        what="The bucket replaces an object that is put on condition that its key is free.",
-        cause="The service ignores the condition (If-None-Match). Two receivers would give the same ids to different "
-        "messages.",
-        fix="Do not use this bucket for a log. Use a service with conditional puts, or a directory.",
+        what="A second object or file takes a name that must be free.",
+        cause="A bucket's service ignores the condition (If-None-Match), or a file system does not check the name of a "
+        "hard link. Two receivers would give the same ids to different messages.",
+        fix="Do not use this place for a log. Use a service with conditional puts, or a directory on a disk.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Read a peer's greeting in ZMTP 1 to 3 (RFC 13, 15, 23 and 37): its version, its security, and its socket type.
+"""Read a peer's greeting in ZMTP 3 (RFC 23 and 37): its version, its security, and its socket type.
 
 libzmq's events say that a peer has hung up, but not why. The peer's greeting shows why. ``ask_for_greeting`` reads it
 on a separate connection, and closes this connection before the handshake ends. So the peer sends no message over it. A
@@ -9,8 +9,8 @@ the sender is the server of that mechanism (1), and zeros. A peer that uses libz
 it has our signature and our major version, before it knows our mechanism. If both mechanisms are NULL, the peer then
 sends the command READY, which names its socket type. It does not wait for our READY.
 
-A greeting of ZMTP 2 has the signature, a revision below 3, and the socket type as a number. A peer of ZMTP 1 has no
-greeting: it sends its identity, a length and a zero before it, at once.
+A peer of ZMTP 2 has the same signature and a lower version. A peer of ZMTP 1 has no greeting: it sends its identity, a
+length and a zero before it, at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ import re
 import socket as stdlib_socket
 import time
 from contextlib import suppress
-from dataclasses import replace
-
-import zmq
 
 from zmq_datasource.host.log_lines import printable
 from zmq_datasource.options.socket import Endpoint
@@ -47,14 +44,11 @@ def parse_greeting(received: bytes) -> Greeting:
     """Interpret the first bytes that a peer has sent."""
     if not received:
         return Greeting(state="silent", reason="it accepts the connection and says nothing")
-    if received[:2] == b"\x01\x00" or (received[1:2] == b"\x00" and len(received) == received[0] + 1):
-        return Greeting(state="greeted", version="1.0", mechanism="NULL")
+    if _is_old(received):
+        return Greeting(state="old", reason="it speaks ZMTP 1 or 2, of libzmq before version 4")
     # The eight bytes between are a length in old versions. Nothing depends on it, so they are not checked.
     if received[0] != 0xFF or (len(received) > 9 and not received[9] & 1):
         return Greeting(state="not_zeromq", reason="its first bytes are no greeting of ZMTP")
-    if _is_old(received):
-        kind = zmq.SocketType(received[11]).name if received[11] <= zmq.XSUB else ""
-        return Greeting(state="greeted", version="2.0", mechanism="NULL", socket_type=kind)
     if len(received) < GREETING_BYTES:
         return Greeting(state="silent", reason=f"it stopped after {len(received)} bytes of its greeting")
     return Greeting(
@@ -71,7 +65,9 @@ def is_complete(received: bytes) -> bool:
 
 
 def _is_old(received: bytes) -> bool:
-    return len(received) > 11 and received[10] < 3
+    if received[:1] == b"\xff":
+        return len(received) > 10 and received[9] & 1 == 1 and received[10] < 3
+    return received[:2] == b"\x01\x00" or (received[1:2] == b"\x00" and len(received) == received[0] + 1)
 
 
 def _socket_type(command: bytes) -> str:
@@ -98,26 +94,23 @@ def ask_for_greeting(endpoint: Endpoint, seconds: float) -> Greeting:
 
     Takes up to about ``seconds``, beside the time of the resolver. Raises no error.
     """
-    addresses: tuple[str, ...] = ()
     try:
         if endpoint.transport == "tcp":
-            found = stdlib_socket.getaddrinfo(*endpoint.host_port, type=stdlib_socket.SOCK_STREAM)
-            addresses = tuple(dict.fromkeys(str(where[4][0]) for where in found))
+            stdlib_socket.getaddrinfo(*endpoint.host_port, type=stdlib_socket.SOCK_STREAM)
     except (OSError, UnicodeError) as e:  # UnicodeError: a text such as a..b
         why = getattr(e, "strerror", None) or "it is no host name"
-        reason = f"host {endpoint.host_port[0]!r} does not resolve here: {why}"
-        return Greeting(state="unresolved", reason=reason)
-    deadline = time.monotonic() + seconds
+        return Greeting(
+            state="unresolved", reason=f"host {endpoint.host_port[0]!r} does not resolve here: {why}"
+        )
     try:
         with _dial(endpoint, seconds) as sock:
-            return replace(_exchange_greetings(sock, deadline), addresses=addresses)
+            return _exchange_greetings(sock, time.monotonic() + seconds)
     except TimeoutError:
-        reason = f"nothing answered within {seconds:g} s"
-        return Greeting(state="no_answer", reason=reason, addresses=addresses)
+        return Greeting(state="no_answer", reason=f"nothing answered within {seconds:g} s")
     except (ConnectionRefusedError, FileNotFoundError) as e:
-        return Greeting(state="refused", reason=(e.strerror or str(e)).lower(), addresses=addresses)
+        return Greeting(state="refused", reason=(e.strerror or str(e)).lower())
     except OSError as e:
-        return Greeting(state="no_answer", reason=(e.strerror or str(e)).lower(), addresses=addresses)
+        return Greeting(state="no_answer", reason=(e.strerror or str(e)).lower())
 
 
 def _dial(endpoint: Endpoint, seconds: float) -> stdlib_socket.socket:
@@ -141,13 +134,10 @@ def _exchange_greetings(sock: stdlib_socket.socket, deadline: float) -> Greeting
             received += more
             if received[:1] != b"\xff" or _is_old(received):
                 break
-    found = parse_greeting(received)
-    if found.mechanism != "NULL" or found.is_old:
-        return found
-    with suppress(OSError):
-        sock.sendall(REST)
-        while not is_complete(received) and (more := _receive(sock, deadline)):
-            received += more
+        if parse_greeting(received).mechanism == "NULL":
+            sock.sendall(REST)
+            while not is_complete(received) and (more := _receive(sock, deadline)):
+                received += more
     return parse_greeting(received)
 
 
