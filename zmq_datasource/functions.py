@@ -10,49 +10,44 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
-from datetime import datetime
-from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import types as t
+from pyspark.sql.functions import from_json
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
 from zmq_datasource.errors import OptionError, RowError
 
-__all__ = ["decompress", "from_cbor", "from_msgpack"]
-
-_Fit = Callable[[Any], Any]
 _Mode = Literal["permissive", "failfast"]
 _Codec = Literal["zstd", "lz4", "gzip", "zlib"]
 # Arrow's limit for a column of one batch.
 _MOST_BYTES = 2**31 - 1
-_BITS: dict[type[t.DataType], int] = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
-# Beside the decoder's own error: what does not fit the schema raises the first two.
-_UNREADABLE = (ValueError, OverflowError, RecursionError, OSError)
+# Beside the decoder's own error: what JSON has no value for raises the first three.
+_UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError, OSError)
 
 
 def from_msgpack(column: Column | str, schema: t.DataType | str, mode: _Mode = "permissive") -> Column:
-    """Read MessagePack as a column of a schema.
+    """Read MessagePack as a column of a schema, as ``from_json`` reads the same value in JSON.
 
     A map becomes a struct by the names of its fields. Fields that the schema does not have are left out, and fields
     that the map does not have are null. An array becomes an ARRAY, or a struct by the order of its fields. A timestamp
-    (extension -1) becomes a TIMESTAMP. An integer may become a DOUBLE. Binary that is UTF-8 may be a name or become a
-    STRING. An unsigned integer of 64 bits, which many programs use for hashes, needs DECIMAL(20, 0).
+    (extension -1) becomes a TIMESTAMP. Binary that is UTF-8 may be a name or become a STRING. An unsigned integer of 64
+    bits, which many programs use for hashes, needs DECIMAL(20, 0).
 
     Args:
         column: BINARY, as the column ``value`` of a source.
-        schema: The schema of the result, as in Spark (``"city STRING, celsius DOUBLE"``, ``"ARRAY<INT>"``).
+        schema: The schema of the result, as in ``from_json`` (``"city STRING, celsius DOUBLE"``, ``"ARRAY<INT>"``).
         mode: With ``permissive``, a value that is no MessagePack, or has a string that is not UTF-8, is null, and so
-            is a field or an element that does not fit the schema, as in ``from_json``. With ``failfast``, the query
-            fails and shows the value's beginning.
+            is a field that does not fit the schema. With ``failfast``, the query fails and shows the value's beginning.
 
     Raises:
-        OptionError: MessagePack has no value for a type of the schema, or the mode is unknown.
+        OptionError: The mode is unknown.
     """
     return _read("from_msgpack", msgspec.msgpack.decode, msgspec.DecodeError, column, schema, mode)
 
@@ -64,7 +59,7 @@ def from_cbor(column: Column | str, schema: t.DataType | str, mode: _Mode = "per
     does not know, the content is read: a typed array (RFC 8746) becomes BINARY.
 
     Raises:
-        OptionError: CBOR has no value for a type of the schema, or the mode is unknown.
+        OptionError: The mode is unknown.
         ImportError: cbor2 is not installed.
     """
     try:
@@ -133,9 +128,39 @@ def _read(
     schema: t.DataType | str,
     mode: _Mode,
 ) -> Column:
-    kind = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
-    fit = _fit_of(kind, "schema", mode == "permissive")
-    return _applied(function, lambda value: fit(decode(value)), error, column, kind, mode)
+    kind: Any = t.DataType.fromDDL(schema) if isinstance(schema, str) else schema
+
+    def read(value: bytes) -> str | None:
+        decoded = decode(value)
+        return None if decoded is None else msgspec.json.encode(_shaped(decoded, kind)).decode()
+
+    return from_json(
+        _applied(function, read, error, column, t.StringType(), mode), kind, {"mode": mode.upper()}
+    )
+
+
+def _shaped(value: Any, kind: t.DataType) -> Any:
+    """The value in the shape in which ``from_json`` reads it as this type."""
+    if isinstance(kind, t.StructType) and isinstance(value, dict | list | tuple):
+        if not isinstance(value, dict):
+            value = dict(zip(kind.names, value, strict=False))
+        return {
+            field.name: _shaped(value.get(field.name, value.get(field.name.encode())), field.dataType)
+            for field in kind.fields
+        }
+    if isinstance(kind, t.ArrayType) and isinstance(
+        value, list | tuple
+    ):  # cbor2: an array in a tag is a tuple
+        return [_shaped(one, kind.elementType) for one in value]
+    if isinstance(kind, t.MapType) and isinstance(value, dict):
+        return {_shaped(key, kind.keyType): _shaped(item, kind.valueType) for key, item in value.items()}
+    if isinstance(kind, t.BinaryType):  # JSON has bytes in base64, which a text is not
+        return value if isinstance(value, bytes) else None
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value).replace("nan", "NaN").replace("inf", "Infinity")
+    return value
 
 
 def _applied(
@@ -163,104 +188,16 @@ def _applied(
             ) from None
 
     def convert(values: pa.Array) -> pa.Array:
-        found, size = [], 0
-        for value in values.to_pylist():
-            found.append(read_one(value))
-            size += len(found[-1]) if isinstance(found[-1], bytes) else 0
-            if size > _MOST_BYTES:
-                raise RowError(
-                    f"{function}: the values of a batch of {len(values)} rows have more than 2 GiB; set "
-                    f"spark.sql.execution.arrow.maxRecordsPerBatch below {len(values)}"
-                )
-        return pa.array(found, arrow)
+        found = pa.array(map(read_one, values.to_pylist()), arrow, size=len(values))
+        if isinstance(found, pa.ChunkedArray):
+            raise RowError(
+                f"{function}: the values of a batch of {len(values)} rows have more than 2 GiB; set "
+                f"spark.sql.execution.arrow.maxRecordsPerBatch below {len(values)}"
+            )
+        return found
 
     # Spark needs annotations that are types. In this module they are text.
     convert.__annotations__ = {"values": pa.Array, "return": pa.Array}
     made: Any = arrow_udf(convert, kind)  # type: ignore[call-overload]
     applied: Column = made(column)
     return applied
-
-
-def _fit_of(kind: t.DataType, where: str, lenient: bool, nullable: bool = True) -> _Fit:
-    """A function that makes a decoded value one of this type.
-
-    If the value does not fit, it returns None if ``lenient`` and nullable, or raises ``ValueError`` or
-    ``OverflowError``.
-    """
-    python, convert = _conversion(kind, where, lenient)
-
-    def fit(value: Any) -> Any:
-        if value is None and nullable:
-            return None
-        try:
-            # A bool is an int in Python, and must not pass for one.
-            if not isinstance(value, python) or (isinstance(value, bool) and bool not in python):
-                raise ValueError(f"{where} is {type(value).__name__}")
-            return convert(value)
-        except (ValueError, OverflowError):
-            if lenient and nullable:
-                return None
-            raise
-
-    return fit
-
-
-def _conversion(kind: t.DataType, where: str, lenient: bool) -> tuple[tuple[type, ...], _Fit]:
-    """The Python types that the decoders return for this type, and what makes a value of one of them."""
-    if isinstance(kind, t.StructType):
-        return (dict, list, tuple), _struct(kind, where, lenient)
-    if isinstance(kind, t.ArrayType):
-        element = _fit_of(kind.elementType, f"{where}[]", lenient, kind.containsNull)
-        # cbor2 returns an array inside a tag as a tuple.
-        return (list, tuple), lambda value: [element(one) for one in value]
-    if isinstance(kind, t.MapType):
-        key = _fit_of(kind.keyType, f"{where} key", lenient, nullable=False)
-        item = _fit_of(kind.valueType, f"{where}{{}}", lenient, kind.valueContainsNull)
-        return (dict,), lambda value: [(key(k), item(v)) for k, v in value.items()]
-    if bits := _BITS.get(type(kind)):
-        return (int,), _within(-(1 << bits - 1), (1 << bits - 1) - 1, where)
-    if isinstance(kind, t.DecimalType) and not kind.scale:
-        whole = _within(1 - 10**kind.precision, 10**kind.precision - 1, where)
-        return (int,), lambda value: Decimal(whole(value))
-    if isinstance(kind, t.FloatType | t.DoubleType):
-        return (int, float), float  # OverflowError: a bignum of CBOR
-    if isinstance(kind, t.StringType):
-        return (str, bytes), lambda value: value.decode() if isinstance(value, bytes) else value
-    simple: dict[type[t.DataType], type] = {
-        t.BooleanType: bool,
-        t.BinaryType: bytes,
-        t.TimestampType: datetime,
-    }
-    if type(kind) not in simple:
-        raise OptionError(
-            f"{where} is {kind.simpleString()}, for which MessagePack and CBOR have no value; read it as a number or "
-            "text, and cast it"
-        )
-    return (simple[type(kind)],), lambda value: value
-
-
-def _struct(kind: t.StructType, where: str, lenient: bool) -> _Fit:
-    fields = [
-        (
-            field.name,
-            field.name.encode(),
-            _fit_of(field.dataType, f"{where}.{field.name}", lenient, field.nullable),
-        )
-        for field in kind.fields
-    ]
-
-    def convert(value: Any) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return {name: fit(value.get(name, value.get(binary))) for name, binary, fit in fields}
-        return {name: fit(value[at] if at < len(value) else None) for at, (name, _, fit) in enumerate(fields)}
-
-    return convert
-
-
-def _within(least: int, most: int, where: str) -> _Fit:
-    def convert(value: int) -> int:
-        if not least <= value <= most:
-            raise ValueError(f"{where} is {value}, which is not from {least} to {most}")
-        return value
-
-    return convert
