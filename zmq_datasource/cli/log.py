@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from zmq_datasource.monitoring.tables import Row
     from zmq_datasource.workbench.log import Gone, Message, PartitionSummary, ReaderSummary
 
-__all__ = ["log"]
-
 _MOST_CHARACTERS = 500  # of a name
 
 

@@ -26,8 +26,6 @@ from zmq_datasource.options import ProxyOptions, ReceiveOptions
 if TYPE_CHECKING:
     from zmq_datasource.monitoring.http import HttpAddress
 
-__all__ = ["demo", "proxy", "receive"]
-
 
 def _read_share(text: str) -> tuple[int, int]:
     number, separator, count = text.partition("/")

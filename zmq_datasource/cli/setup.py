@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["keygen"]
-
 # A file's name has 255 bytes.
 _MOST_NAME_BYTES = 200
 _MOST_SHOWN = 200

@@ -24,26 +24,6 @@ from zmq_datasource.options.types import (
     Topics,
 )
 
-__all__ = [
-    "DIRECTORY",
-    "DURATION",
-    "LINGER",
-    "Form",
-    "Read",
-    "all_options",
-    "figures_options",
-    "given_options",
-    "named_options",
-    "number",
-    "option_of",
-    "other_options",
-    "place_of",
-    "prometheus_address",
-    "set_by_user",
-    "setting",
-    "size",
-]
-
 _N = TypeVar("_N", int, float)
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MOST_SHOWN = 100  # characters of a value that cannot be read

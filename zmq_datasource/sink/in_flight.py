@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from zmq_datasource.errors import ConnectionLostError
 
-__all__ = ["KEEP", "InFlight", "ResendLimit", "RowBatch"]
-
 # A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other, unless the system is configured
 # otherwise, and a middlebox makes two connections of one. A task has about twice ``KEEP`` in memory, as the Arrow
 # columns that Spark has made; more while the queues do not become empty.

@@ -38,8 +38,6 @@ from zmq_datasource.transport.core import (
     SameColumn,
 )
 
-__all__ = ["Delivery", "Sender"]
-
 _log = logging.getLogger(__name__)
 
 # The rows of one call into the core, in which Python handles no signal.

@@ -18,8 +18,6 @@ from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
-__all__ = ["SHORT_WAIT", "SendingSocket"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds. While rows are sent, a queue is full again and again, for some 100 µs. So a wait up to this time keeps the

@@ -26,8 +26,6 @@ from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.in_flight import RowBatch
 
-__all__ = ["StagedDeadLetters", "Unsent", "abort_dead_letters", "commit_dead_letters"]
-
 # The reason of rows that may have been lost with a connection.
 _LOST = "connection_lost"
 _LONGEST_INTERVAL = 10.0

@@ -11,8 +11,6 @@ from zmq_datasource.sequences import Gap, Key, SequenceTracker
 from zmq_datasource.source.facts import describe_key
 from zmq_datasource.source.intake import Findings, MalformedMessage
 
-__all__ = ["Incidents"]
-
 # Warn, once in _DUPLICATES_SECONDS, if more than the share _MANY of _LEAST_MESSAGES or more messages are duplicates.
 _LEAST_MESSAGES, _MANY, _DUPLICATES_SECONDS = 1000, 0.03, 600.0
 _COUNTED_WRONG = (

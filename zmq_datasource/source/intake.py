@@ -36,8 +36,6 @@ from zmq_datasource.sequences import (
 )
 from zmq_datasource.source.facts import saved_sequences, saved_tracker
 
-__all__ = ["Arrival", "Findings", "Intake", "MalformedMessage"]
-
 
 class Arrival(NamedTuple):
     """Messages that were received together from one endpoint.

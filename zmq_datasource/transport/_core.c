@@ -40,7 +40,6 @@ static struct {
     void *(*msg_data)(message_t *);
     size_t (*msg_size)(const message_t *);
     int (*msg_more)(const message_t *);
-    int (*msg_get)(const message_t *, int);
     int (*msg_close)(message_t *);
     int (*send)(void *, const void *, size_t, int);
     int (*getsockopt)(void *, int, void *, size_t *);

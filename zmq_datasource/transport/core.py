@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 # In the order in which _core.c takes their addresses.
 _FUNCTIONS = (
-    *("zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_msg_more", "zmq_msg_get"),
+    *("zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_msg_more"),
     *("zmq_msg_close", "zmq_send", "zmq_getsockopt", "zmq_errno"),
     *("zmq_stopwatch_start", "zmq_stopwatch_stop"),
 )
@@ -71,7 +71,11 @@ def _load() -> Any:
     addresses = _functions_of_libzmq()
     if addresses is None:
         return python_core
-    compiled.load(addresses)
+    try:
+        compiled.load(addresses)
+    except ValueError as e:  # it was compiled for another version of this package
+        _log.warning("the compiled core is out of date, so Python does its work, more slowly: %s", e)
+        return python_core
     return compiled
 
 
