@@ -13,15 +13,12 @@ from tests.log.machines import Machines, MemoryBucket, WatchedBucket, fill, no_a
 from tests.support import batch_of
 from zmq_datasource.errors import (
     DiskFaultError,
-    OptionError,
 )
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
+from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.options.offsets import Offset, Place
-from zmq_datasource.workbench.log import seek_reader
 
 
 def watched(storage: LogStorage) -> WatchedBucket:
@@ -181,42 +178,6 @@ def test_a_query_that_starts_during_a_deletion_begins_after_it(machines: Machine
     assert found is not None
     assert found.next == {0: 1}
     position.end()
-
-
-def put_back(machines: Machines, to: Place) -> tuple[dict[int, int] | OptionError, ReaderRecord | None]:
-    """A reader is put back during a deletion; to where, and its record."""
-    position = Reader(machines.storage(), "far", 1e9)
-    deleting = Deleting(machines)
-    position.move({0: 2}, lazily=False)
-    position.end()
-    found: list[dict[int, int] | OptionError] = []
-
-    def seek() -> None:
-        try:
-            found.append(seek_reader(machines.storage(), "far", to))
-        except OptionError as e:
-            found.append(e)
-
-    deleting.begin()
-    seeking = threading.Thread(target=seek)
-    seeking.start()
-    seeking.join(0.2)
-    assert not found
-    deleting.end()
-    seeking.join(30)
-    return found[0], ReaderRecords(machines.storage()).read("far")
-
-
-def test_a_reader_that_is_moved_back_during_a_deletion_is_moved_after_it(machines: Machines) -> None:
-    place, record = put_back(machines, Place.read("earliest"))
-    assert place == {0: 1}
-    assert record == ReaderRecord({0: 1}, 1e9, begins_here=True)
-
-
-def test_a_seek_to_an_id_that_is_deleted_meanwhile_does_not_move_the_reader(machines: Machines) -> None:
-    error, record = put_back(machines, Place(None, Offset(None, {0: 0})))
-    assert "has the ids 1 to 1" in str(error)
-    assert record == ReaderRecord({0: 2}, 1e9)
 
 
 def test_a_log_that_is_away_deletes_nothing(machines: Machines, memory: MemoryBucket) -> None:

@@ -63,18 +63,8 @@ def test_help_describes_each_command_in_a_whole_sentence() -> None:
     [
         (["doctor", "--wal-location", "/tmp", "-o", "connect=tcp://a:1"], "of its own"),
         (["receive", "--bind", "tcp://*:1", "--wal-location", "/tmp", "-o", "WALLOCATION=/b"], "of its own"),
-        (["receive", "--deduplicate"], "--deduplicate: write -o deduplicate=..."),
-        (
-            ["receive", "--bind", "tcp://*:1", "--reader", "me"],
-            "--reader has no effect here: reader is set at a query that reads",
-        ),
-        (["receive", "--bind", "tcp://*:1", "-o", "noBlock=true"], "noblock is set at a query that writes"),
-        (
-            ["proxy", "--framing", "vllm"],
-            "--framing has no effect here: framing is set at a query that reads",
-        ),
-        (["receive", "--subscriber-expiry", "1d"], "subscriberExpiry is set at zmq-datasource proxy"),
-        (["proxy", "--subscriber-expiry", "1d"], "--subscriber-expiry: write -o subscriberExpiry=..."),
+        (["receive", "--deduplicate"], "No such option '--deduplicate'"),
+        (["receive", "--deduplicate"], "is written -o NAME=VALUE"),
         (["proxy", "--nonsense"], "No such option"),
         (
             [
@@ -94,7 +84,7 @@ def test_help_describes_each_command_in_a_whole_sentence() -> None:
         (["doctor", "--connect", "tcp://a:1", "-o", "socketType=PULL"], "of its own"),
     ],
 )
-def test_an_option_without_an_effect_is_refused_with_its_place(arguments: list[str], why: str) -> None:
+def test_an_option_without_an_effect_is_refused_with_a_way_out(arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert why in result.output

@@ -16,13 +16,13 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from tests.source.test_feed import Context, filled, numbered, querying, send
+from tests.source.test_feed import Context, filled, querying, send
 from tests.support import batch_of, bound, keep_handlers, wait_for
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.log import read_index
 from zmq_datasource.log.bucket_store import bucket_at
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, ReaderTerms, SubscriberNotes
+from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
@@ -195,43 +195,16 @@ def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None
     filled(tmp_path, 3).close()
     with querying(tmp_path, reader="desk") as query:
         query.step()
-        for command in (("drop", tmp_path, "desk"), ("seek", tmp_path, "desk", "--to", "latest")):
-            result = run("readers", *command)
-            assert result.exit_code == 1
-            assert "its query runs" in result.output
+        result = run("readers", "drop", tmp_path, "desk")
+        assert result.exit_code == 1
+        assert "its query runs" in result.output
     assert run("readers", "drop", tmp_path, "desk").exit_code == 0
     assert shown(tmp_path)["readers"] == []
     result = run("readers", "drop", tmp_path, "desk")
     assert "log has no such reader" in result.output.replace(str(tmp_path), "").replace("  ", " ")
 
 
-@pytest.mark.parametrize(
-    ("to", "first"),
-    [("earliest", 0), ("latest", 5), ("2", 2), ("1970-01-01T00:00:01Z", 4)],
-)
-def test_a_query_without_a_checkpoint_begins_where_its_reader_was_put(
-    tmp_path: Path, to: str, first: int
-) -> None:
-    log = filled(tmp_path, 4)
-    log.append(batch_of([b"4"], 5_000_000))
-    log.close()
-    with querying(tmp_path, reader="desk") as query:
-        query.until(5)
-    assert run("readers", "seek", tmp_path, "desk", "--to", to).exit_code == 0
-    with querying(tmp_path, reader="desk", startingOffsets="earliest") as query:
-        query.step()
-        assert query.rows == numbered(5, first)
-
-
-def test_the_retention_of_a_query_stays_when_its_reader_is_put_elsewhere(tmp_path: Path) -> None:
-    filled(tmp_path, 5).close()
-    records, terms = ReaderRecords(LogStorage(str(tmp_path))), ReaderTerms(3600.0, True)
-    records.write("desk", ReaderRecord({0: 3}, 60.0, terms=terms))
-    assert run("readers", "seek", tmp_path, "desk", "--to", "latest").exit_code == 0
-    assert records.read("desk") == ReaderRecord({0: 5}, 60.0, begins_here=True, terms=terms)
-
-
-def test_a_durable_subscriber_is_shown_moved_and_dropped_like_a_query(tmp_path: Path) -> None:
+def test_a_durable_subscriber_is_shown_and_dropped_like_a_query(tmp_path: Path) -> None:
     filled(tmp_path, 5).close()
     records = ReaderRecords(LogStorage(str(tmp_path)))
     notes = SubscriberNotes("billing", 7, [b"orders."], 1.0, snapshot=4)
@@ -239,21 +212,9 @@ def test_a_durable_subscriber_is_shown_moved_and_dropped_like_a_query(tmp_path: 
     (reader,) = shown(tmp_path)["readers"]
     assert (reader["kind"], reader["next"], reader["behind"]) == ("subscriber", {"0": 3}, 2)
     with records_hold(records):
-        for command in (("drop",), ("seek", "--to", "1")):
-            result = run("readers", command[0], tmp_path, "subscriber.billing", *command[1:])
-            assert result.exit_code == 1
-            assert "its client is there" in result.output
-    assert run("readers", "seek", tmp_path, "subscriber.billing", "--to", "1").exit_code == 0
-    moved = records.read("subscriber.billing")
-    assert moved is not None
-    assert moved.subscriber is not None
-    assert (moved.next, moved.timeout) == ({0: 1}, 60.0)
-    # The server refuses a client that goes on without opening its name.
-    assert (moved.subscriber.session, moved.subscriber.snapshot, moved.subscriber.topics) == (
-        0,
-        0,
-        [b"orders."],
-    )
+        result = run("readers", "drop", tmp_path, "subscriber.billing")
+        assert result.exit_code == 1
+        assert "its client is there" in result.output
     assert run("readers", "drop", tmp_path, "subscriber.billing").exit_code == 0
     assert shown(tmp_path)["readers"] == []
 
@@ -264,16 +225,6 @@ def records_hold(records: ReaderRecords) -> Iterator[None]:
     hold = records.hold("subscriber.billing")
     yield
     hold.release()
-
-
-def test_a_place_that_the_log_does_not_have_is_refused(tmp_path: Path) -> None:
-    filled(tmp_path, 3).close()
-    with querying(tmp_path, reader="desk") as query:
-        query.step()
-    for to, why in (("99", "has the ids 0 to 2"), ("soon", "a time looks like")):
-        result = run("readers", "seek", tmp_path, "desk", "--to", to)
-        assert result.exit_code in (1, 2)
-        assert why in result.output
 
 
 def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:

@@ -11,7 +11,6 @@ import click
 from zmq_datasource.cli.log import log
 from zmq_datasource.cli.running import demo, proxy, receive
 from zmq_datasource.cli.setup import keygen
-from zmq_datasource.cli.types import place_of
 from zmq_datasource.cli.workbench import doctor, hwm
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 
@@ -43,8 +42,11 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as e:
-            if place := place_of(e.option_name, e.ctx.info_name or "" if e.ctx else ""):
-                raise click.UsageError(place, e.ctx) from e
+            if e.ctx is not None and "others" in {each.name for each in e.ctx.command.params}:
+                hint = (
+                    "an option of the data source that has no flag is written -o NAME=VALUE (docs/options.md)"
+                )
+                raise click.UsageError(f"{e.format_message()}; {hint}", e.ctx) from e
             raise
         except OptionError as e:  # exits with 2, as click does for wrong arguments
             raise _RefusedError(str(e)) from e

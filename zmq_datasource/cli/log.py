@@ -12,7 +12,6 @@ import click
 
 from zmq_datasource.cli.types import DIRECTORY, Read
 from zmq_datasource.host.log_lines import printable
-from zmq_datasource.options.offsets import Offset, Place
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
@@ -40,12 +39,6 @@ def _location(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("location", type=DIRECTORY, metavar="LOCATION")(command)
 
 
-def _read_place(text: str) -> Place:
-    if text.isdecimal():
-        return Place(offset=Offset(None, {0: int(text)}))
-    return Place.read(text)
-
-
 def _read_ids(text: str) -> tuple[int | None, int | None]:
     first, separator, end = text.partition(":")
     if not separator or not all(part == "" or part.isdecimal() for part in (first, end)):
@@ -67,7 +60,7 @@ def log() -> None:
       zmq-datasource log s3://bucket/orders --json
       zmq-datasource log verify /data/wal/orders
       zmq-datasource log cat /data/wal/orders --last 10
-      zmq-datasource log readers seek /data/wal/orders billing --to earliest
+      zmq-datasource log readers drop /data/wal/orders billing
     """
 
 
@@ -219,7 +212,7 @@ def _shown(value: bytes | None, as_hex: bool) -> str:
 
 @log.group(short_help="Change what the log keeps for a reader.")
 def readers() -> None:
-    """Change what the log keeps for a query that does not run."""
+    """Change what the log keeps for a reader that does not run."""
 
 
 @readers.command(short_help="Drop a reader and its position.")
@@ -234,27 +227,6 @@ def drop(location: str, name: str) -> None:
 
     drop_reader(_storage(location), name)
     click.echo(f"dropped reader {name}")
-
-
-@readers.command(short_help="Set a reader's position.")
-@_location
-@click.argument("name")
-@click.option(
-    "--to",
-    type=Read("PLACE", _read_place),
-    required=True,
-    metavar="earliest|latest|ID|TIME",
-    help="An id of partition 0 (or an offset in JSON for several), or a time such as 2026-11-22T10:00:00Z.",
-)
-def seek(location: str, name: str, to: Place) -> None:
-    """Set the position of the reader NAME: the log keeps the messages from there on for it.
-
-    A query of this name that has no checkpoint begins there. A query with a checkpoint goes on from its checkpoint.
-    """
-    from zmq_datasource.workbench.log import seek_reader  # noqa: PLC0415
-
-    nexts = seek_reader(_storage(location), name, to)
-    click.echo(f"reader {name} is at {json.dumps({str(p): n for p, n in nexts.items()})}")
 
 
 def _storage(location: str) -> LogStorage:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from zmq_datasource.options import SETS
 from zmq_datasource.options.parser import OptionSet, describe
-from zmq_datasource.options.read import OF_A_QUERY
 from zmq_datasource.options.socket import CURVE_KEY_CHARACTERS, Endpoints
 from zmq_datasource.options.types import (
     MOST_MILLISECONDS,
@@ -208,19 +206,16 @@ def all_options(
         more: Names that ``-o`` does not take, because the command has options of its own for them.
 
     Raises:
-        UsageError: An option is given twice, is one of ``more``, or belongs elsewhere.
+        UsageError: An option is given twice, or is one of ``more``.
     """
     given = given_options(options, named)
     declared = {option.name.lower(): option for option in describe(options)}
     refused = {name.lower() for name in more}
     for name, value in named_options(others).items():
         option = declared.get(name.lower())
-        if option is None:
-            if place := place_of(name, ""):
-                raise click.UsageError(f"--option {place}")
-        elif name.lower() in refused or (option.field in named and set_by_user(option.field)):
+        if name.lower() in refused or (option and option.field in named and set_by_user(option.field)):
             raise click.UsageError(f"--option {name}=...: it has an option of its own; see --help")
-        else:
+        if option is not None:
             given.pop(option.name, None)  # a default
         given[name] = value
     return given
@@ -229,32 +224,6 @@ def all_options(
 def set_by_user(field: str) -> bool:
     """Whether the user gave this parameter of the command; False if it has its default."""
     return click.get_current_context().get_parameter_source(field) not in (None, ParameterSource.DEFAULT)
-
-
-_OWN_SETS = {"proxy": "proxy", "doctor": "source", "receive": "source"}
-_PLACES = {
-    "source": 'a query that reads (spark.readStream.format("zmq"))',
-    "sink": 'a query that writes (df.writeStream.format("zmq"))',
-    "proxy": "zmq-datasource proxy",
-}
-
-
-def place_of(name: str, command: str) -> str | None:
-    """Where a user sets an option that ``command`` does not have; None if no option has this name.
-
-    Args:
-        name: As in ``--max-messages`` or ``maxMessages``.
-    """
-    wanted = name.replace("-", "").lower()
-    for kind, options in SETS.items():
-        for option in describe(options):
-            if option.name.lower() != wanted:
-                continue
-            refused = OF_A_QUERY if command == "receive" else ()
-            if _OWN_SETS.get(command) == kind and option.roles.isdisjoint(refused):
-                return f"{name}: write -o {option.name}=..."
-            return f"{name} has no effect here: {option.name} is set at {_PLACES[kind]}"
-    return None
 
 
 def _address(text: str) -> HttpAddress:

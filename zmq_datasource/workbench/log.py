@@ -1,6 +1,6 @@
 """What a log holds: its partitions, its readers and its messages.
 
-All functions only read files, but for ``seek_reader`` and ``drop_reader``, which change the record of one reader.
+All functions only read files, but for ``drop_reader``, which removes the record of one reader.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError, OptionError
@@ -20,12 +19,10 @@ from zmq_datasource.log import (
     LogStorage,
     ReaderRecord,
     ReaderRecords,
-    first_since,
     read_index,
     read_slices,
     slices,
 )
-from zmq_datasource.options.offsets import Place
 
 _FOLLOW_SECONDS = 0.1
 
@@ -191,31 +188,6 @@ def drop_reader(storage: LogStorage, name: str) -> None:
         records.remove_hold(name)
 
 
-def seek_reader(storage: LogStorage, name: str, to: Place) -> dict[int, int]:
-    """Set the position of a query that does not run. The query begins there if it has no checkpoint.
-
-    Args:
-        to: ``earliest``, ``latest``, a time, or an offset, as in ``startingOffsets``.
-
-    Returns:
-        The new position.
-
-    Raises:
-        OptionError: The log has no such reader, or no such place.
-        LogLockedError: The query runs.
-    """
-    records = ReaderRecords(storage)
-    record = _record(storage, records, name)
-    with _held(storage, records, name), records.exclusive():  # so that no writer deletes meanwhile
-        nexts = {part.partition: _id_of_place(part, to) for part in _parts(storage)}
-        notes = record.subscriber
-        if notes is not None:  # the server then refuses a client that goes on without opening the name again
-            notes = msgspec.structs.replace(notes, session=0, snapshot=0)
-        moved = msgspec.structs.replace(record, next=nexts, begins_here=True, subscriber=notes)
-        records.write(name, moved)
-    return nexts
-
-
 def _record(storage: LogStorage, records: ReaderRecords, name: str) -> ReaderRecord:
     storage.log_id()
     record = records.read(name)
@@ -240,22 +212,6 @@ def _held(storage: LogStorage, records: ReaderRecords, name: str) -> Iterator[No
         yield
     finally:
         hold.release()
-
-
-def _id_of_place(storage: LogStorage, to: Place) -> int:
-    index = read_index(storage)
-    if to.time is not None:
-        found = first_since(storage, index.covering(index.earliest, index.end), to.time)
-        return index.end if found is None else found
-    if to.offset is None:
-        return index.earliest if to.word == "earliest" else index.end
-    wanted = to.offset.next.get(storage.partition, index.earliest)
-    if not index.earliest <= wanted <= index.end:
-        raise OptionError(
-            f"--to {wanted}: {storage} has the ids {index.earliest} to {index.end - 1}; name one of them, or "
-            f"{index.end} for the next message"
-        )
-    return wanted
 
 
 def messages(
