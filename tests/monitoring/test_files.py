@@ -15,7 +15,7 @@ from zmq_datasource.counters import SinkCounters, figures
 from zmq_datasource.errors import MetricsError, OptionError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.monitoring.accounts import Account
-from zmq_datasource.monitoring.files import keep, remove_old_days, within
+from zmq_datasource.monitoring.files import keep, remove_old_days
 from zmq_datasource.options.types import Location
 
 DAY = 86_400.0
@@ -29,8 +29,8 @@ def account(batch: int = 0, at: float = NOW, **more: Any) -> Account:
     return Account(**{**given, "batch": batch, "seconds": at, "figures": counted, **more})
 
 
-def write(root: Path, batch: int = 0, at: float = NOW, **more: Any) -> bool:
-    return keep(Location(str(root)), account(batch, at, **more), threading.Event())
+def write(root: Path, batch: int = 0, at: float = NOW, **more: Any) -> None:
+    keep(Location(str(root)), account(batch, at, **more), 36_500 * DAY, 30.0)
 
 
 def files(root: Path) -> list[str]:
@@ -82,11 +82,13 @@ def test_the_name_of_a_write_stays_in_the_folder(tmp_path: Path) -> None:
     assert files(tmp_path) == ["metrics/date=2026-11-18/batch-write-..%2F..%2F..%2Fx-0-..%2Fy.json"]
 
 
-def test_only_the_first_account_of_a_day_is_the_first(tmp_path: Path) -> None:
-    assert [write(tmp_path, at=at) for at in (NOW, NOW + 1, NOW + DAY)] == [True, False, True]
-
-
 # Old days.
+
+
+def test_the_first_account_of_a_day_removes_old_days(tmp_path: Path) -> None:
+    for day in range(4):
+        keep(Location(str(tmp_path)), account(at=NOW + day * DAY), DAY, 30.0)
+    assert days(tmp_path) == ["2026-11-20", "2026-11-21"]
 
 
 def test_days_that_ended_before_the_retention_go_whole(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_location_that_refuses_is_named_without_its_secrets(tmp_path: Path) ->
     with pytest.raises(MetricsError, match=r"writing the account of batch 0 in .*file/metrics: "):
         write(blocked / "metrics")
     with pytest.raises(MetricsError) as raised:
-        keep(Location("nosuch://user:password@host/x"), account(), threading.Event())
+        keep(Location("nosuch://user:password@host/x"), account(), DAY, 30.0)
     assert "password" not in str(raised.value)
     assert files(tmp_path) == ["file"]
 
@@ -152,22 +154,14 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path, monkeypatch: pyt
     assert files(tmp_path) == []
 
 
-def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
-    given_up = threading.Event()
-    given_up.set()
-    with pytest.raises(MetricsError, match="nothing waits for it"):
-        keep(Location(str(tmp_path)), account(), given_up)
-    assert files(tmp_path) == []
-
-
-def test_a_location_that_does_not_answer_is_given_up_in_time() -> None:
+def test_a_location_that_does_not_answer_is_given_up_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     let_go = threading.Event()
-    with pytest.raises(MetricsError, match=r"writing: the file system has not answered for 0\.05 s"):
-        within(0.05, "writing", lambda given_up: let_go.wait(10))
+    at_failpoints(monkeypatch, lambda _: let_go.wait(10))
+    with pytest.raises(MetricsError, match=r"the file system has not answered for 0\.05 s"):
+        keep(Location(str(tmp_path)), account(), DAY, 0.05)
     let_go.set()
-    assert within(10, "writing", lambda given_up: given_up.is_set()) is False
-    with pytest.raises(MetricsError, match="ZeroDivisionError"):
-        within(10, "writing", lambda given_up: 1 // 0)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class BatchHistory:
         self._queries: dict[str, dict[str, _SinkHistory]] = {}
 
     def add(self, account: Account) -> None:
-        """Count an account. Logs when a sink begins to drop rows or keep dead letters, and when it sends all again."""
+        """Count an account. Logs when a sink begins to drop rows or to keep dead letters."""
         with self._lock:
             sinks = self._queries.pop(account.query, {})
             self._queries[account.query] = sinks
@@ -132,35 +132,6 @@ class BatchHistory:
                 for batch, totals in history.totals(found):
                     found[batch][name] = totals
         return found
-
-
-class _Unsent:
-    """Logs a line when a sink begins to drop rows or keep them as dead letters, and one with the sum when that ends."""
-
-    def __init__(self) -> None:
-        self._since = 0
-        self._figures: Mapping[str, Any] | None = None  # since then; None while all is sent
-
-    def note(self, account: Account) -> None:
-        """Take in a committed batch."""
-        of, batch = account.figures, account.batch
-        sink = f"sink {account.sink} of query {account.name or account.query}"
-        if of["dropped"] or of["deadLettered"]:
-            if self._figures is None:
-                self._since = batch
-                _log.warning("%s: rows are not being sent since batch %d: %s", sink, batch, _unsent(of))
-            self._figures = of if self._figures is None else added(SINK, (self._figures, of))
-        elif self._figures is not None:
-            before, self._figures = self._figures, None
-            _log.warning(
-                "%s: rows are sent again since batch %d; from batch %d on %d of %d were not: %s",
-                sink,
-                batch,
-                self._since,
-                before["rows"] - before["sent"],
-                before["rows"],
-                _unsent(before),
-            )
 
 
 def _unsent(of: Mapping[str, Any]) -> str:
@@ -180,10 +151,10 @@ class _SinkHistory:
     before: SinkTotals = field(default_factory=SinkTotals.none)  # of batches that are only in the totals
     through: int = -1  # the last of them
     batches: dict[int, tuple[str, dict[str, Mapping[str, Any]]]] = field(default_factory=dict)
-    unsent: _Unsent = field(default_factory=_Unsent)
+    is_unsent: bool = False  # whether the newest batch has not sent all its rows
 
     def add(self, account: Account, most: int) -> None:
-        self.unsent.note(account)
+        self._log_unsent(account)
         if account.batch <= self.through:
             return
         execution, writes = self.batches.get(account.batch, (account.execution, {}))
@@ -194,6 +165,14 @@ class _SinkHistory:
             self.through = min(self.batches)
             self.before = self.before.then(self._figures(self.through))
             del self.batches[self.through]
+
+    def _log_unsent(self, account: Account) -> None:
+        """Log a line when the sink begins to drop rows or to keep them as dead letters."""
+        unsent = _unsent(account.figures)
+        if unsent and not self.is_unsent:
+            sink = f"sink {account.sink} of query {account.name or account.query}"
+            _log.warning("%s: rows are not being sent since batch %d: %s", sink, account.batch, unsent)
+        self.is_unsent = bool(unsent)
 
     def totals(self, wanted: Iterable[int]) -> Iterator[tuple[int, SinkTotals]]:
         known, totals = sorted(self.batches), self.before

@@ -4,8 +4,6 @@
 
 ``spark.read.json`` reads them all. A file appears whole. If Spark repeats a batch, its accounts are there twice, and
 those of the newest ``execution`` count.
-
-This package does not control the file system, and a call to it may hang. ``within`` stops waiting for such a call.
 """
 
 from __future__ import annotations
@@ -14,10 +12,8 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
-from typing import TypeVar
 from urllib.parse import quote
 
 from zmq_datasource.errors import MetricsError
@@ -27,51 +23,65 @@ from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.options.types import Location
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 _FILE = re.compile(r"(\.[0-9a-f]{32}-)?batch-.+\.json")
 
 
-def keep(location: Location, account: Account, given_up: threading.Event) -> bool:
-    """Write the file of an account. It appears whole: it is written under a hidden name and renamed.
+def keep(location: Location, account: Account, retention: float, seconds: float) -> None:
+    """Write the file of an account. The first one of a day also removes old days.
 
     Args:
-        given_up: If it is set meanwhile, no file appears.
-
-    Returns:
-        Whether it is the first file of its day.
+        retention: Seconds that accounts are kept.
+        seconds: The wait for the file system, whose calls may hang.
 
     Raises:
-        MetricsError: The file system refused.
+        MetricsError: The file system refuses, or has not answered in time.
     """
+    results: list[MetricsError | None] = []
+
+    def run() -> None:
+        try:
+            is_first = _write(location, account)
+            results.append(None)
+            if is_first:
+                remove_old_days(location, retention, account.seconds)
+        # Each file system raises its own errors, and their texts may hold a secret.
+        except Exception as e:
+            results.append(MetricsError(f"{what}: {without_secrets(e, location)}"))
+
+    what = f"writing the account of batch {account.batch} in {location}"
+    thread = threading.Thread(target=run, name="zmq-metrics", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    error = (
+        results[0] if results else MetricsError(f"{what}: the file system has not answered for {seconds:g} s")
+    )
+    if error is not None:
+        raise error
+
+
+def _write(location: Location, account: Account) -> bool:
+    """Write the file under a hidden name, and rename it. Returns whether it is the first file of its day."""
     from pyarrow import fs  # noqa: PLC0415 - see directory_of
 
     name = f"batch-{quote(account.query, safe='')}-{account.batch}-{quote(account.write, safe='')}.json"
+    system, root = directory_of(location)
+    day = f"{root.rstrip('/')}/date={datetime.fromtimestamp(account.seconds, UTC):%Y-%m-%d}"
+    is_first: bool = system.get_file_info(day).type == fs.FileType.NotFound
+    system.create_dir(day, recursive=True)
+    hidden = f"{day}/.{uuid.uuid4().hex}-{name}"
     try:
-        system, root = directory_of(location)
-        day = f"{root.rstrip('/')}/date={datetime.fromtimestamp(account.seconds, UTC):%Y-%m-%d}"
-        is_first: bool = system.get_file_info(day).type == fs.FileType.NotFound
-        system.create_dir(day, recursive=True)
-        hidden = f"{day}/.{uuid.uuid4().hex}-{name}"
-        try:
-            failpoints.reach("monitoring.metrics.before_write")
-            with system.open_output_stream(hidden) as file:
-                file.write(account.to_json())
-            if given_up.is_set():
-                raise MetricsError("nothing waits for it any more")
-            failpoints.reach("monitoring.metrics.before_move")
-            system.move(hidden, f"{day}/{name}")
-            failpoints.reach("monitoring.metrics.after_move")
-        except BaseException:
-            with suppress(OSError):
-                system.delete_file(hidden)
-            raise
-    # Each file system raises its own errors, and their texts may hold a secret.
-    except Exception as e:
-        raise MetricsError(
-            f"writing the account of batch {account.batch} in {location}: {without_secrets(e, location)}"
-        ) from None
+        failpoints.reach("monitoring.metrics.before_write")
+        with system.open_output_stream(hidden) as file:
+            file.write(account.to_json())
+        failpoints.reach("monitoring.metrics.before_move")
+        system.move(hidden, f"{day}/{name}")
+        failpoints.reach("monitoring.metrics.after_move")
+    except BaseException:
+        with suppress(OSError):
+            system.delete_file(hidden)
+        raise
     return is_first
 
 
@@ -106,35 +116,3 @@ def _day(name: str) -> date | None:
     with suppress(ValueError):
         return None if found is None else date.fromisoformat(found[1])
     return None
-
-
-def within(seconds: float, what: str, act: Callable[[threading.Event], T]) -> T:
-    """Run ``act`` in a thread, and return its result; do not wait for it longer than ``seconds``.
-
-    Args:
-        what: What ``act`` does, for errors.
-        act: Gets an event. When the event is set, the result is not wanted any more.
-
-    Raises:
-        MetricsError: ``act`` has not ended in time, or has failed.
-    """
-    given_up = threading.Event()
-    results: list[T] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(act(given_up))
-        except BaseException as e:
-            failures.append(e)
-
-    thread = threading.Thread(target=run, name="zmq-metrics", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        given_up.set()
-        raise MetricsError(f"{what}: the file system has not answered for {seconds:g} s")
-    if failures:
-        error = failures[0]
-        raise error if isinstance(error, MetricsError) else MetricsError(f"{what}: {error!r}") from error
-    return results[0]

@@ -19,9 +19,8 @@ from zmq_datasource.counters import SinkCounters, figures
 from zmq_datasource.errors import MetricsError, SocketError
 from zmq_datasource.host import failpoints
 from zmq_datasource.monitoring.accounts import Account
-from zmq_datasource.monitoring.files import keep, remove_old_days, within
+from zmq_datasource.monitoring.files import keep
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.options.types import Location
 from zmq_datasource.sink.unsent import abort_dead_letters, commit_dead_letters
 from zmq_datasource.spark.job import TaskReport
 from zmq_datasource.spark.worker import set_up_worker
@@ -89,10 +88,8 @@ def commit_batch(
 def _report(options: WriteOptions, account: Account, accumulator: Accumulator[Any] | None) -> None:
     """Write an account to ``metricsLocation``, and send it to the process of the user's driver."""
     if (location := options.metrics_location) is not None:
-        what = f"writing the account of batch {account.batch}"
         try:
-            if within(_FILE_TIMEOUT_SECONDS, what, lambda given_up: keep(location, account, given_up)):
-                _remove_old_days(location, options.metrics_retention)
+            keep(location, account, options.metrics_retention, _FILE_TIMEOUT_SECONDS)
         except MetricsError as e:
             account.figures["metricsFailures"] = 1
             _log.error(
@@ -100,13 +97,6 @@ def _report(options: WriteOptions, account: Account, accumulator: Accumulator[An
             )
     if accumulator is not None:
         accumulator.add([account])
-
-
-def _remove_old_days(location: Location, retention: float) -> None:
-    # If this takes longer, it goes on while this process lives, and tomorrow's first batch removes the rest.
-    with suppress(MetricsError):
-        what = "removing old days"
-        within(_FILE_TIMEOUT_SECONDS, what, lambda _: remove_old_days(location, retention, time.time()))
 
 
 def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
