@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +24,6 @@ from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, Subsc
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
-from zmq_datasource.workbench.log import Gone, Message, follow
 
 
 @pytest.fixture(autouse=True)
@@ -137,29 +134,12 @@ def test_cat_prints_messages_as_text_or_hexadecimal(tmp_path: Path) -> None:
         "2",
     ]
     assert run("cat", tmp_path, "--last", 1, "--hex").output.endswith(f"\t{'grün'.encode().hex()}\n")
-    assert run("cat", tmp_path, "--topic", "x").output == ""
     refused = run("cat", tmp_path, "--partition", 7)
     assert "--partition 7: log" in refused.output
     assert run("cat", tmp_path, "--ids", "5").exit_code == 2
 
 
-def test_cat_follows_a_log_that_is_written(tmp_path: Path) -> None:
-    log = filled(tmp_path, 3)
-    command = [sys.executable, "-m", "zmq_datasource", "log", "cat", str(tmp_path), "--follow", "--last", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().endswith("\t2\n")
-        log.append(batch_of([b"next"]))
-        log.cut().result(30)
-        assert process.stdout.readline().endswith("\tnext\n")
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
-        log.close()
-
-
-def test_what_the_log_has_no_more_is_said_by_cat_follow_and_the_readers(tmp_path: Path) -> None:
+def test_what_the_log_has_no_more_is_said_by_cat_and_the_readers(tmp_path: Path) -> None:
     log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
     log.open()
 
@@ -169,19 +149,11 @@ def test_what_the_log_has_no_more_is_said_by_cat_follow_and_the_readers(tmp_path
 
     for value in (b"0", b"1", b"2"):
         add(value)
-    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 1}, 60.0))
-    shows = follow(LogStorage(str(tmp_path)), {0: 1})
-    assert [shown.id for shown in (next(shows), next(shows)) if isinstance(shown, Message)] == [1, 2]
-    assert next(shows) is None
     for value in (b"3", b"4"):
         add(value)
     ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 4}, 60.0))
     log.commit(4)
     wait_for(lambda: read_index(LogStorage(str(tmp_path))).earliest == 4, "the chunks to be deleted")
-    assert next(shows) == Gone(0, 3, 4)
-    four = next(shows)
-    assert isinstance(four, Message)
-    assert four.id == 4
     log.close()
     result = run("cat", tmp_path, "--ids", "1:")
     assert "ids 1 to 3 of partition 0 were deleted" in result.stderr

@@ -16,7 +16,7 @@ from zmq_datasource.host.log_lines import printable
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
     from zmq_datasource.monitoring.tables import Row
-    from zmq_datasource.workbench.log import Gone, Message, PartitionSummary, ReaderSummary
+    from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
 
 _MOST_CHARACTERS = 500  # of a name
 
@@ -143,11 +143,7 @@ def verify(location: str) -> None:
 @click.option(
     "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Only these ids, END not included."
 )
-@click.option("--topic", metavar="PREFIX", help="Only topics that begin with this.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
-@click.option(
-    "--follow", is_flag=True, help="Print new messages until Ctrl-C; those before only with --ids or --last."
-)
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )
@@ -155,46 +151,22 @@ def cat(
     location: str,
     partition: int | None,
     ids: tuple[int | None, int | None] | None,
-    topic: str | None,
     last: int | None,
-    follow: bool,
     as_hex: bool,
 ) -> None:
     """Print messages of a log: partition, id, time, topic and value, separated by tabs, a line each.
 
     The value of a message that does not fit its framing is \\N.
     """
-    from zmq_datasource.workbench import log as contents  # noqa: PLC0415
+    from zmq_datasource.workbench.log import Gone, messages  # noqa: PLC0415
 
     start, end = ids or (None, None)
-    if follow and end is not None:
-        raise click.UsageError("--follow goes on for ever: leave END out of --ids")
-    storage = _storage(location)
-    ends = {found.partition: found.end for found in contents.partitions(storage)} if follow else {}
-
-    def show(message: Message | Gone) -> None:
-        if isinstance(message, contents.Gone):
-            ids = f"{message.first} to {message.end - 1}"
-            click.echo(
-                f"ids {ids} of partition {message.partition} were deleted, and are not shown", err=True
-            )
-        elif topic is None or (message.topic or "").startswith(topic):
+    for message in messages(_storage(location), partition=partition, start=start, end=end, last=last):
+        if isinstance(message, Gone):
+            gone = f"ids {message.first} to {message.end - 1} of partition {message.partition}"
+            click.echo(f"{gone} were deleted, and are not shown", err=True)
+        else:
             click.echo(_line(message, as_hex))
-
-    if not follow or start is not None or last is not None:
-        for message in contents.messages(storage, partition=partition, start=start, end=end, last=last):
-            if (
-                not follow
-                or isinstance(message, contents.Gone)
-                or message.id < ends.get(message.partition, 0)
-            ):
-                show(message)
-    if follow:
-        for found in contents.follow(storage, ends, partition):
-            if found is None:
-                sys.stdout.flush()
-            else:
-                show(found)
 
 
 def _line(message: Message, as_hex: bool) -> str:

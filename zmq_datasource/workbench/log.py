@@ -6,7 +6,7 @@ All functions only read files, but for ``drop_reader``, which removes the record
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ import pyarrow as pa
 from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError, OptionError
 from zmq_datasource.log import (
     ChunkIndex,
-    LogFollower,
     LogStorage,
     ReaderRecord,
     ReaderRecords,
@@ -23,8 +22,6 @@ from zmq_datasource.log import (
     read_slices,
     slices,
 )
-
-_FOLLOW_SECONDS = 0.1
 
 
 class PartitionSummary(NamedTuple):
@@ -244,37 +241,7 @@ def messages(
         yield from _rows(part, index, low, high)
 
 
-def follow(
-    storage: LogStorage, ends: Mapping[int, int], partition: int | None = None
-) -> Iterator[Message | Gone | None]:
-    """Yield the messages from these ids on (by partition), for ever, and ids that were deleted before they were read.
-
-    Yield None each time that there are no more yet.
-
-    Raises:
-        OptionError: There is no such partition.
-        LogError: The log cannot be read any more.
-    """
-    nexts = dict(ends)
-    followers: dict[int, LogFollower] = {}
-    while True:
-        for part in _parts(storage, partition):
-            if part.partition not in followers:
-                followers[part.partition] = LogFollower(part)
-                followers[part.partition].open()
-            follower = followers[part.partition]
-            follower.refresh()
-            wanted = nexts.get(part.partition, follower.earliest)
-            low = max(wanted, follower.earliest)
-            if wanted < low:
-                yield Gone(part.partition, wanted, low)
-            yield from _rows(part, follower, low, follower.durable_end)
-            nexts[part.partition] = max(low, follower.durable_end)
-        yield None
-        time.sleep(_FOLLOW_SECONDS)
-
-
-def _rows(storage: LogStorage, index: ChunkIndex | LogFollower, low: int, high: int) -> Iterator[Message]:
+def _rows(storage: LogStorage, index: ChunkIndex, low: int, high: int) -> Iterator[Message]:
     for batch in read_slices(storage, slices(index.covering(low, high), low, high)):
         ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
