@@ -8,42 +8,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from zmq_datasource.errors import (
-    AttemptLostError,
-    ConflictError,
-    ConnectionLostError,
-    DamagedChunkError,
-    DataLossError,
-    DeadLetterError,
-    DiskFaultError,
-    EndpointError,
-    FlushTimeoutError,
-    KeyTakenError,
-    LogError,
-    LogFetchError,
-    LogFormatError,
-    LogLockedError,
-    LogWriteError,
-    MalformedMessageError,
-    MessageLossError,
-    MetricsError,
-    NoLogError,
-    NoPeerError,
-    OptionError,
-    OtherDivisionError,
-    OvertakenError,
-    ProtocolError,
-    RefusedByReceiverError,
-    RefusedError,
-    RowError,
-    SendTimeoutError,
-    SocketError,
-    SubscriptionError,
-    TransactionError,
-    UnknownAttemptError,
-    WorkbenchError,
-    ZmqDataSourceError,
-)
+from zmq_datasource import errors
+from zmq_datasource.errors import *  # noqa: F403 - the list of errors is theirs
 
 if TYPE_CHECKING:
     from zmq_datasource.acknowledged.producer import Producer
@@ -57,46 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    "AttemptLostError",
-    "ConflictError",
-    "ConnectionLostError",
-    "DamagedChunkError",
-    "DataLossError",
-    "DeadLetterError",
-    "DiskFaultError",
     "DurableMessage",
     "DurableSubscriber",
-    "EndpointError",
-    "FlushTimeoutError",
-    "KeyTakenError",
-    "LogError",
-    "LogFetchError",
-    "LogFormatError",
-    "LogLockedError",
-    "LogWriteError",
-    "MalformedMessageError",
-    "MessageLossError",
-    "MetricsError",
-    "NoLogError",
-    "NoPeerError",
-    "OptionError",
-    "OtherDivisionError",
-    "OvertakenError",
     "Producer",
-    "ProtocolError",
     "Proxy",
     "QueryMetrics",
-    "RefusedByReceiverError",
-    "RefusedError",
-    "RowError",
-    "SendTimeoutError",
-    "SocketError",
-    "SubscriptionError",
-    "TransactionError",
-    "UnknownAttemptError",
-    "WorkbenchError",
     "ZmqDataSource",
-    "ZmqDataSourceError",
     "ZmqMetricsListener",
     "__version__",
     "live_view",
@@ -104,6 +36,7 @@ __all__ = [
     "reason",
     "register",
 ]
+__all__ += errors.__all__
 
 # These names are imported on first use: a receiver, a proxy or a Producer needs no Spark, and importing everything
 # would delay each Python process that Spark starts for a query.
