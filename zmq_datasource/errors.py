@@ -1,42 +1,5 @@
 """All errors of this package, in one tree, sorted by the side at fault.
 
-::
-
-    ZmqDataSourceError
-    ├── OptionError            the caller's options (also a ValueError)
-    ├── RowError               the caller's rows, on the way to a socket
-    ├── SocketError            the network
-    │   ├── EndpointError      an endpoint that cannot be bound, connected or resolved
-    │   ├── NoPeerError        no peer answered within connectTimeout, or the peer refused
-    │   ├── SendTimeoutError   the peers stayed full for sendTimeout
-    │   ├── FlushTimeoutError  linger ran out with messages still queued
-    │   ├── ConnectionLostError  connections are lost again and again before their rows have left
-    │   ├── ProtocolError      the other side of a transaction or a durable subscription uses another protocol
-    │   │   └── UnknownAttemptError  a commit of rows that the receiver does not have
-    │   ├── SubscriptionError  a durable subscription that the proxy refuses, or has ended
-    │   ├── TransactionError   a transaction that the receiver refused
-    │   │   ├── AttemptLostError   the receiver lost its rows; it is sent again
-    │   │   ├── ConflictError      another transaction has its number, or a later one is committed
-    │   │   └── RefusedByReceiverError  any other refusal, with its code
-    │   ├── RefusedError       the receiver's side of a refusal
-    │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
-    │   └── MessageLossError   sequences show messages that never came (onLoss=fail)
-    ├── DeadLetterError        the storage of a sink's dead letters
-    ├── WorkbenchError         an experiment with high-water marks that failed
-    ├── MetricsError           the storage of metrics; never ends a query
-    └── LogError               the message log's storage
-        ├── LogLockedError     another writer holds this log
-        │   ├── OvertakenError     another writer took it over
-        │   └── OtherDivisionError  another writer divides the feed in another way
-        ├── LogFormatError     not a log, or one of another format version
-        │   └── NoLogError         no log at all
-        ├── KeyTakenError      an object of the log has other content
-        ├── LogWriteError      the disk or bucket refused for a reason that stays
-        │   └── DiskFaultError     one that may pass: full, gone, no answer; repeated for five minutes
-        ├── DamagedChunkError  a file of the log whose bytes have changed
-        ├── LogFetchError      an executor that does not see the log could not read it from the driver
-        └── DataLossError      an offset asks for messages that the log no longer has
-
 The text of an error names the act that did not succeed, then the reason, then the way out. ``docs/errors.md`` is
 generated from the docstrings, which say what has happened and what to do.
 """
@@ -52,7 +15,6 @@ __all__ = [
     "DeadLetterError",
     "DiskFaultError",
     "EndpointError",
-    "FlushTimeoutError",
     "KeyTakenError",
     "LogError",
     "LogFetchError",
@@ -66,7 +28,6 @@ __all__ = [
     "NoPeerError",
     "OptionError",
     "OtherDivisionError",
-    "OvertakenError",
     "ProtocolError",
     "RefusedByReceiverError",
     "RefusedError",
@@ -133,17 +94,11 @@ class NoPeerError(SocketError):
 
 
 class SendTimeoutError(SocketError):
-    """The consumer took nothing for ``sendTimeout`` while the queue was full.
+    """The consumer took nothing for ``sendTimeout`` while the queue was full, or messages were still queued when
+    ``linger`` had passed at the end of a task. How many is then not known.
 
-    What to do: Make the consumer faster, add consumers, or raise ``sndhwm`` and ``sendTimeout``. To drop
-    instead, set ``noblock=true``.
-    """
-
-
-class FlushTimeoutError(SocketError):
-    """Messages were still queued when ``linger`` had passed at the end of a task. How many is not known.
-
-    What to do: Raise ``linger``, or accept the loss with ``noblock=true``.
+    What to do: Make the consumer faster, add consumers, or raise ``sndhwm`` and ``sendTimeout``, or ``linger``.
+    To drop instead, set ``noblock=true``.
     """
 
 
@@ -271,16 +226,8 @@ class LogLockedError(LogError):
     one has taken over the log. Or another query with the same ``reader`` runs.
 
     What to do: Stop the other process, or use another ``walLocation`` or ``walStore``. The message names the
-    process. A query that was cut off follows the log when you start it again. Give each query a ``reader`` of
-    its own.
-    """
-
-
-class OvertakenError(LogLockedError):
-    """Another process has taken over the log while this one stalled, and has given out the ids that this one was
-    about to give out.
-
-    What to do: Start the query again: it follows the log.
+    process. A query that was cut off or overtaken follows the log when you start it again. Give each query a
+    ``reader`` of its own.
     """
 
 

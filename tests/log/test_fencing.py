@@ -240,7 +240,7 @@ def at_least(orders: int, world: World, check: OneLog | None = None, /, **given:
 
 STALLED = {"A": "put_new"}
 END = "its end"
-BOTH = {"", "LogLockedError", "OvertakenError"}
+BOTH = {"", "LogLockedError"}
 
 
 def test_of_two_writers_each_id_has_one() -> None:

@@ -88,7 +88,7 @@ from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, Retrier, retry_readi
 from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Entry, Hold, Store
+from zmq_datasource.log.store import Hold, Store
 from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 
@@ -105,7 +105,6 @@ __all__ = [
     "ChunkIndex",
     "Deletions",
     "DirectoryStore",
-    "Entry",
     "FilledFile",
     "Filler",
     "FillerFacts",

@@ -25,7 +25,6 @@ from zmq_datasource.errors import (
     LogFormatError,
     LogLockedError,
     NoLogError,
-    OvertakenError,
 )
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.directory_store import DirectoryStore
@@ -264,7 +263,7 @@ class LogStorage:
             content: The content, or a synced file beside the chunks: see ``store.Content``.
 
         Raises:
-            OvertakenError: Another writer has put a chunk there.
+            LogLockedError: Another writer has put a chunk there.
             LogLockedError: Another writer has put later chunks, and this chunk does not count.
             DiskFaultError: The store refuses for now, or has lost its content.
         """
@@ -275,7 +274,7 @@ class LogStorage:
         try:
             self.store.put_new(self.key(name), content)
         except KeyTakenError as e:
-            error = OvertakenError(
+            error = LogLockedError(
                 f"writing to {self}: another process has put {self.path_of(name)}, with other messages under the ids "
                 f"from {first} on. What this process has received and not sealed is lost; start it again, and it "
                 "follows or takes over"

@@ -12,7 +12,6 @@ from zmq_datasource.options.presets import PRESETS, Layout, Numbering, SequenceA
 from zmq_datasource.options.proxy import ProxyOptions
 from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.receiving import share_of
-from zmq_datasource.options.socket import SocketOptions
 from zmq_datasource.options.write import WriteOptions
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "ReadOptions",
     "ReceiveOptions",
     "SequenceAt",
-    "SocketOptions",
     "StreamReadOptions",
     "WriteOptions",
     "share_of",

@@ -24,7 +24,7 @@ from typing import Self
 import pyarrow as pa
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.errors import FlushTimeoutError, NoPeerError, SendTimeoutError
+from zmq_datasource.errors import NoPeerError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.in_flight import KEEP, InFlight, ResendLimit, RowBatch
 from zmq_datasource.sink.sending_socket import SHORT_WAIT, SendingSocket
@@ -334,7 +334,7 @@ class Sender:
         """Wait up to ``linger`` until the queues are empty, and close. Call it once, after the last row.
 
         Raises:
-            FlushTimeoutError: The queues are not empty after ``linger``. With ``noblock`` this is only counted.
+            SendTimeoutError: The queues are not empty after ``linger``. With ``noblock`` this is only counted.
             NoPeerError: A connection was lost, and there is no peer to which its rows could be sent again.
             ConnectionLostError, SendTimeoutError: As in ``send``.
         """
@@ -395,7 +395,7 @@ class Sender:
     def _flush_timed_out(self) -> None:
         options, counters = self._options, self.counters
         if not options.noblock:
-            raise FlushTimeoutError(
+            raise SendTimeoutError(
                 f"flushing after {counters.sent} messages: linger={options.linger} ran out with messages still queued; "
                 "libzmq cannot tell how many. Raise linger, or set noblock=true to accept the loss"
             )

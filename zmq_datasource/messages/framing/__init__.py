@@ -16,14 +16,11 @@ of fields, and restores frames; ``replay`` has the wire format of vLLM's replay 
 from __future__ import annotations
 
 from zmq_datasource.messages.framing.batches import decode_plain, make_batch, raw_messages, to_rows
-from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed
-from zmq_datasource.messages.framing.presets import FramingDecoder, make_framing
+from zmq_datasource.messages.framing.fields import Fields
+from zmq_datasource.messages.framing.presets import make_framing
 
 __all__ = [
-    "Announced",
     "Fields",
-    "FramingDecoder",
-    "Malformed",
     "decode_plain",
     "make_batch",
     "make_framing",
