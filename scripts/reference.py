@@ -65,8 +65,8 @@ checkpoint, an event log or a list of processes:
 certificate, the key that the option needs. |
 | `env:NAME`, as in `env:FEED_PASSWORD` | the value of this environment variable |
 
-Each process that opens a socket looks there for itself: the driver for a streaming source, an executor for a batch
-read of a socket, and the driver and every executor for a sink. Certificates are made by `zmq-datasource
+Each process that opens a socket looks there for itself: the driver for a source, and the driver and every executor
+for a sink. Certificates are made by `zmq-datasource
 keygen feed` (`feed.key`, `feed.key_secret`), by `zmq.auth` and by czmq.
 
 ```python

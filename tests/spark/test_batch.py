@@ -150,6 +150,18 @@ def test_a_live_read_that_spark_evaluates_twice_has_each_message_once(
     assert sorted(int(row["value"]) for row in rows) == list(range(100))
 
 
+def test_all_actions_on_one_live_read_have_the_same_messages(spark: SparkSession, context: Context) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    sending = threading.Thread(target=lambda: [push.send(b"%d" % i) for i in range(20)])
+    sending.start()
+    options = {"connect": endpoint, "socketType": "PULL", "maxMessages": 10, "timeout": "60s"}
+    df = read(spark, **options)
+    first = df.collect()
+    assert df.orderBy("id").collect() == first
+    sending.join(30)
+    context.socket(zmq.PULL).connect(endpoint)  # takes the rest
+
+
 def test_looking_at_the_plan_of_a_live_read_receives_nothing(spark: SparkSession, context: Context) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     df = read(spark, connect=endpoint, socketType="PULL", maxMessages=1, timeout="60s")

@@ -389,6 +389,13 @@ def test_a_peer_of_an_older_zmtp_is_up(version: str) -> None:
             received = b""
             while not received.endswith(b"hello"):
                 received += peer.recv(100)
+
+        def is_gone() -> bool:
+            opened.watch.update()
+            return opened.watch.lost == 1
+
+        wait_for(is_gone, "the end of the connection")
+        assert (opened.watch.up[endpoint], opened.watch.failures, opened.watch.refused) == (0, 0, {})
         opened.close(0)
 
 

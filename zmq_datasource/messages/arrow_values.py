@@ -165,7 +165,7 @@ class ArrowValues:
             budget = _Budget(value_bytes)
             try:
                 if value is None:
-                    raise UnfitValueError("there is none: the message does not fit its framing")
+                    raise UnfitValueError("there is none: the message does not fit its framing (onMalformed)")
                 found = self._read(value, budget)
                 made = [self._with_message(*each, batch, at, budget) for each in found]
             except UnfitValueError as e:

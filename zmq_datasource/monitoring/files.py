@@ -1,6 +1,6 @@
 """A small JSON file for each account, at ``metricsLocation``:
 
-    <location>/date=<day, UTC>/batch-<query>-<batch>-<execution>.json
+    <location>/date=<day, UTC>/batch-<query>-<batch>-<write>.json
 
 ``spark.read.json`` reads them all. A file appears whole. If Spark repeats a batch, its accounts are there twice, and
 those of the newest ``execution`` count.

@@ -54,7 +54,8 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         Framing,
         _plain(
             "Where the topic, publisher, sequence and value are in a message: `plain`, `sequenced` (this package's "
-            f"sink), {_FOREIGN}, or `custom` with the options below. See docs/sequences.md."
+            f"sink), {_FOREIGN}, or `custom`, for which `sequenceAt`, `topicFrame` and others say it. See "
+            "docs/sequences.md."
         ),
     ] = "plain"
     topic_delimiter: Annotated[

@@ -74,11 +74,11 @@ class _ReceivedPartition(InputPartition):
 
 
 class ZmqLiveReader(DataSourceReader):
-    """Receives for a bounded time, on the driver, when Spark plans an action.
+    """Receives for a bounded time, on the driver, when Spark plans the first action on what ``load`` returned.
 
-    Spark may run a task of one action twice: to sample for ``orderBy``, or because it has failed. A task that received
-    would find other messages the second time, or none. So the messages are received once, before the tasks, and the
-    partitions carry them.
+    Spark keeps the partitions for later actions, and may run a task of one action twice: to sample for ``orderBy``, or
+    because it has failed. A task that received would find other messages the second time, or none. So the messages are
+    received once, before the tasks, and the partitions carry them.
 
     Args:
         options: Where and how long to receive.

@@ -280,7 +280,8 @@ class Connections:
         """Whether the peer of a new tcp connection has answered with an older greeting than that of ZMTP 3.
 
         libzmq begins with 10 bytes, and sends the rest of the 64 bytes of ZMTP 3 as soon as the peer's greeting says
-        this version. To an older peer it sends 2 bytes more, and never reports a handshake.
+        this version. To an older peer it sends 2 bytes more, and never reports a handshake. What it has sent counts,
+        and not only what a peer far away has acknowledged. The greeting of every version has 2 bytes or more.
         """
         known = self._by_descriptor.get(descriptor)
         handle = None if known is None else _second_handle(descriptor, *known)
@@ -288,7 +289,8 @@ class Connections:
             return False
         with handle.sock:
             counts = None if handle.ipc else _tcp_bytes(handle.sock)
-        return counts is not None and counts[0] < _GREETING_BYTES and counts[1] > 0
+            unsent = unwritten(handle.sock)
+        return counts is not None and counts[0] + unsent < _GREETING_BYTES and counts[1] > 1
 
     def hang_up(self, connection: Connection) -> None:
         """End one connection, for which libzmq has no call, and discard what it sends. The peer may connect again."""
@@ -395,6 +397,8 @@ class Handshakes:
         self._unsure: dict[str, int] = {}
         # Endpoints with a failed handshake, until its connection ends.
         self._failed: set[str] = set()
+        # By descriptor: the endpoints of peers of ZMTP 1 and 2.
+        self._older: dict[int, str] = {}
 
     @property
     def shaking(self) -> int:
@@ -414,6 +418,7 @@ class Handshakes:
         shaking = self._shaking.setdefault(endpoint, {})
         shaking.pop(descriptor, None)
         self._sure.discard(descriptor)
+        self._older.pop(descriptor, None)
         shaking[descriptor] = next(self._numbers)
         self._begun[descriptor] = self._clock()
 
@@ -431,6 +436,15 @@ class Handshakes:
         del self._shaking[endpoint][descriptor]
         self._begun.pop(descriptor, None)
         self._sure.add(descriptor)
+        self._older[descriptor] = endpoint
+
+    def has_older(self, endpoint: str) -> bool:
+        """Whether a peer of ZMTP 1 or 2 is up at an endpoint."""
+        return endpoint in self._older.values()
+
+    def is_older(self, descriptor: int) -> bool:
+        """Whether a connection is that of a peer of ZMTP 1 or 2."""
+        return descriptor in self._older
 
     def succeeded(self, endpoint: str) -> None:
         """One of the handshakes at an endpoint has succeeded."""
@@ -444,6 +458,7 @@ class Handshakes:
         """Note the end of a connection. Returns how far its handshake had come."""
         sure = descriptor in self._sure
         self._sure.discard(descriptor)
+        self._older.pop(descriptor, None)
         shaking = self._shaking.get(endpoint, {})
         number = shaking.pop(descriptor, None)
         self._begun.pop(descriptor, None)

@@ -271,6 +271,7 @@ class PeerWatch:
         self.refused: dict[str, str] = {}
         self.connections = self.failures = self.lost = self.possibly_lost = self.protocol_errors = 0
         self.failure: zmq.Event | None = None
+        self._unclear: dict[str, int] = {}  # the value of a failure, by endpoint, until its connection ends
 
     @property
     def peers(self) -> int:
@@ -319,12 +320,16 @@ class PeerWatch:
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.handshakes.succeeded(endpoint)
             self._come_up(endpoint)
+        elif event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self.handshakes.has_older(endpoint):
+            # libzmq also reports this when a peer of ZMTP 1 or 2 leaves. The end of the connection, which follows,
+            # tells whose it was.
+            self._unclear[endpoint] = value
         elif event in _HANDSHAKE_FAILURES:
-            self.handshakes.failed(endpoint)
-            self.failure = zmq.Event(event)
-            ours = event == zmq.Event.HANDSHAKE_FAILED_AUTH and endpoint not in self._connect
-            self._refuse(endpoint, _REFUSED_HERE if ours else _why_failed(event, value, self._security))
+            self._fail(endpoint, event, value)
         elif event == zmq.Event.DISCONNECTED:
+            unclear = self._unclear.pop(endpoint, None)
+            if unclear is not None and not self.handshakes.is_older(value):
+                self._fail(endpoint, zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, unclear)
             self._open.remove(value)
             end = self.handshakes.ended(endpoint, value)
             self.possibly_lost += end.may_have_been_up
@@ -334,6 +339,12 @@ class PeerWatch:
                 self._lose(endpoint)
         elif event == zmq.Event.CONNECT_RETRIED:
             self.redialer.cancel(endpoint)
+
+    def _fail(self, endpoint: str, event: int, value: int) -> None:
+        self.handshakes.failed(endpoint)
+        self.failure = zmq.Event(event)
+        ours = event == zmq.Event.HANDSHAKE_FAILED_AUTH and endpoint not in self._connect
+        self._refuse(endpoint, _REFUSED_HERE if ours else _why_failed(event, value, self._security))
 
     def _come_up(self, endpoint: str) -> None:
         self.up[endpoint] = self.up.get(endpoint, 0) + 1
