@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.support import at_failpoints, batch_of, log_rows
@@ -16,7 +15,7 @@ from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatEr
 from zmq_datasource.log import directory_store, local_files
 from zmq_datasource.log.layout import chunk_name, open_chunk_name
 from zmq_datasource.log.local_files import OpenChunkFiles
-from zmq_datasource.log.open_chunk import OpenChunkTail, read_groups
+from zmq_datasource.log.open_chunk import OpenChunkTail
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -64,22 +63,6 @@ def test_flushed_messages_survive_a_kill_and_the_next_writer_seals_them(tmp_path
     again.close()
     assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c", b"d"]
     assert not list(left.glob("0/.open*"))
-
-
-def test_whole_groups_of_a_torn_file_count(tmp_path: Path) -> None:
-    log = writer(tmp_path / "log")
-    sizes = [0]
-    for value in (b"a", b"b", b"c"):
-        append(log, value)
-        assert log.grown is not None
-        sizes.append(log.grown.bytes)
-    content = LogStorage(str(tmp_path / "log")).open_chunk_files().read(0).to_pybytes()
-    log.close()
-    for size in range(len(content)):
-        batches, *_, changed = read_groups(pa.py_buffer(content[:size]), 0, 0)
-        assert not changed
-        whole = sum(size >= end for end in sizes[1:])
-        assert [v for b in batches for v in b.column("value").to_pylist()] == [b"a", b"b", b"c"][:whole]
 
 
 def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the real publishers of KV events send: recorded by tests/support/kv_events.py."""
+"""What the real publishers of KV events send: recorded from their own modules, which ran with stubs around them."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from tests.support import Socket, free_endpoint, keep_handlers, stream_options, wait_for
+from tests.support import Socket, free_endpoint, keep_handlers, wait_for
 from tests.support.middlebox import Middlebox
-from tests.support.proxies import Client, ProxyThreads, endpoints, receive, subscriber
+from tests.support.proxies import Client, ProxyThreads, endpoints, receive
 from zmq_datasource import (
     DurableSubscriber,
     NoPeerError,
@@ -36,7 +36,6 @@ from zmq_datasource.proxy.fetch_wire import Request, Router
 from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.view import Progress
-from zmq_datasource.source.ingest import Ingest
 
 SIDES = ("pull", "durable", "replay")
 LIVE = (*SIDES, "publish")
@@ -196,24 +195,6 @@ def test_where_a_new_subscription_begins(context: zmq.Context[Socket], tmp_path:
                 assert take(me, 1) == [first]
 
 
-@pytest.mark.parametrize("in_batches", [False, True])
-def test_deleted_messages_are_reported_as_lost(
-    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture, in_batches: bool
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*LIVE), **DISCARDS, walFlushInterval="100ms") as proxy:
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            feed(context, proxy, [b"t", b"first"])
-            take(me, 1)
-        feed(context, proxy, *([b"t", b"." * 10_000] for _ in range(300)))
-        with DurableSubscriber(proxy.sides["durable"], "me") as me:
-            message = me.receive_batch(30) if in_batches else me.receive(30)
-            assert message is not None
-            first = message["id"][0].as_py() if isinstance(message, pa.RecordBatch) else message.id
-            assert first > 1
-            assert me.lost == first - 1
-    assert "were deleted before" in caplog.text
-
-
 def test_a_client_of_a_replaced_log_is_refused(context: zmq.Context[Socket], tmp_path: Path) -> None:
     """In the new log, the acknowledged ids are those of other messages."""
     sides = endpoints(*SIDES)
@@ -291,26 +272,6 @@ def ask(context: zmq.Context[Socket], proxy: ProxyThreads, request: bytes, name:
     return dealer
 
 
-END = b"\xff" * 8
-
-
-def test_replies_that_a_client_does_not_read_are_bounded_in_bytes(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), **{"zmq.sndbuf": 4096}) as proxy:
-        feed(context, proxy, *([b"t", bytes(2 << 20)] for _ in range(20)))
-        wait_for(lambda: proxy.server.view.end == 20, "the server to follow the log")
-        stalled = context.socket(zmq.DEALER)
-        stalled.setsockopt(zmq.RCVHWM, 1)
-        stalled.setsockopt(zmq.RCVBUF, 4096)
-        stalled.connect(proxy.sides["replay"])
-        stalled.send_multipart([b"", number(0)])
-        wait_for(lambda: proxy.status.get("replays", {}).get("sent"), "the replay to begin")
-        proxy.next_status()
-        assert proxy.next_status()["replays"]["sent"] < 10
-        assert len(receive(stalled, 21)) == 21
-
-
 def test_invalid_replay_requests_are_logged_and_others_are_served(
     context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,38 +292,6 @@ def test_invalid_replay_requests_are_logged_and_others_are_served(
             assert client.refused().code == code
         assert len(receive(ask(context, proxy, number(0)), 2)) == 2
     assert "a request for a replay has frames of 0 and of 8 or 16 bytes" in caplog.text
-
-
-def test_a_source_fetches_missing_messages_from_the_proxy(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints("pull", "publish", "replay")
-    with ProxyThreads(tmp_path / "proxy", sides) as proxy:
-        feed(context, proxy, *([b"topic %d" % i, b"%d" % i] for i in range(50)))
-        ingest = Ingest(
-            stream_options(
-                connect=sides["publish"],
-                framing="vllm",
-                replayEndpoint=sides["replay"],
-                replayFrom="earliest",
-                walLocation=tmp_path / "source",
-            )
-        )
-        ingest.start()
-        try:
-            wait_for(lambda: ingest.counters.received == 50, "history")
-            feed(context, proxy, *([b"topic %d" % i, b"%d" % i] for i in range(50, 60)))
-            wait_for(lambda: ingest.counters.received == 60, "the live flow")
-            ingest.seal()
-        finally:
-            ingest.stop()
-    from tests.support import log_rows  # noqa: PLC0415
-
-    rows = log_rows(tmp_path / "source")
-    assert rows.column("sequence").to_pylist() == list(range(60))
-    assert rows.column("topic").to_pylist() == [f"topic {i}" for i in range(60)]
-    assert rows.column("value").to_pylist() == [b"%d" % i for i in range(60)]
-    logging.getLogger().info("healed")
 
 
 # Large messages, lost connections, lost messages.
@@ -447,21 +376,6 @@ def test_topics_that_are_not_text_match_prefixes(context: zmq.Context[Socket], t
             assert take(me, 2) == [b"0", b"2"]
         with DurableSubscriber(proxy.sides["durable"], "other", topics=["\ufffd"]) as other:
             assert other.receive(0.1) is None
-
-
-def test_a_published_message_can_be_replayed_at_once(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    sides = endpoints("pull", "publish", "replay")
-    with ProxyThreads(tmp_path, sides) as proxy:
-        sub = subscriber(context, proxy, b"")
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        asking = context.socket(zmq.DEALER)
-        asking.connect(sides["replay"])
-        for i in range(100):
-            push.send(b"%d" % i)
-            receive(sub, 1)
-            asking.send_multipart([b"", number(i) + number(i + 1)])
-            assert receive(asking, 2) == [[b"", number(i), b"%d" % i], [b"", END, b""]]
 
 
 def test_an_unexpected_error_at_one_subscriber_does_not_affect_others(

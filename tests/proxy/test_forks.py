@@ -107,7 +107,7 @@ with DurableSubscriber(sys.argv[1], "me") as me:
 
 def test_a_proxy_ends_with_its_parent_though_a_forked_child_lives_on(tmp_path: Path) -> None:
     program = """
-with Proxy(pull=sys.argv[1], publish=sys.argv[2], wal_location=sys.argv[3]) as proxy:
+with Proxy(pull=sys.argv[1], durable=sys.argv[2], wal_location=sys.argv[3]) as proxy:
     pid = os.fork()
     if pid:
         print(proxy.pid, pid, flush=True)
@@ -127,8 +127,10 @@ with Proxy(pull=sys.argv[1], publish=sys.argv[2], wal_location=sys.argv[3]) as p
         assert parent.stdout is not None
         proxy, child = map(int, parent.stdout.readline().split())
         try:
+            (server,) = wait_for(psutil.Process(proxy).children, "the server process")
             parent.kill()
             wait_for(lambda: not _runs(proxy), "the proxy to end with its parent")
+            wait_for(lambda: not _runs(server.pid), "its server process to end with it")
             assert _runs(child)
         finally:
             os.kill(child, signal.SIGKILL)

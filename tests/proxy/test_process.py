@@ -14,7 +14,6 @@ import psutil
 import pytest
 import zmq
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from tests.support import Socket, log_rows, wait_for
 from tests.support.proxies import Client, endpoints, publisher, receive
@@ -139,58 +138,6 @@ def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
         wait_for(lambda: proxy.status()["stalled"], "the stalled subscriber to be noticed")
 
 
-def test_spark_reads_the_log_while_it_grows(
-    spark: SparkSession, context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints("bind", "publish")
-    with Proxy(wal_location=tmp_path / "log", wal_flush_interval="200ms", **sides) as proxy:
-        pub = publisher(context, sides["bind"])
-        for i in range(100):
-            pub.send_multipart([b"t", b"%d" % i])
-        wait_for(
-            lambda: proxy.status().get("earliestId") == 0 and log_rows_of(tmp_path / "log") == 100, "sealed"
-        )
-        reading = spark.readStream.format("zmq").option("walLocation", str(tmp_path / "log"))
-        query = (
-            reading.option("startingOffsets", "earliest")
-            .load()
-            .writeStream.format("memory")
-            .queryName("from_proxy")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .start()
-        )
-        try:
-            for i in range(100, 150):
-                pub.send_multipart([b"t", b"%d" % i])
-            wait_for(lambda: spark.table("from_proxy").count() == 150, "150 rows", 60)
-        finally:
-            query.stop()
-        rows = spark.table("from_proxy").orderBy("id").collect()
-        assert [bytes(row.value) for row in rows] == [b"%d" % i for i in range(150)]
-    batch = spark.read.format("zmq").option("walLocation", str(tmp_path / "log")).load()
-    assert batch.count() == 150
-
-
-def test_many_spark_tasks_send_through_it(spark: SparkSession, tmp_path: Path) -> None:
-    sides = endpoints("pull", "router", "publish")
-    rows = spark.range(0, 1000, 1, 4).selectExpr("cast(id as string) as value")
-    with Proxy(wal_location=tmp_path, **sides) as proxy:
-        for socket_type, side in (("PUSH", "pull"), ("DEALER", "router")):
-            writer = rows.write.format("zmq").mode("append").option("socketType", socket_type)
-            writer.option("connect", sides[side]).save()
-        wait_for(lambda: proxy.status()["received"] == 2000, "all rows received")
-    values = log_rows(tmp_path).column("value").to_pylist()
-    assert sorted(values) == sorted([b"%d" % i for i in range(1000)] * 2)
-
-
-def log_rows_of(location: Path) -> int:
-    """How many rows are in sealed chunks."""
-    try:
-        return log_rows(location).num_rows
-    except (ValueError, OSError):
-        return 0
-
-
 def test_an_error_at_the_start_is_raised_by_the_with_block(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
@@ -232,27 +179,6 @@ def test_a_proxy_can_be_started_again(tmp_path: Path) -> None:
             assert proxy.running
             assert psutil.Process(proxy.pid).children() == [], "there is nothing to serve"
             assert proxy.status()["durable"] == []
-
-
-def test_the_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    sides = endpoints("pull", "publish", "durable")
-    program = (
-        "import sys, time\nfrom zmq_datasource import Proxy\n"
-        f"with Proxy(wal_location={str(tmp_path)!r}, **{sides!r}) as proxy:\n"
-        "    print(proxy.pid, flush=True)\n    sys.stdin.read()\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert parent.stdout is not None
-        live = psutil.Process(int(parent.stdout.readline()))
-        everybody = [live, *wait_for(live.children, "the server process")]
-    finally:
-        parent.kill()
-        parent.communicate()
-    _, alive = psutil.wait_procs(everybody, 30)
-    assert not alive
 
 
 def test_the_command_runs_until_it_is_told_to_end(context: zmq.Context[Socket], tmp_path: Path) -> None:
@@ -311,7 +237,6 @@ def test_figures_are_json_for_programs_and_a_pipe_without_a_reader_ends_nothing(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--publish", "tcp://*:5556", "--wal-location", "x"], "no side for publishers"),
         (["--bind", "tcp://*:5557", "--publish", "tcp://*:5556"], "--wal-location"),
         (
             ["--bind", "tcp://*:1", "--publish", "tcp://*:2", "--wal-location", "x", "-o", "rcvhwm"],

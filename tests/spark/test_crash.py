@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import Socket, bound, crash_driver, log_rows, offer, wait_for
+from tests.support import Socket, bound, driver, log_rows, offer, wait_for
 from tests.support.streams import ids_and_numbers, wait_until_released
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.reader import read_index
@@ -28,14 +28,8 @@ SEED = 20_261_120
 class Driver:
     """A Spark driver in its own process group of three: Python, JVM and source runner."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        log: Path | str,
-        out: Path,
-        module: str = "tests.support.crash_driver",
-    ) -> None:
-        command = [sys.executable, "-m", module, endpoint, str(log), str(out)]
+    def __init__(self, master: str, **settings: Any) -> None:
+        command = driver.command(master, **settings)
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._all = psutil.Process(self.process.pid)
         self._runners: list[psutil.Process] = []
@@ -70,6 +64,13 @@ class Driver:
         self._runners.append(self.find("source_runner"))
 
 
+def query(endpoint: str, log: Path, out: Path) -> dict[str, Any]:
+    """From a PULL to Parquet."""
+    source = {"socketType": "PULL", "connect": endpoint, "walLocation": str(log), "walRetention": "1h"}
+    sink = {"format": "parquet", "path": str(out), "checkpointLocation": f"{out}.checkpoint"}
+    return {"source": {**source, "idleTimeout": "2s", "timeout": "30s"}, "sink": sink}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "victims",
@@ -100,11 +101,11 @@ def test_kills_lose_and_double_no_message_of_the_log(
     before = 0
     try:
         for left, victim in reversed(list(enumerate(reversed(victims)))):
-            driver = Driver(endpoint, log, out)
+            running = Driver("local[2]", **query(endpoint, log, out))
             try:
                 before = durable(log)
-                driver.wait_until_receiving()
-                process = driver.find(victim)
+                running.wait_until_receiving()
+                process = running.find(victim)
                 goal = before + choice.randint(200, 3000)
                 wait_for(lambda goal=goal: durable(log) >= goal, f"{goal} durable messages", 90)
                 if not left:
@@ -113,14 +114,15 @@ def test_kills_lose_and_double_no_message_of_the_log(
                 process.kill()
                 process.wait(30)
             finally:
-                driver.end()
+                running.end()
     finally:
         end.set()
         sending.join(30)
     if victims[-1] == "java":  # the sender had stopped, so all its messages are in the log, without stop()
         values = [int(v) for v in log_rows(log)["value"].to_pylist()]
         assert values[before:] == list(range(values[before], number))
-    assert crash_driver.begin(spark, endpoint, log, out, "once").awaitTermination(120)
+    last = driver.begin(spark, **query(endpoint, log, out), availableNow=True)
+    assert last.awaitTermination(120)
     wait_until_released(log)
     kept = log_rows(log)
     in_log = list(zip(kept["id"].to_pylist(), (int(v) for v in kept["value"].to_pylist()), strict=True))

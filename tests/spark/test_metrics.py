@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from tests.spark.test_crash import Driver
-from tests.support import Consuming, Socket, bound, metrics_driver, offer, wait_for
+from tests.support import Consuming, Socket, bound, driver, offer, wait_for
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import ZmqMetricsListener, live_view, metrics
 from zmq_datasource.monitoring.accounts import TOTAL
@@ -333,6 +333,15 @@ def test_the_first_batch_of_a_day_removes_old_days(
     assert days[0] == "date=2026-01-09"
 
 
+def lossy_query(source: str, sink: str, directory: Path) -> dict[str, Any]:
+    """From a PULL feed to a slow consumer, drops and all."""
+    feed = {"socketType": "PULL", "connect": source, "walLocation": f"{directory}/wal", "minPartitions": "2"}
+    limits = {"idleTimeout": "2s", "timeout": "30s", "maxMessagesPerTrigger": "4000"}
+    drops = {"noblock": "true", "sndhwm": "20", "linger": "20s", "zmq.sndbuf": "4096"}
+    kept = {"metricsLocation": f"{directory}/metrics", "checkpointLocation": f"{directory}/checkpoint"}
+    return {"source": feed | limits, "select": ["value"], "sink": {"connect": sink, **drops, **kept}}
+
+
 @pytest.mark.slow
 def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     """Drivers and workers die; what the metrics say is what Spark has committed, each batch once."""
@@ -352,7 +361,7 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
         sending = threading.Thread(target=send)
         sending.start()
         try:
-            running = Driver(source, slow.endpoint, tmp_path, module="tests.support.metrics_driver")
+            running = Driver("local[2,3]", **lossy_query(source, slow.endpoint, tmp_path))
             try:
                 running.wait_until_receiving()
                 wait_for(lambda: len(totals()) >= 3, "three batches", 90)
@@ -372,7 +381,7 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
         finally:
             end.set()
             sending.join(30)
-        last = metrics_driver.begin(spark, source, slow.endpoint, tmp_path, "once")
+        last = driver.begin(spark, **lossy_query(source, slow.endpoint, tmp_path), availableNow=True)
         assert last.awaitTermination(120)
     found = totals()
     assert all(map(balanced, found))

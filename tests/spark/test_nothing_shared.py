@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Self
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support import log_rows, wait_for
+from tests.support import driver, log_rows, wait_for
 from tests.support.namespaces import Cluster, end_family, need_namespaces
 from tests.support.ports import free_port
 from tests.support.s3 import S3Server
@@ -58,8 +59,27 @@ class Job:
         where = cluster.host if sender is None else cluster.address(sender)
         endpoint = f"tcp://{where}:{free_port()}"
         self._directory, self._out, self._stop = directory, directory / "out", directory / "stop"
-        words = [cluster.master, cluster.host, endpoint, str(log), str(self._out), str(self._stop), *store]
-        self._command = [sys.executable, "-m", "tests.support.cluster_driver", *words]
+        source = {"walStore": store[0]} if store else {"walLocation": str(log)}
+        source |= {"socketType": "PULL", "connect": endpoint, "walRetention": "1h"}
+        self._command = driver.command(
+            cluster.master,
+            conf={
+                "spark.driver.host": cluster.host,
+                "spark.driver.bindAddress": cluster.host,
+                "spark.executor.memory": "512m",
+                "spark.executor.extraJavaOptions": os.environ["EXECUTOR_OPTS"],  # ``conftest`` sets it
+                "spark.executor.heartbeatInterval": "5s",
+                "spark.network.timeout": "60s",
+                "spark.task.maxFailures": "8",
+            },
+            source={**source, "walFlushInterval": "50ms", "minPartitions": "2"},
+            sink={
+                "format": "parquet",
+                "path": str(self._out),
+                "checkpointLocation": f"{self._out}.checkpoint",
+            },
+            stop=str(self._stop),
+        )
         before = [] if sender is None else cluster.inside(sender)
         self._sending = [*before, sys.executable, "-m", "tests.support.number_sender", endpoint]
         self.sent = 0

@@ -303,15 +303,6 @@ def test_a_batch_read_warns_that_no_publisher_has_answered(caplog: pytest.LogCap
     assert f"no answer at {endpoint} for 0." in caplog.text
 
 
-def test_progress_shows_the_logs_end_and_counters(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with reader(endpoint, tmp_path) as it:
-        advance(it, push, it.initialOffset(), 3)
-        shown = it.reportLatestOffset() or {}
-        assert shown["next"] == {"0": 3}
-        assert (shown["messagesReceived"], shown["bytesReceived"]) == (3, 3)
-
-
 def test_stop_may_be_called_twice(context: Context, tmp_path: Path) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:

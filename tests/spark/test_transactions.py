@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from tests.acknowledged.test_acknowledged import receiving
 from tests.acknowledged.test_producer import program
 from tests.spark.test_sink import write
-from tests.support import free_endpoint, log_rows, wait_for
+from tests.support import driver, free_endpoint, log_rows, wait_for
 from tests.support.streams import committed_rows, feed, ids_and_numbers, running, start, table, wait_for_rows
 from zmq_datasource import Producer
 
@@ -173,15 +173,14 @@ def test_a_task_that_fails_at_first_leaves_no_trace(tmp_path: Path) -> None:
 class Driver:
     """A Spark driver in a process group of its own."""
 
-    def __init__(self, role: str, directory: Path, endpoint: str) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "tests.support.transaction_driver",
-            role,
-            str(directory),
-            endpoint,
-        ]
+    def __init__(self, role: str, directory: Path, **query: Any) -> None:
+        conf = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.local.dir": f"{directory}/{role}-scratch",
+        }
+        query["sink"]["checkpointLocation"] = f"{directory}/{role}-checkpoint"
+        self._command = driver.command("local[2,4]", conf=conf, **query)
         self._log = directory / f"{role}.log"
         self.start()
 
@@ -215,11 +214,27 @@ class Driver:
         return self._log.read_text(errors="replace")[-3000:]
 
 
+def sending(directory: Path, endpoint: str) -> Driver:
+    """One that sends each file as a transaction, and ends when it is through."""
+    source = {"format": "text", "path": f"{directory}/input", "maxFilesPerTrigger": "1"}
+    sink = {"socketType": "DEALER", "connect": endpoint, "zmq.reconnect_ivl": "20"}
+    sink |= {"connectTimeout": "60s", "sendTimeout": "60s"}
+    return Driver("sender", directory, source=source, sink=sink, partitions=2, availableNow=True)
+
+
+def committing(directory: Path, endpoint: str) -> Driver:
+    """One that receives transactions into Parquet, until it is killed."""
+    source = {"socketType": "ROUTER", "bind": endpoint, "walLocation": f"{directory}/wal"}
+    select = ["id", "publisher", "sequence", "cast(value as string) as value"]
+    sink = {"format": "parquet", "path": f"{directory}/output"}
+    return Driver("receiver", directory, source=source, select=select, sink=sink)
+
+
 def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> None:
     chance = random.Random(seed)
     written = files(directory / "input", count, lines)
     endpoint = free_endpoint()
-    receiver, sender = Driver("receiver", directory, endpoint), Driver("sender", directory, endpoint)
+    receiver, sender = committing(directory, endpoint), sending(directory, endpoint)
     killed: Counter[str] = Counter()
     try:
         # Spark refuses a checkpoint that it had only begun to make.

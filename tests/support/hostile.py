@@ -164,8 +164,3 @@ class Attacker:
             session[self._random.randrange(len(session))] ^= 1 << self._random.randrange(8)
         yield greeting() + ready(self._peer)
         yield bytes(session)
-
-    def _flipped_handshake(self, _messages: int) -> Iterator[bytes]:
-        handshake = bytearray(greeting() + ready(self._peer))
-        handshake[self._random.randrange(len(handshake))] ^= 1 << self._random.randrange(8)
-        yield bytes(handshake)

@@ -6,8 +6,7 @@ import itertools
 import os
 import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from pathlib import Path
@@ -223,18 +222,6 @@ def receive(sock: Socket, count: int, milliseconds: int = 30_000) -> list[list[b
     while len(got) < count:
         assert sock.poll(milliseconds), f"{len(got)} of {count} messages came"
         got.append(sock.recv_multipart())
-    return got
-
-
-def receive_until(sock: Socket, wanted: Callable[[list[bytes]], bool], count: int = 1) -> list[list[bytes]]:
-    """Receive ``count`` wanted messages; leave out others between them (heartbeats)."""
-    got: list[list[bytes]] = []
-    deadline = time.monotonic() + 30
-    while len(got) < count:
-        assert time.monotonic() < deadline, f"{len(got)} of {count} wanted messages came"
-        (message,) = receive(sock, 1)
-        if wanted(message):
-            got.append(message)
     return got
 
 
