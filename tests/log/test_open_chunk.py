@@ -194,29 +194,6 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
         log.close()
 
 
-def test_a_tail_repeats_a_read_that_the_disk_has_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = writer(tmp_path)
-    append(log, b"a")
-    tail = OpenChunkTail(LogStorage(str(tmp_path)), 0)
-    try:
-        assert log.grown is not None
-        with monkeypatch.context() as disk:
-
-            def refuse(*_: object) -> int:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-            disk.setattr(os, "preadv", refuse)
-            with pytest.raises(DiskFaultError, match="reading the open chunk from id 0: Input/output error"):
-                tail.read_to(log.grown.bytes)
-        tail.read_to(log.grown.bytes)
-        assert [batch.num_rows for batch in tail.batches] == [1]
-    finally:
-        tail.close()
-        log.close()
-
-
 def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     carried = Carried()
     log = writer(tmp_path, carried)

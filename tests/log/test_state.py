@@ -74,20 +74,6 @@ def test_a_log_of_a_writer_without_a_state_keeps_nothing(tmp_path: Path) -> None
     assert saved(tmp_path) == b""
 
 
-def test_the_newest_chunk_has_the_whole_state(tmp_path: Path) -> None:
-    carried = Carrying("one")
-    log = writer(tmp_path, carried)
-    for text in ("one", "two"):
-        carried.text = text
-        log.append(batch_of([b"v"]))
-        log.cut().result()
-        assert saved(tmp_path) == text.encode()
-    log.close()
-    log = writer(tmp_path, None)
-    assert log.saved == b"two"
-    log.close()
-
-
 def test_a_change_without_a_row_is_stored_with_the_next_row(tmp_path: Path) -> None:
     carried = Carrying("one")
     log = writer(tmp_path, carried)

@@ -21,7 +21,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
 
-def written(location: Path, *chunks: list[int], grow: bool = False) -> LogStorage:
+def written(location: Path, *chunks: list[int]) -> LogStorage:
     """A log with a message for each time; a chunk a list, a batch a message."""
     storage = LogStorage(str(location))
     log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30)
@@ -29,8 +29,6 @@ def written(location: Path, *chunks: list[int], grow: bool = False) -> LogStorag
     for times in chunks:
         for time in times:
             log.append(batch_of([b"v"], time))
-            if grow:
-                log.flush().result(10)
         log.cut().result(10)
     log.close()
     return storage
@@ -46,10 +44,9 @@ def since(storage: LogStorage, time: int) -> int | None:
     return first_since(storage, index.covering(index.earliest, index.end), time)
 
 
-@pytest.mark.parametrize("grow", [False, True])
-def test_a_chunk_knows_its_times(tmp_path: Path, grow: bool) -> None:
-    """Also one that grows group by group, as a proxy's; the clock may be set back within it."""
-    storage = written(tmp_path, [5, 9, 3], [4], grow=grow)
+def test_a_chunk_knows_its_times(tmp_path: Path) -> None:
+    """The clock may be set back within it."""
+    storage = written(tmp_path, [5, 9, 3], [4])
     assert [tuple(read_facts(storage, chunk.first).times) for chunk in storage.chunks()] == [(3, 9), (4, 4)]
 
 
@@ -144,13 +141,12 @@ def test_the_chunk_of_a_time_is_found_after_any_deletion_and_new_count(
         assert storage.opens <= most_opens(len(kept))
 
 
-@pytest.mark.parametrize("grow", [False, True])
-def test_a_time_is_found_in_a_long_log_by_opening_few_chunks(grow: bool, tmp_path: Path) -> None:
+def test_a_time_is_found_in_a_long_log_by_opening_few_chunks(tmp_path: Path) -> None:
     """Across restarts of the writer, after the deletion of a chunk from the future, and with the clock set back."""
     early = [1000 if n == 5 else 10 * n for n in range(70)]
     late = [10 * n - (300 if 100 <= n < 110 else 0) for n in range(70, 150)]
-    written(tmp_path, *([time] for time in early), grow=grow)
-    written(tmp_path, *([time] for time in late), grow=grow)
+    written(tmp_path, *([time] for time in early))
+    written(tmp_path, *([time] for time in late))
     storage = CountingOpens(str(tmp_path))
     for first in range(12):
         Path(storage.path_of(chunk_name(first))).unlink()

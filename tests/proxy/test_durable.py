@@ -369,15 +369,6 @@ def test_lost_messages_are_counted_once_though_the_client_is_killed(
         assert places(proxy)["me"] in (10, message.id)
 
 
-def test_topics_that_are_not_text_match_prefixes(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, [b"\xff\xfe\x01", b"0"], [b"ok", b"1"], [b"\xff\xfe\x02", b"x", b"2"])
-        with DurableSubscriber(proxy.sides["durable"], "me", topics=[b"\xff\xfe"]) as me:
-            assert take(me, 2) == [b"0", b"2"]
-        with DurableSubscriber(proxy.sides["durable"], "other", topics=["\ufffd"]) as other:
-            assert other.receive(0.1) is None
-
-
 def test_an_unexpected_error_at_one_subscriber_does_not_affect_others(
     context: zmq.Context[Socket],
     tmp_path: Path,

@@ -43,18 +43,6 @@ def test_a_live_feed_arrives_whole_and_numbered(
     assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(20_000)]
 
 
-def test_a_restarted_query_continues_where_it_stopped(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
-    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal")
-    for run in range(3):
-        with running(df, tmp_path / "out") as query:
-            send_numbers(push, run * 1000, (run + 1) * 1000)
-            wait_for_rows(query, (run + 1) * 1000)
-    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(3000)]
-
-
 def test_stopping_under_load_loses_nothing_that_was_sent(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:

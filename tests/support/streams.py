@@ -18,9 +18,9 @@ from zmq_datasource import register
 from zmq_datasource.log.storage import LogStorage
 
 
-def feed(spark: SparkSession, format: str = "zmq", **options: Any) -> DataFrame:  # noqa: A002 - Spark's word
+def feed(spark: SparkSession, **options: Any) -> DataFrame:
     """A streaming DataFrame over a PULL socket unless told otherwise."""
-    reader = spark.readStream.format(format)
+    reader = spark.readStream.format("zmq")
     for name, value in {"socketType": "PULL", **options}.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         reader = reader.option(name.replace("zmq_", "zmq.", 1), text)
