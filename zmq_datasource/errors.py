@@ -1,5 +1,40 @@
 """All errors of this package, in one tree, sorted by the side at fault.
 
+::
+
+    ZmqDataSourceError
+    ├── OptionError         the caller's options (also a ValueError)
+    ├── RowError            the caller's rows, on the way to a socket
+    ├── SocketError         the network
+    │   ├── EndpointError       an endpoint that cannot be bound, connected or resolved
+    │   ├── ConnectionLostError  lost again and again before the rows had left
+    │   ├── NoPeerError         no peer within connectTimeout, or the peer refused
+    │   ├── SendTimeoutError    the peers stayed full for sendTimeout, or for linger
+    │   ├── ProtocolError       the other side uses another protocol
+    │   │   └── UnknownAttemptError  a commit of rows that the receiver does not have
+    │   ├── SubscriptionError   a durable subscription that the proxy refuses, or has ended
+    │   ├── TransactionError    a transaction that the receiver refused
+    │   │   ├── AttemptLostError    the receiver lost its rows; it is sent again
+    │   │   ├── ConflictError       another transaction has its number, or a later one is committed
+    │   │   └── RefusedByReceiverError  any other refusal, with its code
+    │   ├── RefusedError        the receiver's side of a refusal
+    │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
+    │   └── MessageLossError    sequences show messages that never came (onLoss=fail)
+    ├── DeadLetterError     the storage of a sink's dead letters
+    ├── MetricsError        the storage of metrics; never ends a query
+    ├── WorkbenchError      an experiment that could not be made
+    └── LogError            the message log's storage
+        ├── LogLockedError      another writer holds this log, or has taken it over
+        │   └── OtherDivisionError  another writer divides the feed in another way
+        ├── LogFormatError      not a log, or one of another format version
+        │   └── NoLogError          no log at all
+        ├── KeyTakenError       an object of the log has other content
+        ├── LogWriteError       the disk or bucket refused for a reason that stays
+        │   └── DiskFaultError      one that may pass: full, gone, no answer
+        ├── DamagedChunkError   a file of the log whose bytes have changed
+        ├── LogFetchError       an executor could not read the log from the driver
+        └── DataLossError       an offset asks for messages that the log no longer has
+
 The text of an error names the act that did not succeed, then the reason, then the way out. ``docs/errors.md`` is
 generated from the docstrings, which say what has happened and what to do.
 """

@@ -68,6 +68,7 @@ EXAMPLES: dict[str, Feed | Place] = {
     "credentials_refused": down(greeting=replace(PUB, mechanism="CURVE"), mechanism="CURVE"),
     "hung_up": down(),
     "connection_lost": but(handshake=Handshake(state="succeeded", lost=2, faults=1)),
+    "feed_stopped": but(traffic=Traffic(messages=1000, seconds=5.0, longest_pause=0.1, silence=3.0)),
     "topics_do_not_match": but(traffic=None, numbers=None, elsewhere="weather"),
     "nothing_came": but(traffic=None, numbers=None),
     "malformed": but(malformed=3),
@@ -108,6 +109,20 @@ def test_each_finding_of_the_table_is_reached_and_documented() -> None:
 
 def test_a_healthy_feed_and_place_have_no_findings() -> None:
     assert ids(HEALTHY) == ids(PLACE) == []
+
+
+@pytest.mark.parametrize(
+    ("traffic", "stopped"),
+    [
+        ({"longest_pause": 0.01, "silence": 2.0}, True),
+        ({"longest_pause": 1.0, "silence": 2.0}, False),  # a feed with pauses
+        ({"longest_pause": 0.01, "silence": 4.99}, False),  # what a publisher sends to each that joins
+        ({"messages": 3, "silence": 4.0}, False),  # a slow feed
+    ],
+)
+def test_a_feed_that_stops_is_told_from_one_with_pauses(traffic: dict[str, Any], stopped: bool) -> None:
+    feed = but(traffic=Traffic(**{"messages": 1000, "seconds": 5.0} | traffic))
+    assert ("feed_stopped" in ids(feed)) == stopped
 
 
 def test_no_finding_advises_what_deletes_messages() -> None:

@@ -17,8 +17,9 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from tests.support import REPOSITORY, bound, free_endpoint
+from tests.support import REPOSITORY, bound, free_endpoint, wait_for
 from tests.support.doctor_peers import Running, old_publisher
+from tests.support.middlebox import Middlebox
 from tests.support.namespaces import need_namespaces
 from zmq_datasource.cli import main
 from zmq_datasource.workbench.doctor import examine, exit_code, report
@@ -259,7 +260,22 @@ def test_two_publishers_that_count_alike_are_not_taken_for_duplicates() -> None:
         assert warnings(look(endpoint, bind=True, framing="vllm", duration=1.0)) == ["numbers_repeat"]
 
 
-# Stalls.
+# Stops and stalls.
+
+
+@pytest.mark.parametrize("by", ["the publisher", "the network"])
+def test_a_feed_that_stops_while_it_is_watched_is_found(by: str) -> None:
+    with Running(rate=500) as sender, Middlebox(sender.endpoint) as box:
+
+        def stop() -> None:
+            wait_for(lambda: box.bytes > 300_000, "some messages")
+            sender.freeze() if by == "the publisher" else setattr(box, "black_hole", True)
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        feed = look(box.endpoint, duration=4.0, framing="sequenced")
+        stopping.join()
+    assert warnings(feed) == ["feed_stopped"]
 
 
 @pytest.mark.parametrize(

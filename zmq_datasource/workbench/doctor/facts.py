@@ -36,6 +36,11 @@ class Handshake:
     faults: int = 0  # of these, the ones that libzmq has ended because of what the peer sent
 
 
+# Fewer messages, or messages in less time, may be what a publisher sends to each that joins.
+_FLOW_MESSAGES, _FLOW_SECONDS = 10, 0.25
+_STOPPED_SECONDS, _STOPPED_TIMES = 1.0, 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """The messages that came while the doctor watched."""
@@ -45,6 +50,14 @@ class Traffic:
     size_mean: int = 0
     size_max: int = 0
     topics: tuple[tuple[str, int], ...] = ()  # the most frequent first frames, each with its messages
+    longest_pause: float = 0.0  # between two messages
+    silence: float = 0.0  # from the last message to the end of watching
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether messages flowed, and then none came for much longer than in any pause before."""
+        flowed = self.messages >= _FLOW_MESSAGES and self.seconds - self.silence >= _FLOW_SECONDS
+        return flowed and self.silence >= max(_STOPPED_SECONDS, _STOPPED_TIMES * self.longest_pause)
 
     @property
     def rate(self) -> float:

@@ -166,6 +166,18 @@ _MESSAGES = (
         fix="Read the sender's log of that time. Set zmq.maxmsgsize well above the largest frame.",
     ),
     Finding(
+        id="feed_stopped",
+        when=lambda f: f.traffic is not None and f.traffic.has_stopped and not f.handshake.lost,
+        what="Messages came, with pauses of {f.traffic.longest_pause:.2f} s at most, and then none for the last "
+        "{f.traffic.silence:.1f} s, although the connection is still there.",
+        cause="The publisher's process is stopped or hangs, or has nothing to send. Or something on the way (a "
+        "firewall, NAT or load balancer) drops the packets of this connection. The doctor cannot tell from outside "
+        "which of these it is.",
+        fix="Run the doctor again at once. If messages come, something on the way had dropped the connection. If it "
+        "reports silent_peer, the publisher's process stands still. If it connects and nothing comes, the publisher "
+        "sends nothing.",
+    ),
+    Finding(
         id="topics_do_not_match",
         when=lambda f: f.elsewhere,
         what="No message has the topics that are subscribed to. Without the filter these come: {f.elsewhere}.",

@@ -45,7 +45,7 @@ class Probe:
         self._endpoint = str((*options.connect, *options.bind)[0])
         self._inbox = Inbox()
         self.messages = 0
-        self._first_at = 0.0
+        self._first_at = self._last_at = self._longest_pause = 0.0
         self._bytes = self._largest = 0
         self._topics: Counter[bytes] = Counter()
         self._sample: list[list[bytes]] = []
@@ -101,7 +101,10 @@ class Probe:
         if taken.empty:
             self._watch.redialer.note_empty()
         if taken.messages:
-            self._first_at = self._first_at or time.monotonic()
+            now = time.monotonic()
+            self._first_at = self._first_at or now
+            self._longest_pause = max(self._longest_pause, now - (self._last_at or now))
+            self._last_at = now
             self.messages += taken.messages
             self._count(self._inbox.hand_over())
 
@@ -143,6 +146,8 @@ class Probe:
         return Traffic(
             messages=self.messages,
             seconds=max(0.1, time.monotonic() - self._first_at),
+            longest_pause=self._longest_pause,
+            silence=time.monotonic() - self._last_at,
             size_mean=round(self._bytes / self.messages),
             size_max=self._largest,
             topics=tuple((printable(name_of(topic), _TOPIC_CHARACTERS), count) for topic, count in shown),
