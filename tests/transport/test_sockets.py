@@ -33,6 +33,7 @@ from tests.support.namespaces import need_namespaces
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.socket import Endpoint
+from zmq_datasource.transport import opened
 from zmq_datasource.transport.connections import Handshakes, io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket, attach
 from zmq_datasource.transport.peers import PeerWatch, security_of
@@ -92,13 +93,17 @@ def test_options_are_set_before_the_socket_is_attached(context: Context) -> None
     assert sink.getsockopt(zmq.SNDHWM) == 9
 
 
-def test_a_port_in_use_is_named(context: Context) -> None:
+def test_a_port_in_use_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "BIND_SECONDS", 0.1)
     _, endpoint = bound(context, zmq.PULL)
     with pytest.raises(EndpointError, match=rf"binding {endpoint}.*use another port"):
         open_socket(context, stream_options(bind=endpoint))
 
 
-def test_an_ipc_path_in_use_is_not_taken_over(context: Context, ipc_path: Path) -> None:
+def test_an_ipc_path_in_use_is_not_taken_over(
+    context: Context, ipc_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "BIND_SECONDS", 0.1)
     endpoint = f"ipc://{ipc_path}"
     context.socket(zmq.PULL).bind(endpoint)
     with pytest.raises(EndpointError, match="another process listens there"):
