@@ -219,7 +219,7 @@ class MalformedMessageError(SocketError):
     schema of ``valueFormat=arrow``, and ``mode`` is ``FAILFAST``.
 
     What to do: Check ``framing``, or the schema (docs/arrow.md#values-that-do-not-fit). Set
-    ``onMalformed=keep`` to go on: such messages are rows then: docs/sequences.md#messages-that-do-not-fit.
+    ``onMalformed=keep`` to go on: then such messages are rows (docs/sequences.md#messages-that-do-not-fit).
     """
 
 

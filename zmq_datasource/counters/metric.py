@@ -18,13 +18,13 @@ class Metric(NamedTuple):
     """The declaration of one figure.
 
     Attributes:
-        name: In dictionaries, and as a column.
+        name: In dictionaries and files.
         unit: Of the value; empty for text.
         meaning: As the documentation has it.
         since: From when on it is counted: ``log`` (since the log began, over restarts), ``process`` (since the process
             that receives, or the proxy, started), ``reader`` (as ``process``, and a query that only reads the log
             counts it, too), ``batch`` (in the batch, or all batches, that an account is about), ``now`` (a state).
-        type: Spark's. The keys of a map are in ``keys``. A timestamp is UTC in ISO 8601.
+        type: In the words of SQL. The keys of a map are in ``keys``. A timestamp is UTC in ISO 8601.
         series: Its name for Prometheus, without ``_total``; None if it is not shown there.
         label: What the keys of a map, or the states of a text, are called there.
         keys: Those keys or states.

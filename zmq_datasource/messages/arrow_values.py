@@ -41,8 +41,8 @@ _MOST_ROWS = 1 << 24
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 # Beyond so many digits Arrow does not notice an overflow.
 _MOST_DIGITS = 38
-# The rows of one value may take this much memory, and as much more for each byte of the value as an element can: an
-# honest one of 8 bits may become a decimal.
+# The rows of one value may take this much memory, and _ELEMENT_BYTES more for each byte of the value, because an
+# integer of 8 bits may become a decimal of 16 bytes.
 _BUDGET_BYTES = 256 << 20
 _ELEMENT_BYTES = 16
 # The bytes that Python needs for a record batch of any size.
@@ -70,7 +70,9 @@ class _Budget:
         """
         self._left -= size
         if self._left < 0:
-            raise UnfitValueError(f"its rows take {_BUDGET_BYTES >> 20} MiB more than its bytes")
+            raise UnfitValueError(
+                f"its rows take {_BUDGET_BYTES >> 20} MiB more than {_ELEMENT_BYTES} times its bytes"
+            )
 
 
 def _fields_of(kind: pa.DataType) -> int:

@@ -280,8 +280,8 @@ class Connections:
         """Whether the peer of a new tcp connection has answered with an older greeting than that of ZMTP 3.
 
         libzmq begins with 10 bytes, and sends the rest of the 64 bytes of ZMTP 3 as soon as the peer's greeting says
-        this version. To an older peer it sends 2 bytes more, and never reports a handshake. What it has sent counts,
-        and not only what a peer far away has acknowledged. The greeting of every version has 2 bytes or more.
+        this version. To an older peer it sends 2 bytes more, and never reports a handshake. Sent bytes count also
+        before a distant peer has acknowledged them. The greeting of every version has 2 bytes or more.
         """
         known = self._by_descriptor.get(descriptor)
         handle = None if known is None else _second_handle(descriptor, *known)

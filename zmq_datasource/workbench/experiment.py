@@ -114,7 +114,7 @@ class ExperimentResult(NamedTuple):
 
 
 def messages_of(asked: int | None, rate: float, stall: float, largest_hwm: int) -> int:
-    """How many messages a run sends, so that a queue can only pass by keeping up, not by holding all of them.
+    """How many messages a run sends: more than its queues hold, so that a queue that is too small shows.
 
     Args:
         asked: The user's number; None for the default.

@@ -52,7 +52,7 @@ class ReaderSummary(NamedTuple):
         kind: ``query``, or ``subscriber`` for a durable subscriber of a proxy.
         next: By log partition, the first id that the reader still needs.
         behind: Messages of the log that the reader still needs.
-        gone: Messages that the reader still needs, and that the log has no more.
+        gone: Messages that the reader still needs, and that the log no longer has.
         behind_seconds: The age of the oldest of them; None if there is none.
         running: Whether the query runs; None for a subscriber, because only its proxy knows.
         seen: When the record was last written, in seconds since the epoch; None if this is not known.
@@ -73,7 +73,7 @@ class ReaderSummary(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The ids ``[first, end)`` were asked for, and the log has them no more."""
+    """The ids ``[first, end)`` were asked for, and the log no longer has them."""
 
     partition: int
     first: int

@@ -76,11 +76,11 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """What a connection brought on which nothing was taken for a while."""
+    """The messages of a connection from which nothing was taken for a while."""
 
-    outcome: Literal["drops", "waits", "neither"]  # of the sender; ``neither`` if none of them was seen
+    outcome: Literal["drops", "waits", "neither"]  # of the sender; ``neither`` if neither was seen
     seconds: float
-    due: int  # the messages that the feed's rate makes from the beginning of the stall on
+    due: int  # the messages that the feed's usual rate makes in the stall and after it
     received: int
     lost: int | None = None  # numbers that are missing; None without numbers
 

@@ -209,7 +209,7 @@ _NUMBERS = (
         severity=_NOTE,
         when=lambda f: f.counting is not None,
         what="The messages have numbers that count up, and the source does not read them: {f.counting.place}.",
-        cause="The publisher numbers its messages. The source counts what is missing if it is told where they are.",
+        cause="The publisher numbers its messages. The source counts what is missing if its options name their place.",
         fix="Set {f.counting.options}. If the publisher's framing has a name in docs/sequences.md, set that one. For a "
         "table that has the messages already, see docs/recipes.md, Numbers in JSON.",
     ),

@@ -37,7 +37,7 @@ def examine_bucket(location: Location, open_store: Callable[[Location], Store] =
 
 
 def examine_directory(location: str) -> Place:
-    """Force a file to the disk, and give its name to a second one. Removes what it has made."""
+    """Force a file to the disk, and give it a second name, which must then be taken. Removes what it has made."""
     root = Path(location)
     made = [path for path in (root, *root.parents) if not path.exists()]
     directory = root / f".doctor-{uuid.uuid4().hex[:8]}"
