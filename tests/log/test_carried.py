@@ -21,7 +21,7 @@ COUNTERS = (
 
 
 GOLDEN_SEQUENCES = (
-    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false],"division":"feed 1","totals":{"lost":3,'
+    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false,null],"division":"feed 1","totals":{"lost":3,'
     b'"late":1,"healed":1,"duplicates":0,"overlapping":0,"restarts":0,"forgotten":0},'
     b'"names":[["dGNwOi8vZmVlZDox","/w=="]],"expected":[6],"counters":[[0,0,0,0,false,null,null,0,"feed 1"]],'
     b'"gaps":[[0,["dGNwOi8vZmVlZDox","/w=="],0,1,2,5,null,false],[1,["dGNwOi8vZmVlZDox","/w=="],0,3,3,5,5,false],'
@@ -55,8 +55,12 @@ def test_the_bytes_of_an_intake_never_change() -> None:
     sent = [[b"\xff", number.to_bytes(8, "big"), b"value %d" % number] for number in (0, 5, 3)]
     it.read(raw_of(sent), [Arrival(5, 3, "tcp://feed:1")])
     assert it.state() == COUNTERS % (3, 21) + GOLDEN_SEQUENCES
-    again = intake(framing="vllm")
-    assert again.restore(it.state())
+    for written in (
+        it.state().replace(b"false,null]", b"false]"),
+        it.state(),
+    ):  # by the release before, and now
+        again = intake(framing="vllm")
+        assert again.restore(written)
     assert again.tracker is not None
     assert again.tracker.next_number((b"tcp://feed:1", b"\xff")) == 6
     assert [(gap["first"], gap["last"], gap["healed"]) for gap in read_gaps(it.state())] == [
