@@ -21,8 +21,8 @@ COUNTERS = (
 
 
 GOLDEN_SEQUENCES = (
-    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false,null],"division":"feed 1","totals":{"lost":3,'
-    b'"late":1,"healed":1,"duplicates":0,"overlapping":0,"restarts":0,"forgotten":0},'
+    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false,null],"division":"feed 1",'
+    b'"totals":{"lost":3,"late":1,"healed":1,"duplicates":0,"overlapping":0,"restarts":0,"forgotten":0},'
     b'"names":[["dGNwOi8vZmVlZDox","/w=="]],"expected":[6],"counters":[[0,0,0,0,false,null,null,0,"feed 1"]],'
     b'"gaps":[[0,["dGNwOi8vZmVlZDox","/w=="],0,1,2,5,null,false],[1,["dGNwOi8vZmVlZDox","/w=="],0,3,3,5,5,false],'
     b'[2,["dGNwOi8vZmVlZDox","/w=="],0,4,4,5,null,false]],"nextGap":3}}'
