@@ -135,7 +135,7 @@ $(VENV)/.package: $(VENV)/.made $(INSTALLED)
 
 $(VENV)/.dev: $(VENV)/.made $(INSTALLED)
 	$(INSTALL) ".[dev]" --no-compile
-	# pip would do it on one core, and with what nobody imports.
+	# pip would do it on one core, and with modules that are never imported.
 	-$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib zmq_datasource tests
 	touch $(VENV)/.package $@
 

@@ -28,7 +28,7 @@ def stale(path: Path) -> bool:
 
 def executed(path: Path) -> str:
     """The text of the notebook with new outputs, run in an empty directory."""
-    import nbformat  # noqa: PLC0415 - it takes two seconds, and nobody else needs it
+    import nbformat  # noqa: PLC0415 - it takes two seconds, and nothing else needs it
     from nbclient import NotebookClient  # noqa: PLC0415
 
     notebook = nbformat.read(path, as_version=4)

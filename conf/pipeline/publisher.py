@@ -1,4 +1,4 @@
-"""Sends a reading every millisecond to whoever receives (PUSH)."""
+"""Sends a reading every millisecond to its receivers (PUSH)."""
 
 import itertools
 import time

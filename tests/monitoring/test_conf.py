@@ -41,9 +41,9 @@ def value_of(metric: Metric) -> object:
     """Any value of its type."""
     if metric.type == MAP:
         return dict.fromkeys(metric.keys, 1)
-    if metric.type == "TIMESTAMP":
+    if metric.type == "time":
         return "2026-01-01T00:00:00.000Z"
-    return next(iter(metric.keys), "SUB tcp://feed:5556") if metric.type == "STRING" else 1
+    return next(iter(metric.keys), "SUB tcp://feed:5556") if metric.type == "text" else 1
 
 
 # A progress event as Spark writes it, with everything that can be filled in.

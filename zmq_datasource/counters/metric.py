@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-_Type = Literal["BIGINT", "DOUBLE", "STRING", "TIMESTAMP", "MAP<STRING, BIGINT>"]
-MAP: _Type = "MAP<STRING, BIGINT>"
+_Type = Literal["number", "text", "time", "map"]
+MAP: _Type = "map"
 _Since = Literal["log", "reader", "process", "batch", "now"]
 
 
@@ -24,7 +24,7 @@ class Metric(NamedTuple):
         since: From when on it is counted: ``log`` (since the log began, over restarts), ``process`` (since the process
             that receives, or the proxy, started), ``reader`` (as ``process``, and a query that only reads the log
             counts it, too), ``batch`` (in the batch, or all batches, that an account is about), ``now`` (a state).
-        type: In the words of SQL. The keys of a map are in ``keys``. A timestamp is UTC in ISO 8601.
+        type: Of the value. A map is from ``keys`` to numbers. A time is UTC in ISO 8601.
         series: Its name for Prometheus, without ``_total``; None if it is not shown there.
         label: What the keys of a map, or the states of a text, are called there.
         keys: Those keys or states.
@@ -37,7 +37,7 @@ class Metric(NamedTuple):
     unit: str
     meaning: str
     since: _Since
-    type: _Type = "BIGINT"
+    type: _Type = "number"
     series: str | None = ""
     label: str = ""
     keys: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Metric(NamedTuple):
             return {key: self._in_unit(value[key]) for key in self.keys}
         if isinstance(value, Mapping):  # counted by reason; this is the sum
             return sum(self._in_unit(part) for part in value.values())
-        if self.type == "TIMESTAMP":
+        if self.type == "time":
             return iso(value) if value else None
         return self._in_unit(value)
 
@@ -171,7 +171,7 @@ def added(metrics: Sequence[Metric], parts: Sequence[Mapping[str, Any]]) -> dict
         elif metric.type == MAP:
             # A part that was written by an older version may lack a key.
             whole[metric.name] = {key: sum(value.get(key, 0) for value in known) for key in metric.keys}
-        elif metric.highest or metric.type in ("STRING", "TIMESTAMP"):
+        elif metric.highest or metric.type in ("text", "time"):
             whole[metric.name] = max(known)
         else:
             whole[metric.name] = sum(known)

@@ -120,7 +120,7 @@ class SourceCounters:
         "",
         "The cause of the current pause. It is null while the source receives. In Prometheus it is 1 for the cause of "
         "the current pause, and 0 for each other cause.",
-        type="STRING",
+        type="text",
         label="cause",
         keys=_PAUSE_CAUSES,
         initial=None,
@@ -163,7 +163,7 @@ class SourceCounters:
         "",
         "The time when the last message came (UTC, ISO 8601). It is null until the first message has come after the "
         "start of the receiver.",
-        type="TIMESTAMP",
+        type="time",
         series="last_received_timestamp_seconds",
         initial=0.0,
     )

@@ -35,14 +35,14 @@ class _Momentary:
         "",
         "The socket type and the endpoints of the source, or the log that it follows; and in parentheses the query's "
         "option `reader`.",
-        type="STRING",
+        type="text",
         series=None,
     )
     reader: str | None = state(
         "reader",
         "",
         "The name under which the query reads the log: its option `reader`, or a name of this run.",
-        type="STRING",
+        type="text",
         series=None,
         initial=None,
     )
@@ -50,7 +50,7 @@ class _Momentary:
         "core",
         "",
         "Which core takes messages from the socket: `compiled`, or `python` where the compiled core was not built.",
-        type="STRING",
+        type="text",
         label="core",
         keys=("compiled", "python"),
         initial=None,
@@ -59,7 +59,6 @@ class _Momentary:
         "messagesReceivedPerSecond",
         "messages/s",
         "The average rate over about the last ten seconds.",
-        type="DOUBLE",
         series=None,
     )
     backlog_messages: int = state(

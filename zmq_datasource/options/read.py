@@ -13,7 +13,6 @@ from zmq_datasource.options.socket import Endpoint, SocketOptions
 from zmq_datasource.options.types import ByteSize, Duration
 
 __all__ = [
-    "OF_A_QUERY",
     "BatchReadOptions",
     "LogServing",
     "ReadOptions",
@@ -287,14 +286,14 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 
 
 # The roles of options about the rows that a query reads.
-OF_A_QUERY = (Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
+_OF_A_QUERY = (Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
 
 
 class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
     """``zmq-datasource receive``, which fills a log and reads no rows."""
 
     def check(self) -> None:
-        self.refuse(self.of_role(*OF_A_QUERY), "has no effect here: set it at the query that reads the log")
+        self.refuse(self.of_role(*_OF_A_QUERY), "has no effect here: set it at the query that reads the log")
         super().check()
 
 

@@ -18,7 +18,7 @@ __all__ = [
     "Endpoints",
     "SocketOptions",
     "check_security",
-    "is_on",
+    "is_server",
 ]
 
 # The length of a key as text (Z85). A key may look like a path, because Z85 has "@" and "/".
@@ -170,21 +170,21 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
         check_security(self.zmq, self.allowed_clients)
 
 
-def is_on(options: ZmqOptions, name: str) -> bool:
-    """Whether a flag of libzmq is set. Call only after ``check_security``, which checks that it is 0 or 1."""
-    return options.get(name, "0") != "0"
+def is_server(options: ZmqOptions) -> bool:
+    """Whether a socket is a server of CURVE. ``check_security`` refuses values other than 0 and 1."""
+    return options.get("curve_server", "0") != "0"
 
 
 def check_security(options: ZmqOptions, allowed_clients: str) -> None:
     """Refuse combinations that libzmq accepts, but that would let no client connect, or every client.
 
     Raises:
-        OptionError: A flag is neither 0 nor 1, or a key is missing, or there is no server that checks its clients.
+        OptionError: ``zmq.curve_server`` is neither 0 nor 1, a key is missing, or no server checks the clients.
     """
     if options.get("curve_server", "0") not in ("0", "1"):
         raise OptionError(f"option zmq.curve_server={options['curve_server']}: it takes 1, or 0 for a client")
     given = {name for name in options if name.startswith("curve_")}
-    if is_on(options, "curve_server") and "curve_secretkey" not in given:
+    if is_server(options) and "curve_secretkey" not in given:
         raise OptionError(
             "zmq.curve_server needs zmq.curve_secretkey, the server's own; without it no client could connect"
         )
@@ -195,7 +195,7 @@ def check_security(options: ZmqOptions, allowed_clients: str) -> None:
             f"zmq.curve_serverkey needs {names}, the client's own (zmq.curve_keypair() makes a pair); without "
             "them the server would not answer"
         )
-    if allowed_clients and not is_on(options, "curve_server"):
+    if allowed_clients and not is_server(options):
         raise OptionError(
             f"allowedClients={allowed_clients} needs zmq.curve_server=1: without it no client is asked for a key"
         )

@@ -41,7 +41,7 @@ _QUERY = (
         "",
         "When the query's newest trigger began.",
         "now",
-        "TIMESTAMP",
+        "time",
         series="zmq_query_progress_timestamp_seconds",
     ),
 )

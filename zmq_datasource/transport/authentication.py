@@ -20,7 +20,7 @@ import zmq.auth
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.options.socket import is_on
+from zmq_datasource.options.socket import is_server
 from zmq_datasource.transport.spec import SocketSpec, options_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
     Raises:
         OptionError: The directory cannot be read.
     """
-    if not (is_on(options_of(spec), "curve_server") and spec.allowed_clients):
+    if not (is_server(options_of(spec)) and spec.allowed_clients):
         return None
 
     from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - it imports asyncio, which most sockets do not need

@@ -24,7 +24,7 @@ from zmq_datasource.options.socket import (
     CURVE_KEY_CHARACTERS,
     Endpoints,
     check_security,
-    is_on,
+    is_server,
 )
 from zmq_datasource.transport.connections import KEEPALIVE
 from zmq_datasource.transport.peers import socket_type
@@ -175,7 +175,7 @@ def options_of(spec: SocketSpec) -> ZmqOptions:
         OptionError: The socket would be both server and client.
     """
     options = spec.zmq
-    if not is_on(options, "curve_server"):
+    if not is_server(options):
         # libzmq would read a flag that is off as "no security", and forget keys that were set before.
         return ZmqOptions({name: text for name, text in options.items() if name != "curve_server"})
     if "curve_serverkey" not in options:

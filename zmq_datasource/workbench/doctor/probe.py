@@ -68,8 +68,8 @@ class Probe:
 
     def _subscribe(self, sock: zmq.Socket[bytes]) -> None:
         if self._options.socket_type == "SUB":
-            for topic in self._options.topics:
-                sock.setsockopt(zmq.SUBSCRIBE, topic.encode())
+            for prefix in self._options.topics.prefixes:
+                sock.setsockopt(zmq.SUBSCRIBE, prefix)
 
     def __exit__(self, *error: Any) -> None:
         """Close the socket, and drop the messages that were not taken."""
