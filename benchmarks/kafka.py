@@ -5,11 +5,8 @@ Both come from Maven Central with ``mvn`` into ``build/``, once; where they cann
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,20 +16,18 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.latency import latencies_of, our_latencies
+from benchmarks.latency import median_latency, our_latency
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import free_endpoint, listens
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate
+from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate, stream_of
 from benchmarks.report import Section, Target
 from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
-from benchmarks.transactions import COLUMNS, Between, JobToJobRate, our_tables, written_to_log
-
-__all__ = ["SECTION", "kafka_jars", "measure_kafka"]
+from benchmarks.transactions import written_to_log
 
 _KAFKA, _OURS = "Kafka", "zmq"
-_KAFKA_JSON, _KAFKA_AVRO = f"{_KAFKA}, JSON", f"{_KAFKA}, Avro"
 _SINK = "sink, rows/s"
+_BROKER_VERSION, _CONNECTOR_VERSION = "4.1.0", "4.2.0"
 SECTION = Section(
     "kafka",
     "Beside Kafka",
@@ -42,18 +37,16 @@ SECTION = Section(
     "disk. A loop in C feeds it. *live*: as source throughput. *backlog*: messages that were stored before. "
     "*latency*: from sending to the user's function (`foreachBatch`), at a thousand a second. *sink*: one "
     "`df.write` in two partitions until all rows are acknowledged (ours: a DEALER's transaction into the log of "
-    "another process). *tables*: rows of three numeric columns from one Spark job to another, with Kafka as JSON or "
-    f"as Avro, with *{_OURS}* as `valueFormat=arrow`.",
+    f"another process). Kafka {_BROKER_VERSION}, Spark's connector {_CONNECTOR_VERSION}.",
     targets=(Target(_SINK, _OURS, 1.3, times=_KAFKA),),
 )
 
 _BUILD = Path(__file__).parent.parent / "build" / "kafka"
-_BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.kafka:kafka-tools:4.1.0")
+_BROKER = tuple(f"org.apache.kafka:{jar}:{_BROKER_VERSION}" for jar in ("kafka_2.13", "kafka-tools"))
 # The connector's jars without their dependencies, which the installed Spark has. The newest on Maven Central.
 _CONNECTOR = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.2.0",
-    "org.apache.spark:spark-avro_2.13:4.2.0",
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{_CONNECTOR_VERSION}",
+    f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{_CONNECTOR_VERSION}",
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
 )
@@ -62,15 +55,6 @@ _MAVEN_SECONDS = 300
 _SIZE, _PARTITIONS, _PACE = 100, 2, 1000
 _ROWS_A_SECOND = 500_000
 _MOST_SECONDS = 180.0
-_AVRO = json.dumps(
-    {
-        "type": "record",
-        "name": "row",
-        "fields": [
-            {"name": name, "type": kind} for name, kind in (("a", "long"), ("b", "int"), ("c", "double"))
-        ],
-    }
-)
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -111,7 +95,7 @@ def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
                 },
                 "latency, p50 in ms": {
                     _KAFKA: partial(_latency, spark, broker, times),
-                    _OURS: lambda: Sample(statistics.median(our_latencies(spark, _PACE, times))),
+                    _OURS: partial(our_latency, spark, _PACE, times),
                 },
                 _SINK: {
                     _KAFKA: partial(_sink, rows, broker, count),
@@ -120,30 +104,10 @@ def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
             }
             for case, methods in cases.items():
                 yield from measured("kafka", case, "", methods, times)
-            between: dict[str, Callable[[str], Between]] = {
-                _KAFKA_JSON: partial(
-                    _tables, spark, broker, "to_json(struct(*))", f"from_json(string(value), '{COLUMNS}')"
-                ),
-                _KAFKA_AVRO: partial(
-                    _tables, spark, broker, "to_avro(struct(*))", f"from_avro(value, '{_AVRO}')"
-                ),
-                _OURS: partial(our_tables, spark),
-            }
-            tables = {
-                method: JobToJobRate(spark, times, each, {"broker": broker.pid} if method != _OURS else None)
-                for method, each in between.items()
-            }
-            yield from measured("kafka", "tables, rows/s", "", tables, times)
         rows.unpersist(blocking=True)
 
 
 # Fetching the broker and the connector.
-
-
-def kafka_jars() -> str:
-    """The fetched jars of the broker and the connector, for the results; empty if there are none."""
-    jars = [*_BUILD.glob("broker/kafka_2*.jar"), *_BUILD.glob("connector/spark*.jar")]
-    return ", ".join(sorted(jar.stem for jar in jars))
 
 
 def _set_up() -> str | None:
@@ -238,12 +202,8 @@ def _broker() -> Iterator[_Broker]:
             wait_for("the broker", lambda: listens(endpoint), _MOST_SECONDS)
             yield _Broker(endpoint, process.pid)
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # its data go, too
+            process.wait()
 
 
 def _java(program: str, heap: str) -> list[str]:
@@ -261,7 +221,7 @@ def _live(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
     with (
         temporary_directory() as checkpoint,
         broker.producing(topic, 1 << 40) as producer,
-        noop_query(spark, "kafka", broker.options(topic), checkpoint) as query,
+        noop_query(stream_of(spark, "kafka", broker.options(topic)), checkpoint) as query,
     ):
         return steady_rate(query, times, {"sender": producer.pid, "broker": broker.pid})
 
@@ -281,28 +241,13 @@ def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
     return Sample(count / seconds, per_message(before, cpu_seconds({"broker": broker.pid}), count))
 
 
-def _tables(spark: SparkSession, broker: _Broker, to: str, back: str, scratch: str) -> Between:
-    topic = f"tables{time.monotonic_ns()}"
-    broker.produce(topic, 1)
-    options = broker.options(topic) | {"startingOffsets": "latest"}
-    stream = spark.readStream.format("kafka").options(**options).load()
-
-    def write(df: DataFrame) -> None:
-        writer = df.selectExpr(f"{to} AS value").write.format("kafka")
-        writer = writer.option("kafka.bootstrap.servers", broker.endpoint).option("topic", topic)
-        writer.option("kafka.batch.size", 131072).option("kafka.linger.ms", 10).save()
-
-    return stream.selectExpr(f"{back} AS row").select("row.*"), write
-
-
 def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
     topic = f"latency{time.monotonic_ns()}"
     broker.produce(topic, 1)
     seconds = times.seconds + times.warm_up + 30
     with broker.producing(topic, round(_PACE * seconds), _PACE):
         options = broker.options(topic) | {"startingOffsets": "latest"}
-        stream = spark.readStream.format("kafka").options(**options).load()
+        stream = stream_of(spark, "kafka", options)
         # The producer's time of sending, in whole milliseconds.
         millis = stream.selectExpr("unix_millis(timestamp) as sent")
-        found = latencies_of(millis, times, lambda values: [value / 1000 for value in values.to_pylist()])
-        return Sample(statistics.median(found))
+        return median_latency(millis, times, lambda values: [value / 1000 for value in values.to_pylist()])

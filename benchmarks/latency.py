@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,12 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, source_runners
-from benchmarks.queries import CHECKPOINTS
+from benchmarks.queries import CHECKPOINTS, stream_of
 from benchmarks.report import Section, Target
 from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter
 from zmq_datasource.messages.rows import message_rows, times_of
-
-__all__ = ["SECTION", "latencies_of", "measure_latency", "our_latencies"]
 
 _RATES = (100, 1_000, 10_000, 100_000)
 _SIZE, _MOST_SECONDS = 100, 60.0
@@ -30,6 +29,7 @@ _SIZE, _MOST_SECONDS = 100, 60.0
 _SAMPLED = 1000
 _CHUNKS = 20_000
 _NOTHING, _ZMQ, _MANY_CHUNKS = "a Python source that does nothing", "zmq", f"zmq, a log of {_CHUNKS:,} chunks"
+_Feed: TypeAlias = tuple[str, Mapping[str, str]]  # the source and its options
 # The cases, and whether the query has run before with its checkpoint.
 _FIRST_ROWS = {"first row of a new query": False, "first row of a restarted query": True}
 _IDLE = "idle query"
@@ -50,12 +50,12 @@ SECTION = Section(
 
 
 def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
-    """Milliseconds to the first row, CPU of an idle query, then the median and the 99th of a hundred by rate."""
+    """Milliseconds to the first row, CPU of an idle query, then the median by rate."""
     with peer("push", size=_SIZE, rate=1000) as push, temporary_directory() as scratch:
         push.go()
-        feeds = {
-            _NOTHING: {"format": "nothing"},
-            _ZMQ: {"format": "zmq", "socketType": "PULL", "connect": push.endpoint},
+        feeds: dict[str, _Feed] = {
+            _NOTHING: ("nothing", {}),
+            _ZMQ: ("zmq", {"socketType": "PULL", "connect": push.endpoint}),
         }
         for case, again in _FIRST_ROWS.items():
             methods = {name: partial(_first_row, spark, feed, scratch, again) for name, feed in feeds.items()}
@@ -63,38 +63,25 @@ def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
         push.stop()
     with peer("push") as silent, temporary_directory() as scratch:
         _write_chunks(scratch / "many")
-        pull = {"format": "zmq", "socketType": "PULL", "connect": silent.endpoint}
+        pull = {"socketType": "PULL", "connect": silent.endpoint}
         feeds = {
-            _NOTHING: {"format": "nothing"},
-            _ZMQ: pull | {"walLocation": str(scratch / "few")},
-            _MANY_CHUNKS: pull | {"walLocation": str(scratch / "many")},
+            _NOTHING: ("nothing", {}),
+            _ZMQ: ("zmq", pull | {"walLocation": str(scratch / "few")}),
+            _MANY_CHUNKS: ("zmq", pull | {"walLocation": str(scratch / "many")}),
         }
         methods = {name: partial(_idle, spark, feed, scratch, times) for name, feed in feeds.items()}
         yield from measured("latency", _IDLE, "% of a core", methods, times)
     for rate in _RATES:
-        tails: list[float] = []
-        case = f"{rate:,} messages/s"
-        for m in measured(
-            "latency", case, "ms", {"p50": partial(_latency, spark, rate, times, tails)}, times
-        ):
-            yield m
-            yield Measurement(m.section, case, "p99", m.unit, tuple(tails[1:]))
+        paced = {"p50": partial(our_latency, spark, rate, times)}
+        yield from measured("latency", f"{rate:,} messages/s", "ms", paced, times)
 
 
-def _latency(spark: SparkSession, rate: int, times: Times, tails: list[float]) -> Sample:
-    """The median; the 99th of a hundred goes to ``tails``, whose first one does not count either."""
-    values = sorted(our_latencies(spark, rate, times))
-    tails.append(values[int(len(values) * 0.99)])
-    return Sample(statistics.median(values))
-
-
-def our_latencies(spark: SparkSession, rate: int, times: Times) -> list[float]:
-    """Milliseconds of messages at this rate through the source."""
+def our_latency(spark: SparkSession, rate: int, times: Times) -> Sample:
+    """The median of messages at this rate through the source."""
     with temporary_directory() as scratch, peer("push", size=_SIZE, rate=rate, shape="stamped") as push:
         push.go()
-        stream = spark.readStream.format("zmq").option("socketType", "PULL")
-        stream = stream.option("connect", push.endpoint).option("walLocation", str(scratch / "log"))
-        found = latencies_of(stream.load().select("value"), times, _sent)
+        options = {"socketType": "PULL", "connect": push.endpoint, "walLocation": str(scratch / "log")}
+        found = median_latency(stream_of(spark, "zmq", options).select("value"), times, _sent)
         push.stop()
         return found
 
@@ -105,8 +92,8 @@ def _sent(values: pa.Array) -> list[float]:
     return [since + struct.unpack_from("=Q", value)[0] / 1e9 for value in values.to_pylist()]
 
 
-def latencies_of(stream: DataFrame, times: Times, sent: Callable[[pa.Array], list[float]]) -> list[float]:
-    """Milliseconds from sending until the user's function has the row, for a sample of each micro-batch.
+def median_latency(stream: DataFrame, times: Times, sent: Callable[[pa.Array], list[float]]) -> Sample:
+    """Milliseconds from sending until the user's function has the row, of a sample of each micro-batch.
 
     Args:
         stream: Has one column.
@@ -125,7 +112,7 @@ def latencies_of(stream: DataFrame, times: Times, sent: Callable[[pa.Array], lis
     with temporary_directory() as checkpoint, _query(stream, sample, checkpoint):
         time.sleep(times.warm_up + times.seconds)
         wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
-    return latencies
+    return Sample(statistics.median(latencies))
 
 
 @contextmanager
@@ -138,12 +125,7 @@ def _query(stream: DataFrame, function: Callable[[DataFrame, int], None], checkp
         wait_for("the source runner to end", lambda: not source_runners(), _MOST_SECONDS)
 
 
-def _stream(spark: SparkSession, feed: Mapping[str, str], log: Path) -> DataFrame:
-    options = {"walLocation": str(log)} | {name: value for name, value in feed.items() if name != "format"}
-    return spark.readStream.format(feed["format"]).options(**options).load()
-
-
-def _first_row(spark: SparkSession, feed: Mapping[str, str], scratch: Path, again: bool) -> Sample:
+def _first_row(spark: SparkSession, feed: _Feed, scratch: Path, again: bool) -> Sample:
     """From ``start()`` until the user's function has a row; the second time of one checkpoint, if ``again``."""
     directory = scratch / f"{time.monotonic_ns()}"
     for _ in range(1 + again):
@@ -153,21 +135,22 @@ def _first_row(spark: SparkSession, feed: Mapping[str, str], scratch: Path, agai
             if not first and batch.toArrow().num_rows:
                 first.append(time.monotonic())
 
-        stream = _stream(spark, feed, directory / "log")
+        source, options = feed
+        stream = stream_of(spark, source, {**options, "walLocation": str(directory / "log")})
         began = time.monotonic()
         with _query(stream, note, directory / "checkpoint"):
             wait_for("the first row", lambda first=first: bool(first), _MOST_SECONDS, 0.001)  # type: ignore[misc]
     return Sample((first[0] - began) * 1000)
 
 
-def _idle(spark: SparkSession, feed: Mapping[str, str], scratch: Path, times: Times) -> Sample:
+def _idle(spark: SparkSession, feed: _Feed, scratch: Path, times: Times) -> Sample:
     """Percent of a core that Spark's processes take while nothing comes."""
-    with _query(_stream(spark, feed, scratch / "log"), lambda *_: None, scratch / f"{time.monotonic_ns()}"):
+    with _query(stream_of(spark, *feed), lambda *_: None, scratch / f"{time.monotonic_ns()}"):
         wait_for("the source runner", lambda: bool(source_runners()), _MOST_SECONDS)
         time.sleep(times.warm_up + 1)
-        before = cpu_seconds({})
+        before = cpu_seconds()
         time.sleep(times.seconds)
-        after = cpu_seconds({})
+        after = cpu_seconds()
     # A worker that has ended meanwhile takes its earlier time with it.
     used = sum(max(0.0, after[name] - before.get(name, 0.0)) for name in after)
     return Sample(100 * used / times.seconds)

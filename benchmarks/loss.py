@@ -12,10 +12,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import Peer, peer
-from benchmarks.queries import done, noop_query
+from benchmarks.queries import done, noop_query, stream_of
 from benchmarks.report import Section, Target
-
-__all__ = ["SECTION", "measure_loss"]
 
 _BARE, _OURS = "a receiver in C", "zmq"
 _RATE, _SIZE = 100_000, 100
@@ -61,7 +59,8 @@ def _lost_by_query(spark: SparkSession, seconds: float) -> Sample:
             "framing": "custom",
             "sequenceAt": "0:0:u64be",
         }
-        with noop_query(spark, "zmq", options, scratch / "checkpoint") as query, _busy(spark):
+        stream = stream_of(spark, "zmq", options)
+        with noop_query(stream, scratch / "checkpoint") as query, _busy(spark):
             sent = _publish(pub, seconds)
             before = -1
 

@@ -14,8 +14,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-__all__ = ["NothingDataSource"]
-
 
 class NothingDataSource(DataSource):
     """``format("nothing")`` has one more row after each start of its query, and drops what is written to it."""

@@ -6,11 +6,11 @@
  * prints its endpoint, then does what it reads, a word a line, and answers each with a line of JSON:
  *
  *   go       begin; a publisher waits for its first subscription
- *   mark     messages so far, the time (seconds since the epoch), CPU seconds used, whether all are done
+ *   mark     messages so far, and the time (seconds since the epoch)
  *   stop     send no more; the socket stays, so that what is queued still leaves; as mark
- *   latency  of the messages received since the last such word: how many, p50, p99 and worst in microseconds
+ *   latency  of the messages received since the last such word: p50 and p99 in microseconds
  *
- * At the end of its input it ends. benchmarks/pypeer.py does the same in Python.
+ * At the end of its input it ends.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -219,12 +218,7 @@ static void *work(void *unused) {
 /* Commands. */
 
 static void mark(void) {
-    struct rusage used;
-    getrusage(RUSAGE_SELF, &used);
-    double cpu = (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-                 (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
-    printf("{\"messages\": %ld, \"time\": %.6f, \"cpu\": %.6f, \"done\": %s}\n", atomic_load(&messages),
-           (double)nanoseconds(CLOCK_REALTIME) / 1e9, cpu, atomic_load(&done) ? "true" : "false");
+    printf("{\"messages\": %ld, \"time\": %.6f}\n", atomic_load(&messages), (double)nanoseconds(CLOCK_REALTIME) / 1e9);
 }
 
 static int ascending(const void *a, const void *b) {
@@ -235,9 +229,8 @@ static int ascending(const void *a, const void *b) {
 static void latency(void) { /* the worker may add one meanwhile, which is forgotten */
     long n = atomic_load(&samples);
     if (n) qsort(latencies, (size_t)n, sizeof *latencies, ascending);
-    printf("{\"samples\": %ld, \"p50\": %.1f, \"p99\": %.1f, \"max\": %.1f}\n", n,
-           n ? (double)latencies[n / 2] / 1e3 : 0.0, n ? (double)latencies[n * 99 / 100] / 1e3 : 0.0,
-           n ? (double)latencies[n - 1] / 1e3 : 0.0);
+    printf("{\"p50\": %.1f, \"p99\": %.1f}\n", n ? (double)latencies[n / 2] / 1e3 : 0.0,
+           n ? (double)latencies[n * 99 / 100] / 1e3 : 0.0);
     atomic_store(&samples, 0);
 }
 

@@ -10,9 +10,9 @@ import functools
 import hashlib
 import json
 import multiprocessing
-import selectors
 import socket as stdlib_socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,41 +25,19 @@ import zmq
 
 from benchmarks.measure import Sample, Times
 from benchmarks.processes import cpu_seconds, per_message
-
-__all__ = [
-    "ANY_PORT",
-    "Mark",
-    "Peer",
-    "child",
-    "free_endpoint",
-    "listens",
-    "peer",
-    "window",
-]
-
-ANY_PORT = "tcp://127.0.0.1:*"
+from zmq_datasource.log import LogStorage, read_index
 
 _SPAWN = multiprocessing.get_context("spawn")
-_ANSWER_SECONDS = 30.0
 _HERE = Path(__file__).parent
 _BUILD = _HERE.parent / "build" / "benchmarks"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a peer is.
-
-    Attributes:
-        messages: Sent or received.
-        time: When, in seconds since the epoch.
-        cpu: CPU seconds its process has used.
-        done: Whether that were all.
-    """
+    """How many messages a peer has sent or received at a time, in seconds since the epoch."""
 
     messages: int
     time: float
-    cpu: float
-    done: bool
 
 
 class Peer:
@@ -82,7 +60,7 @@ class Peer:
         return Mark(**self._ask("stop"))
 
     def latency(self) -> dict[str, float]:
-        """Microseconds on the way of the ``stamped`` messages since this was last asked: p50, p99, max; samples."""
+        """Microseconds on the way of the ``stamped`` messages since this was last asked: p50, p99."""
         return dict(self._ask("latency"))
 
     def _ask(self, word: str) -> dict[str, Any]:
@@ -93,11 +71,6 @@ class Peer:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        # One answer a question, so nothing is left in the stream's own buffer that a selector would not see.
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(_ANSWER_SECONDS):
-                raise TimeoutError(f"waiting {_ANSWER_SECONDS:.0f} s for a peer")
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"a peer ended with {self._process.wait()}")
@@ -121,7 +94,7 @@ def peer(
             as those presets of ``framing``.
         settings: ``count`` (0: until it is stopped), ``rate`` (messages a second), ``hwm``, ``nodrop``.
     """
-    where = f"bind={ANY_PORT}" if connect is None else f"connect={connect}"
+    where = "bind=tcp://127.0.0.1:*" if connect is None else f"connect={connect}"
     command = [*_compiled(), f"kind={kind}", where, f"size={size}", f"shape={shape}"]
     command += [f"{name}={value}" for name, value in settings.items()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -143,6 +116,26 @@ def _compiled() -> list[str]:
         command = ["cc", "-O2", "-Wall", "-Wextra", "-o", str(program), str(source), "-ldl", "-lpthread"]
         subprocess.run(command, check=True)
     return [str(program), str(library)]
+
+
+@contextmanager
+def receiver(log: Path, *arguments: str) -> Iterator[int]:
+    """``zmq-datasource receive`` with these arguments in a process of its own: its process id."""
+    command = [sys.executable, "-m", "zmq_datasource", "receive", *arguments]
+    command += ["--wal-location", str(log), "-o", "walMaxBytes=1t"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def log_end(location: Path) -> int:
+    """How many messages were ever in a log; none, where the receiver has not made it yet."""
+    if not location.is_dir():
+        return 0
+    return read_index(LogStorage(str(location))).end
 
 
 def free_endpoint() -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import psutil
-
-__all__ = ["JVM", "RUNNER", "WORKERS", "cpu_seconds", "per_message", "source_runners"]
 
 JVM, RUNNER, WORKERS = "JVM", "source runner", "Python workers"
 _SPARK = "org.apache.spark"
@@ -19,7 +18,7 @@ def source_runners() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if _is_runner(p)]
 
 
-def cpu_seconds(peers: Mapping[str, int]) -> dict[str, float]:
+def cpu_seconds(peers: Mapping[str, int] = MappingProxyType({})) -> dict[str, float]:
     """CPU seconds used so far, by process.
 
     Args:
@@ -33,15 +32,14 @@ def cpu_seconds(peers: Mapping[str, int]) -> dict[str, float]:
     for name, pid in peers.items():
         with suppress(psutil.NoSuchProcess):
             peer = psutil.Process(pid)
-            seconds[name] = sum(_own(p) + _ended(p) for p in (peer, *peer.children(recursive=True)))
+            seconds[name] = sum(sum(_own_and_ended(p)) for p in (peer, *peer.children(recursive=True)))
     for jvm in psutil.Process().children():
         if not _command(jvm).startswith("java ") or _SPARK not in _command(jvm):
             continue
-        seconds[JVM] = _own(jvm)
+        seconds[JVM], seconds[WORKERS] = _own_and_ended(jvm)
         seconds.setdefault(RUNNER, 0.0)
-        seconds[WORKERS] = _ended(jvm)
         for process in jvm.children(recursive=True):
-            seconds[RUNNER if _is_runner(process) else WORKERS] += _own(process) + _ended(process)
+            seconds[RUNNER if _is_runner(process) else WORKERS] += sum(_own_and_ended(process))
     return seconds
 
 
@@ -63,17 +61,10 @@ def _command(process: psutil.Process) -> str:
     return " ".join([program.rsplit("/", 1)[-1], *arguments])
 
 
-def _own(process: psutil.Process) -> float:
-    return _times(process, lambda times: float(times.user + times.system))
-
-
-def _ended(process: psutil.Process) -> float:
-    """Of its children that have ended. Zero where the system does not say: all but Linux."""
-    return _times(process, lambda t: float(getattr(t, "children_user", 0) + getattr(t, "children_system", 0)))
-
-
-def _times(process: psutil.Process, of: Callable[[psutil._ntuples.pcputimes], float]) -> float:
+def _own_and_ended(process: psutil.Process) -> tuple[float, float]:
+    """Of a process, and of its children that have ended."""
     try:
-        return of(process.cpu_times())
+        used = process.cpu_times()
     except psutil.NoSuchProcess:
-        return 0.0
+        return 0.0, 0.0
+    return used.user + used.system, used.children_user + used.children_system

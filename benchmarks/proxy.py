@@ -28,8 +28,6 @@ from zmq_datasource import DurableSubscriber
 from zmq_datasource.log import LogStorage, read_index, read_slices, slices
 from zmq_datasource.proxy.handle import Proxy
 
-__all__ = ["SECTION", "measure_proxy"]
-
 _FORWARDING = "zmq.proxy"
 _OURS = "proxy"
 _CATCHING_UP = "durable subscriber"

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.measure import Sample, Times, temporary_directory, wait_for
@@ -22,21 +22,8 @@ from benchmarks.processes import cpu_seconds, per_message, source_runners
 from benchmarks.tutorial import TutorialDataSource
 from zmq_datasource import register
 
-__all__ = [
-    "CHECKPOINTS",
-    "CORES",
-    "Done",
-    "done",
-    "live_rate",
-    "next_batch",
-    "noop_query",
-    "spark_session",
-    "steady_rate",
-]
-
 CORES = 2
 CHECKPOINTS = "Checkpoints are written [as for a local disk](../docs/tuning.md#batches)."
-
 
 _CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -76,16 +63,18 @@ def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSess
         spark.stop()
 
 
+def stream_of(spark: SparkSession, source: str, options: Mapping[str, str]) -> DataFrame:
+    """The stream of ``format(source)``."""
+    return spark.readStream.format(source).options(**options).load()
+
+
 @contextmanager
-def noop_query(
-    spark: SparkSession, source: str, options: Mapping[str, str], checkpoint: Path, trigger: str = ""
-) -> Iterator[StreamingQuery]:
-    """A running query from ``format(source)`` into Spark's cheapest sink.
+def noop_query(stream: DataFrame, checkpoint: Path, trigger: str = "") -> Iterator[StreamingQuery]:
+    """A running query into Spark's cheapest sink.
 
     Args:
         trigger: The interval of its micro-batches; they follow each other at once, if it is empty.
     """
-    stream = spark.readStream.format(source).options(**options).load()
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
     if trigger:
         writer = writer.trigger(processingTime=trigger)
@@ -133,7 +122,7 @@ def done(query: StreamingQuery) -> Done:
     return Done(progress.batchId if progress.numInputRows else -1, rows, ended)
 
 
-def next_batch(query: StreamingQuery, batch: int, seconds: float = _MOST_SECONDS) -> Done:
+def next_batch(query: StreamingQuery, batch: int) -> Done:
     """Wait for the end of a micro-batch after this one."""
     latest = _NOTHING
 
@@ -142,7 +131,7 @@ def next_batch(query: StreamingQuery, batch: int, seconds: float = _MOST_SECONDS
         latest = done(query)
         return bool(latest.batch > batch)
 
-    wait_for("a micro-batch", ended, seconds, _POLL_SECONDS)
+    wait_for("a micro-batch", ended, _MOST_SECONDS, _POLL_SECONDS)
     return latest
 
 
@@ -168,18 +157,13 @@ def live_rate(
     size: int,
     trigger: str = "",
 ) -> Sample:
-    """Rows a second from a PUSH that never pauses, through ``format(source)``, into Spark's cheapest sink.
-
-    Args:
-        options: Of the source, without the endpoint and the place of the log.
-        size: Of the messages, in bytes.
-        trigger: As for ``noop_query``.
-    """
+    """Rows a second from a PUSH that never pauses; ``options`` are without the endpoint and the place of the log."""
     with temporary_directory() as scratch, peer("push", size=size) as push:
         options = {"connect": push.endpoint, **options}
         if source != "tutorial":
             options |= {"socketType": "PULL", "walLocation": str(scratch / "log")}
-        with noop_query(spark, source, options, scratch / "checkpoint", trigger) as query:
+        stream = stream_of(spark, source, options)
+        with noop_query(stream, scratch / "checkpoint", trigger) as query:
             push.go()
             sample = steady_rate(query, times, {"sender": push.pid})
             push.stop()  # a source that stops takes what is still there
@@ -187,9 +171,8 @@ def live_rate(
 
 
 def _rows(offset: dict[str, Any]) -> int:
-    """How many rows there are up to an offset: the tutorial's, the rate source's, ours, or Kafka's of one topic."""
-    for total in ("count", "offset"):
-        if total in offset:
-            return int(offset[total])
+    """How many rows there are up to an offset: the tutorial's, ours, or Kafka's of one topic."""
+    if "count" in offset:
+        return int(offset["count"])
     parts = offset["next"] if "next" in offset else next(iter(offset.values()))
     return sum(parts.values())

@@ -14,8 +14,6 @@ from benchmarks.peers import child, peer
 from benchmarks.report import Section, Target
 from zmq_datasource.receive import receive_until_stopped
 
-__all__ = ["SECTION", "measure_receiving"]
-
 _RECEIVING, _SEALING, _OTHERS = "receiving thread", "sealing thread", "libzmq and others"
 _PLAIN = "plain"
 # The options of the source, by the shape of the message.

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from benchmarks.measure import Measurement
 
-__all__ = ["Section", "Target", "page", "read_results", "write_results"]
-
 
 @dataclass(frozen=True)
 class Target:
@@ -72,12 +70,10 @@ def write_results(
 ) -> None:
     """Write both files. A figure that was not measured this time stays as it was, with its date."""
     directory.mkdir(parents=True, exist_ok=True)
-    before_machine, before = read_results(directory)
+    _, before = read_results(directory)
     place = f"{machine['date']}, {machine['CPU']}"
     found = {(m.section, m.case, m.method): m for m in before}
     found |= {(m.section, m.case, m.method): replace(m, place=place) for m in measured}
-    # An empty entry says that something was not at hand this time, such as Kafka: keep the entry of the older run.
-    machine = {name: value or before_machine.get(name, "") for name, value in machine.items()}
     rows = ",\n".join(f"    {json.dumps(asdict(m), ensure_ascii=False)}" for m in found.values())
     head = json.dumps(machine, indent=4, ensure_ascii=False)
     text = f'{{\n  "machine": {head},\n  "measurements": [\n{rows}\n  ]\n}}\n'
@@ -111,7 +107,7 @@ def _lines(
     yield ""
     yield from ("| machine | |", "| --- | --- |")
     for name, value in machine.items():
-        if value and name not in ("date", "CPU"):
+        if name not in ("date", "CPU"):
             yield f"| {name} | {value} |"
     yield ""
     yield "Do not compare figures from different processors with each other."

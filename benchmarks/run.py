@@ -1,4 +1,4 @@
-"""The command line: which sections, how large, and where the results go."""
+"""The command line: which sections, how large, and the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
@@ -24,19 +24,17 @@ from benchmarks.report import page, read_results, write_results
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
 from zmq_datasource.transport import core
 
-__all__ = ["SECTIONS", "main"]
-
 # In the order of RESULTS.md.
 SECTIONS = tuple(
     module.SECTION for module in (source, receiving, latency, sink, transactions, kafka, proxy, scaling, loss)
 )
 # Those without Spark are measured first. Kafka's has a Spark session of its own, with the connector.
-_WITHOUT_SPARK: dict[str, Callable[[Times], Iterator[Measurement]]] = {
+_WITHOUT_SPARK: Mapping[str, Callable[[Times], Iterator[Measurement]]] = {
     "receiving": receiving.measure_receiving,
     "scaling": scaling.measure_scaling,
     "proxy": proxy.measure_proxy,
 }
-_WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] = {
+_WITH_SPARK: Mapping[str, Callable[[SparkSession, Times], Iterator[Measurement]]] = {
     "source": source.measure_source,
     "sink": sink.measure_sink,
     "transactions": transactions.measure_transactions,
@@ -44,30 +42,27 @@ _WITH_SPARK: dict[str, Callable[[SparkSession, Times], Iterator[Measurement]]] =
     "latency": latency.measure_latency,
 }
 _SECONDS, _WARM_UP = 10.0, 3.0
+_OUTPUT = Path(__file__).parent
 
 
 def main() -> None:
     """Measure, and write ``results.json`` and ``RESULTS.md``."""
     arguments = _arguments()
     if arguments.page:
-        text = page(SECTIONS, *read_results(arguments.output))
-        (arguments.output / "RESULTS.md").write_text(text, encoding="utf-8")
+        text = page(SECTIONS, *read_results(_OUTPUT))
+        (_OUTPUT / "RESULTS.md").write_text(text, encoding="utf-8")
         return
     began = time.monotonic()
     with temporary_directory() as scratch:
         levels = {"version": 1, "loggers": {"zmq_datasource": {"level": "ERROR"}}}
         (scratch / "logging.json").write_text(json.dumps(levels), encoding="utf-8")
         os.environ[LOGGING_VARIABLE] = str(scratch / "logging.json")  # for the processes that Spark starts
-        seconds, warm_up = _SECONDS * arguments.scale, _WARM_UP * arguments.scale
-        times = Times(seconds, warm_up, arguments.rounds, arguments.case)
+        times = Times(_SECONDS * arguments.scale, _WARM_UP * arguments.scale, arguments.rounds)
         for m in _measure(arguments.only or [section.name for section in SECTIONS], scratch, times):
-            print(
-                f"{time.monotonic() - began:6.0f} s  {m.section}, {m.case}, {m.method}: {m.median:,.2f} {m.unit}",
-                flush=True,
-            )
+            spent = f"{time.monotonic() - began:6.0f} s"
+            print(f"{spent}  {m.section}, {m.case}, {m.method}: {m.median:,.2f} {m.unit}", flush=True)
             # After each figure, so that an error in a later one loses nothing.
-            found = [replace(m, scale=arguments.scale)]
-            write_results(arguments.output, SECTIONS, _machine(), found)
+            write_results(_OUTPUT, SECTIONS, _machine(), [replace(m, scale=arguments.scale)])
 
 
 def _measure(sections: Sequence[str], scratch: Path, times: Times) -> Iterator[Measurement]:
@@ -101,7 +96,6 @@ def _machine() -> dict[str, str]:
         "pyzmq": f"{zmq.pyzmq_version()} with libzmq {zmq.zmq_version()}",
         "pyarrow": version("pyarrow"),
         "zmq_datasource": f"{version('zmq_datasource')}, {core.NAME} core",
-        "Kafka": kafka.kafka_jars(),
     }
 
 
@@ -110,17 +104,11 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     help_ = f"of every run; 1 is a window of {_SECONDS:g} s after {_WARM_UP:g} s of warm-up (default: 1)"
     add("--scale", type=float, default=1.0, help=help_)
-    help_ = "runs of each case, after one that does not count (default: 5; below a scale of 0.5 it is 1)"
-    add("--rounds", type=int, help=help_)
+    add("--rounds", type=int, default=5, help="runs of each case, after one that does not count (default: 5)")
     names = [section.name for section in SECTIONS]
     add("--only", choices=names, action="append", help="one section; may be repeated")
-    add("--case", default="", help="only cases with this in their name, such as '1 MB'")
     add("--page", action="store_true", help="measure nothing; write RESULTS.md again from results.json")
-    help_ = "directory for results.json and RESULTS.md (default: that of the benchmarks)"
-    add("--output", type=Path, default=Path(__file__).parent, help=help_)
     arguments = parser.parse_args()
-    if arguments.rounds is None:
-        arguments.rounds = 5 if arguments.scale >= 0.5 else 1
     if arguments.scale <= 0 or arguments.rounds < 1:
         parser.error("--scale must be more than 0, --rounds at least 1")
     return arguments

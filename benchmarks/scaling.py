@@ -1,9 +1,8 @@
-"""What reading costs where an executor does not see the log, and what many readers cost the writer. Without Spark."""
+"""What reading costs where an executor does not see the log. Without Spark."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -15,44 +14,29 @@ from benchmarks.measure import MEGA, Measurement, Sample, Times, measured, size_
 from benchmarks.peers import child
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.report import Section
-from zmq_datasource.log import (
-    DirectoryStore,
-    LogStorage,
-    LogWriter,
-    ReaderRecord,
-    ReaderRecords,
-    Readers,
-    read_index,
-)
+from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter, read_index
 from zmq_datasource.log.chunk import read_chunk
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks
 
-__all__ = ["SECTION", "measure_scaling"]
-
-_READERS, _READ_SIZES = (1, 10, 100), (100, 10_000)
+_READ_SIZES = (100, 10_000)
 _READ_BYTES = 256 << 20
-_CALLS = 50
 _FILES, _DRIVER = "the files", "from the driver"
 SECTION = Section(
     "scaling",
-    "Reading elsewhere, and many readers",
+    "Reading elsewhere",
     "*read by one task*: megabytes of `value` a second that one task reads of a log, from its files, which the system "
-    "has in memory, or from the driver's process, encrypted, over loopback. *what all of them need*: median time to "
-    "find out which chunks this many readers still need, before chunks are deleted.",
+    "has in memory, or from the driver's process, encrypted, over loopback.",
 )
 
 
 def measure_scaling(times: Times) -> Iterator[Measurement]:
-    """Reading by one task, then the cost of readers."""
+    """Megabytes a second of one task, from the files and from the driver."""
     for size in _READ_SIZES:
         reads = {way: partial(_read_rate, size, way, times) for way in (_FILES, _DRIVER)}
         yield from measured("scaling", f"{size_name(size)}, read by one task", "MB/s", reads, times)
-    for count in _READERS:
-        found = {"what all of them need": partial(_readers_time, count)}
-        yield from measured("scaling", f"{count} readers", "µs", found, times)
 
 
 def _log(location: Path, value: bytes, batches: int, rows: int) -> LogStorage:
@@ -98,19 +82,3 @@ def _serve(pipe: Connection, root: str) -> None:
     with suppress(EOFError):
         pipe.recv()
     server.stop()
-
-
-def _readers_time(readers: int) -> Sample:
-    """Microseconds to find out what all readers still need, before chunks are deleted."""
-    with temporary_directory() as scratch:
-        storage = _log(scratch / "log", b"x", 1, 1)
-        for number in range(readers):
-            ReaderRecords(storage).write(f"reader{number}", ReaderRecord({0: 1}))
-        positions = Readers(storage, 3600.0)
-        spent = []
-        for _ in range(_CALLS):
-            time.sleep(0.06)  # a listing is reused for a moment: measure a fresh one
-            began = time.perf_counter()
-            positions.needed()
-            spent.append(time.perf_counter() - began)
-    return Sample(statistics.median(spent) * MEGA)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,21 +15,10 @@ import zmq
 from pyspark.sql import SparkSession
 
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
-from benchmarks.peers import child, peer, window
+from benchmarks.peers import child, log_end, peer, receiver, window
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import CHECKPOINTS, live_rate, next_batch, noop_query
+from benchmarks.queries import CHECKPOINTS, live_rate, next_batch, noop_query, stream_of
 from benchmarks.report import Section, Target
-from zmq_datasource.log import LogStorage, read_index
-
-__all__ = [
-    "SECTION",
-    "backlog_rate",
-    "batch_of",
-    "filled_log",
-    "log_end",
-    "log_options",
-    "measure_source",
-]
 
 _RAW, _TUTORIAL, _BACKLOG = "raw pyzmq", "tutorial source", "the log alone"
 _DURABLE, _TRIGGER = "zmq", "zmq, trigger of 1 s"
@@ -97,24 +84,10 @@ def _raw_loop(pipe: Connection) -> None:
 def filled_log(size: int, count: int) -> Iterator[Path]:
     """A log that a receiver has filled with ``count`` messages."""
     with temporary_directory() as scratch, peer("push", size=size, count=count) as push:
-        command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", "PULL"]
-        command += ["--connect", push.endpoint, "--wal-location", str(scratch / "log")]
-        command += ["-o", "walMaxBytes=1t"]
-        receiver = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        try:
+        with receiver(scratch / "log", "--socket-type", "PULL", "--connect", push.endpoint):
             push.go()
             wait_for(f"{count} messages in a log", lambda: log_end(scratch / "log") >= count, _MOST_SECONDS)
-        finally:
-            receiver.terminate()
-            receiver.wait(30)
         yield scratch / "log"
-
-
-def log_end(location: Path) -> int:
-    """How many messages were ever in a log; none, where the receiver has not made it yet."""
-    if not location.is_dir():
-        return 0
-    return read_index(LogStorage(str(location))).end
 
 
 def batch_of(count: int) -> int:
@@ -144,7 +117,10 @@ def backlog_rate(
     while seconds < times.seconds:
         if source == "zmq":
             options = {**options, "reader": f"reader{time.monotonic_ns()}"}
-        with temporary_directory() as scratch, noop_query(spark, source, options, scratch) as query:
+        with (
+            temporary_directory() as scratch,
+            noop_query(stream_of(spark, source, options), scratch) as query,
+        ):
             first = last = next_batch(query, -1)
             before = cpu_seconds(peers)
             while last.rows < count:

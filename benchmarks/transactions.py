@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
-from benchmarks.peers import free_endpoint, listens
+from benchmarks.peers import free_endpoint, listens, log_end, receiver
 from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.queries import noop_query, stream_of
 from benchmarks.report import Section, Target
-from benchmarks.source import log_end
 
-__all__ = [
-    "COLUMNS",
-    "SECTION",
-    "Between",
-    "JobToJobRate",
-    "measure_transactions",
-    "our_tables",
-    "written_to_log",
-]
-
-# A DataFrame to read, and a function that writes to it.
-Between: TypeAlias = tuple[DataFrame, Callable[[DataFrame], None]]
-
-_ACKNOWLEDGED, _PLAIN, _PARQUET = "DEALER → ROUTER", "PUSH → PULL", "Parquet files"
+_ACKNOWLEDGED, _PLAIN = "DEALER → ROUTER", "PUSH → PULL"
 _JSON, _TABLES = "JSON, a message a row", "valueFormat=arrow"
-COLUMNS = "a BIGINT, b INT, c DOUBLE"
+_COLUMNS = "a BIGINT, b INT, c DOUBLE"
 
 _ROWS_A_SECOND = 1_000_000
-_TABLE_ROWS_A_SECOND = 300_000  # in the first run; a later one writes as many rows as the run before allows
+_TABLE_ROWS_A_SECOND = {_JSON: 300_000, _TABLES: 1_700_000}
 _PARTITIONS = 2
 _MOST_SECONDS = 300.0
 SECTION = Section(
@@ -47,11 +28,10 @@ SECTION = Section(
     "From one service to another",
     "Rows a second. *100 B*: rows of 100 bytes, from `df.write` of a cached DataFrame in two partitions until all "
     f"are on disk. *{_ACKNOWLEDGED}*: one transaction, staged, committed and acknowledged, into the log of a "
-    f"receiver process. *{_PLAIN}*: plain messages into the same kind of log. *{_PARQUET}*: `df.write.parquet`, in "
-    "the same JVM; its encoding saves most of the bytes. *three numbers*: rows of three numeric columns from one "
-    "Spark job (`df.write`, two partitions) to another one (a query into the `noop` sink) by PUSH and PULL, from "
-    "the call of the one until the other has read them all, both on the same two cores, each chunk forced to the "
-    f"disk. *{_JSON}*: `to_json` and `from_json`. *{_TABLES}*: a message for 10,000 rows.",
+    f"receiver process. *{_PLAIN}*: plain messages into the same kind of log. *three numbers*: rows of three numeric "
+    "columns from one Spark job (`df.write`, two partitions) to another one (a query into the `noop` sink) by PUSH "
+    "and PULL, from the call of the one until the other has read them all, both on the same two cores, each chunk "
+    f"forced to the disk. *{_JSON}*: `to_json` and `from_json`. *{_TABLES}*: a message for 10,000 rows.",
     targets=(
         Target("100 B", _ACKNOWLEDGED, 1_500_000),
         Target("three numbers", _TABLES, 4_000_000),
@@ -68,94 +48,58 @@ def measure_transactions(spark: SparkSession, times: Times) -> Iterator[Measurem
     methods: Mapping[str, Callable[[], Sample]] = {
         _ACKNOWLEDGED: partial(written_to_log, df, rows, "DEALER", "ROUTER"),
         _PLAIN: partial(written_to_log, df, rows, "PUSH", "PULL"),
-        _PARQUET: partial(_written_to_parquet, df, rows),
     }
     yield from measured("transactions", "100 B", "rows/s", methods, times)
     df.unpersist(blocking=True)
-    tables: Mapping[str, Callable[[], Sample]] = {
-        _JSON: JobToJobRate(spark, times, partial(_our_json, spark)),
-        _TABLES: JobToJobRate(spark, times, partial(our_tables, spark)),
-    }
+    tables = {form: partial(_job_to_job, spark, form, times) for form in _TABLE_ROWS_A_SECOND}
     yield from measured("transactions", "three numbers", "rows/s", tables, times)
 
 
 def written_to_log(df: DataFrame, rows: int, sink: str, source: str) -> Sample:
     """Rows a second of one ``df.write`` until all are in the log of a receiver process."""
-    with temporary_directory() as scratch, _receiver(scratch / "log", source) as (endpoint, pid):
+    endpoint = free_endpoint()
+    with (
+        temporary_directory() as scratch,
+        receiver(scratch / "log", "--socket-type", source, "--bind", endpoint) as pid,
+    ):
+        wait_for("the receiver", lambda: listens(endpoint), _MOST_SECONDS)
         before, began = cpu_seconds({"receiver": pid}), time.monotonic()
-        writer = df.write.format("zmq").mode("append").option("socketType", sink)
-        writer.option("connect", endpoint).save()
+        df.write.format("zmq").mode("append").options(socketType=sink, connect=endpoint).save()
         wait_for("all rows in the log", lambda: log_end(scratch / "log") >= rows, _MOST_SECONDS)
         seconds, after = time.monotonic() - began, cpu_seconds({"receiver": pid})
         return Sample(rows / seconds, per_message(before, after, rows))
 
 
-@contextmanager
-def _receiver(location: Path, source: str) -> Iterator[tuple[str, int]]:
-    """``zmq-datasource receive`` in a process of its own: its endpoint and process id."""
+def _job_to_job(spark: SparkSession, form: str, times: Times) -> Sample:
+    """Rows a second from the start of a ``df.write`` until a query has read them all."""
+    count = max(10_000, round(_TABLE_ROWS_A_SECOND[form] * times.seconds))
     endpoint = free_endpoint()
-    command = [sys.executable, "-m", "zmq_datasource", "receive", "--socket-type", source]
-    command += ["--bind", endpoint, "--wal-location", str(location), "-o", "walMaxBytes=1t"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        wait_for("the receiver", lambda: listens(endpoint), _MOST_SECONDS)
-        yield endpoint, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
+    def write(rows: int) -> None:
+        df = spark.range(0, rows, 1, _PARTITIONS)
+        df = df.selectExpr("id AS a", "int(id % 1000) AS b", "id * 0.5D AS c")
+        if form == _JSON:
+            df = df.selectExpr("to_json(struct(*)) AS value")
+        writer = df.write.format("zmq").mode("append").option("connect", endpoint)
+        writer.options(**({"valueFormat": "arrow"} if form == _TABLES else {})).save()
 
-def _written_to_parquet(df: DataFrame, rows: int) -> Sample:
     with temporary_directory() as scratch:
-        before, began = cpu_seconds({}), time.monotonic()
-        df.write.parquet(str(scratch / "rows"))
-        seconds = time.monotonic() - began
-        return Sample(rows / seconds, per_message(before, cpu_seconds({}), rows))
-
-
-class JobToJobRate:
-    """Rows a second from the start of a ``df.write`` until a query has read them all.
-
-    Args:
-        between: Makes both ends; its argument is a directory for its files.
-        peers: Name to process id of other processes; their CPU counts.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        times: Times,
-        between: Callable[[str], Between],
-        peers: Mapping[str, int] | None = None,
-    ) -> None:
-        self._spark, self._times, self._between = spark, times, between
-        self._peers = peers or {}
-        self._rate = float(_TABLE_ROWS_A_SECOND)
-
-    def __call__(self) -> Sample:
-        count = max(10_000, round(self._rate * self._times.seconds))
-        with temporary_directory() as scratch:
-            stream, write = self._between(str(scratch))
-            writer = stream.writeStream.format("noop").option(
-                "checkpointLocation", str(scratch / "checkpoint")
-            )
-            query = writer.start()
-            try:
-                read = _rows_read(query)
-                write(self._rows(1000))  # connects and warms both sides
-                wait_for("the first rows", lambda: read() >= 1000, _MOST_SECONDS)
-                before, began = cpu_seconds(self._peers), time.monotonic()
-                write(self._rows(count))
-                wait_for(f"{count} rows", lambda: read() >= 1000 + count, _MOST_SECONDS)
-                seconds, after = time.monotonic() - began, cpu_seconds(self._peers)
-            finally:
-                query.stop()
-        self._rate = count / seconds
-        return Sample(self._rate, per_message(before, after, count))
-
-    def _rows(self, count: int) -> DataFrame:
-        rows = self._spark.range(0, count, 1, _PARTITIONS)
-        return rows.selectExpr("id AS a", "int(id % 1000) AS b", "id * 0.5D AS c")
+        options = {"socketType": "PULL", "bind": endpoint, "walLocation": str(scratch / "log")}
+        if form == _TABLES:
+            reader = spark.readStream.format("zmq").schema(_COLUMNS).option("valueFormat", "arrow")
+            stream = reader.options(**options).load()
+        else:
+            stream = stream_of(spark, "zmq", options)
+            stream = stream.selectExpr(f"from_json(string(value), '{_COLUMNS}') AS row").select("row.*")
+        with noop_query(stream, scratch / "checkpoint") as query:
+            read = _rows_read(query)
+            write(1000)  # connects and warms both sides
+            wait_for("the first rows", lambda: read() >= 1000, _MOST_SECONDS)
+            before, began = cpu_seconds(), time.monotonic()
+            write(count)
+            wait_for(f"{count} rows", lambda: read() >= 1000 + count, _MOST_SECONDS)
+            seconds, after = time.monotonic() - began, cpu_seconds()
+    return Sample(count / seconds, per_message(before, after, count))
 
 
 def _rows_read(query: StreamingQuery) -> Callable[[], int]:
@@ -170,31 +114,3 @@ def _rows_read(query: StreamingQuery) -> Callable[[], int]:
         return sum(batches.values())
 
     return rows
-
-
-def our_tables(spark: SparkSession, scratch: str) -> Between:
-    """By PUSH and PULL, ``valueFormat=arrow``."""
-    endpoint = free_endpoint()
-    reader = spark.readStream.format("zmq").schema(COLUMNS).option("valueFormat", "arrow")
-
-    def write(df: DataFrame) -> None:
-        df.write.format("zmq").mode("append").option("connect", endpoint).option(
-            "valueFormat", "arrow"
-        ).save()
-
-    return reader.options(**_ours(endpoint, scratch)).load(), write
-
-
-def _our_json(spark: SparkSession, scratch: str) -> Between:
-    endpoint = free_endpoint()
-    stream = spark.readStream.format("zmq").options(**_ours(endpoint, scratch)).load()
-
-    def write(df: DataFrame) -> None:
-        json = df.selectExpr("to_json(struct(*)) AS value")
-        json.write.format("zmq").mode("append").option("connect", endpoint).save()
-
-    return stream.selectExpr(f"from_json(string(value), '{COLUMNS}') AS row").select("row.*"), write
-
-
-def _ours(endpoint: str, scratch: str) -> dict[str, str]:
-    return {"socketType": "PULL", "bind": endpoint, "walLocation": f"{scratch}/log"}

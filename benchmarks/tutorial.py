@@ -17,8 +17,6 @@ import zmq
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
-__all__ = ["TutorialDataSource"]
-
 # A feed that never pauses would keep a read from ever returning. Nothing else limits it.
 _SECONDS = 1.0
 _LOOK_EVERY = 32  # messages between two looks at the clock
