@@ -22,7 +22,6 @@ from benchmarks.peers import free_endpoint, listens
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate, stream_of
 from benchmarks.report import Section, Target
-from benchmarks.source import backlog_rate, batch_of, filled_log, log_options
 from benchmarks.transactions import written_to_log
 
 _KAFKA, _OURS = "Kafka", "zmq"
@@ -34,7 +33,7 @@ SECTION = Section(
     "Messages of 100 bytes through the same Spark into the `noop` sink, on the same two cores, which the broker "
     f"shares. *{_KAFKA}*: a broker of one node with two partitions. It acknowledges, and leaves the disk to the "
     f"system. Kafka's own `ProducerPerformance` feeds it. *{_OURS}*: the defaults, with each chunk forced to the "
-    "disk. A loop in C feeds it. *live*: as source throughput. *backlog*: messages that were stored before. "
+    "disk. A loop in C feeds it. *live*: as source throughput. "
     "*latency*: from sending to the user's function (`foreachBatch`), at a thousand a second. *sink*: one "
     "`df.write` in two partitions until all rows are acknowledged (ours: a DEALER's transaction into the log of "
     f"another process). Kafka {_BROKER_VERSION}, Spark's connector {_CONNECTOR_VERSION}.",
@@ -82,28 +81,22 @@ def measure_kafka(scratch: Path, times: Times) -> Iterator[Measurement]:
         rows = spark.range(0, count, 1, _PARTITIONS)
         rows = rows.selectExpr(f"cast(lpad(id, {_SIZE}, 'x') as binary) as value").cache()
         rows.count()
-        broker.produce("backlog", count)
-        with filled_log(_SIZE, count) as log:
-            cases: Mapping[str, Mapping[str, Callable[[], Sample]]] = {
-                "live, messages/s": {
-                    _KAFKA: partial(_live, spark, broker, times),
-                    _OURS: partial(live_rate, spark, "zmq", {}, times, size=_SIZE),
-                },
-                "backlog, messages/s": {
-                    _KAFKA: partial(_backlog, spark, broker, count, times),
-                    _OURS: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
-                },
-                "latency, p50 in ms": {
-                    _KAFKA: partial(_latency, spark, broker, times),
-                    _OURS: partial(our_latency, spark, _PACE, times),
-                },
-                _SINK: {
-                    _KAFKA: partial(_sink, rows, broker, count),
-                    _OURS: partial(written_to_log, rows, count, "DEALER", "ROUTER"),
-                },
-            }
-            for case, methods in cases.items():
-                yield from measured("kafka", case, "", methods, times)
+        cases: Mapping[str, Mapping[str, Callable[[], Sample]]] = {
+            "live, messages/s": {
+                _KAFKA: partial(_live, spark, broker, times),
+                _OURS: partial(live_rate, spark, "zmq", {}, times, size=_SIZE),
+            },
+            "latency, p50 in ms": {
+                _KAFKA: partial(_latency, spark, broker, times),
+                _OURS: partial(our_latency, spark, _PACE, times),
+            },
+            _SINK: {
+                _KAFKA: partial(_sink, rows, broker, count),
+                _OURS: partial(written_to_log, rows, count),
+            },
+        }
+        for case, methods in cases.items():
+            yield from measured("kafka", case, "", methods, times)
         rows.unpersist(blocking=True)
 
 
@@ -158,6 +151,12 @@ class _Broker:
             "startingOffsets": "earliest",
         }
 
+    def create(self, topic: str) -> None:
+        """By a first message."""
+        with self.producing(topic, 1) as producer:
+            if producer.wait(_MOST_SECONDS):
+                raise RuntimeError(f"the producer ended with {producer.returncode}")
+
     @contextmanager
     def producing(self, topic: str, count: int, rate: int = -1) -> Iterator[subprocess.Popen[bytes]]:
         """Kafka's own producer, the fastest at hand, with batches as large as its load test uses."""
@@ -173,11 +172,6 @@ class _Broker:
         finally:
             process.kill()
             process.wait()
-
-    def produce(self, topic: str, count: int) -> None:
-        with self.producing(topic, count) as producer:
-            if producer.wait(_MOST_SECONDS):
-                raise RuntimeError(f"the producer ended with {producer.returncode}")
 
 
 @contextmanager
@@ -217,7 +211,7 @@ def _java(program: str, heap: str) -> list[str]:
 
 def _live(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
     topic = f"live{time.monotonic_ns()}"
-    broker.produce(topic, 1)  # the topic exists
+    broker.create(topic)
     with (
         temporary_directory() as checkpoint,
         broker.producing(topic, 1 << 40) as producer,
@@ -226,14 +220,9 @@ def _live(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
         return steady_rate(query, times, {"sender": producer.pid, "broker": broker.pid})
 
 
-def _backlog(spark: SparkSession, broker: _Broker, count: int, times: Times) -> Sample:
-    options = broker.options("backlog") | {"maxOffsetsPerTrigger": str(batch_of(count))}
-    return backlog_rate(spark, "kafka", options, count, times, {"broker": broker.pid})
-
-
 def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
     topic = f"sink{time.monotonic_ns()}"
-    broker.produce(topic, 1)
+    broker.create(topic)
     before, began = cpu_seconds({"broker": broker.pid}), time.monotonic()
     writer = rows.write.format("kafka").option("kafka.bootstrap.servers", broker.endpoint)
     writer.option("topic", topic).option("kafka.batch.size", 131072).option("kafka.linger.ms", 10).save()
@@ -243,7 +232,7 @@ def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
 
 def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
     topic = f"latency{time.monotonic_ns()}"
-    broker.produce(topic, 1)
+    broker.create(topic)
     seconds = times.seconds + times.warm_up + 30
     with broker.producing(topic, round(_PACE * seconds), _PACE):
         options = broker.options(topic) | {"startingOffsets": "latest"}

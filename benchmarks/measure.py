@@ -31,10 +31,11 @@ class Times:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of a quantity, and CPU seconds a message by process."""
+    """One value of a quantity, CPU seconds a message by process, and values of other cases from the same run."""
 
     value: float
     cpu: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ def measured(
         processes = dict.fromkeys(name for one in of_rounds for name in one.cpu)
         cpu = {name: tuple(one.cpu.get(name, 0.0) * MEGA for one in of_rounds) for name in processes}
         yield Measurement(section, case, method, unit, tuple(one.value for one in of_rounds), cpu)
+        for other in of_rounds[0].others:
+            yield Measurement(section, other, method, unit, tuple(one.others[other] for one in of_rounds))
 
 
 def size_name(size: int) -> str:

@@ -36,8 +36,7 @@ _LOOP = "Python loop over the log"
 _PACE = 1000
 
 _SIZES = (100, 10_000)
-# Messages of a backlog, by their size.
-_BACKLOGS = {100: 400_000, 10_000: 40_000}
+_BACKLOGS = {100: 400_000, 10_000: 40_000}  # messages, by their size
 # The same for every socket, and large enough that a pause of the machine's scheduler fills no queue.
 _HWM = 10_000
 SECTION = Section(
@@ -68,30 +67,19 @@ SECTION = Section(
 _TRIES = 5
 _MOST_SECONDS = 120.0
 
-# The endpoints of publishers and of subscribers, and the proxy's process.
-_Running: TypeAlias = tuple[str, str, int]
-_Method: TypeAlias = Callable[[], AbstractContextManager[_Running]]
+# Runs a proxy: the endpoints of publishers and of subscribers, and the proxy's process.
+_Method: TypeAlias = Callable[[], AbstractContextManager[tuple[str, str, int]]]
 
 
 def measure_proxy(times: Times) -> Iterator[Measurement]:
     """Messages a second from a publisher to a subscriber, how long a message takes, and catching up."""
     proxies: Mapping[str, _Method] = {_FORWARDING: _forwarding, _OURS: _ours}
-    for size in _SIZES:
-        rates = {
-            method: partial(_tried, partial(_rate, proxy, size, times)) for method, proxy in proxies.items()
-        }
-        yield from measured("proxy", f"{size_name(size)}, messages/s", "", rates, times)
-    for size in _SIZES:
-        tails: dict[str, list[float]] = {method: [] for method in proxies}
-        paced = {
-            method: partial(_tried, partial(_latency, proxy, size, times, tails[method]))
-            for method, proxy in proxies.items()
-        }
-        yield from measured("proxy", f"{size_name(size)}, p50 in µs", "", paced, times)
-        for method, values in tails.items():
-            # The first round is not counted here either. No values: the case was left out.
-            if values:
-                yield Measurement("proxy", f"{size_name(size)}, p99 in µs", method, "", tuple(values[1:]))
+    for what, run in (("messages/s", _rate), ("p50 in µs", _latency)):
+        for size in _SIZES:
+            runs = {
+                name: partial(_tried, partial(run, proxy, size, times)) for name, proxy in proxies.items()
+            }
+            yield from measured("proxy", f"{size_name(size)}, {what}", "", runs, times)
     for size, count in _BACKLOGS.items():
         yield from _catching_up(size, count, times)
 
@@ -124,13 +112,13 @@ def _subscriber_rate(endpoint: str, count: int, batches: bool) -> Sample:
             batch = subscriber.receive_batch()
             return _loop_over(batch) if batch else 0
 
-        missing = count - receive()
-        began, rows = time.perf_counter(), 0
-        while rows < missing:
+        first = rows = receive()
+        began = time.perf_counter()
+        while rows < count:
             rows += receive()
         took = time.perf_counter() - began
         subscriber.forget()
-    return Sample(rows / took)
+    return Sample((rows - first) / took)
 
 
 def _loop_rate(storage: LogStorage) -> Sample:
@@ -143,10 +131,8 @@ def _loop_rate(storage: LogStorage) -> Sample:
 
 
 def _loop_over(batch: pa.RecordBatch) -> int:
-    rows = 0
-    for _message in zip(batch.column("topic").to_pylist(), batch.column("value").to_pylist(), strict=True):
-        rows += 1
-    return rows
+    columns = (batch.column(name).to_pylist() for name in ("topic", "value"))
+    return sum(1 for _message in zip(*columns, strict=True))
 
 
 def _tried(run: Callable[[], Sample]) -> Sample:
@@ -171,8 +157,8 @@ def _rate(proxy: _Method, size: int, times: Times) -> Sample:
         return window(subscriber, times, peers)
 
 
-def _latency(proxy: _Method, size: int, times: Times, tails: list[float]) -> Sample:
-    """The median at ``_PACE`` messages a second; the 99th percentile goes to ``tails``."""
+def _latency(proxy: _Method, size: int, times: Times) -> Sample:
+    """The median and the 99th percentile at ``_PACE`` messages a second."""
     with (
         proxy() as (front, back, _),
         peer("sub", connect=back, hwm=_HWM, shape="stamped") as subscriber,
@@ -184,19 +170,18 @@ def _latency(proxy: _Method, size: int, times: Times, tails: list[float]) -> Sam
         subscriber.latency()  # discards those of the warm-up
         window(subscriber, Times(times.seconds, 0.0, 1), {})
         found = subscriber.latency()
-    tails.append(found["p99"])
-    return Sample(found["p50"])
+    return Sample(found["p50"], others={f"{size_name(size)}, p99 in µs": found["p99"]})
 
 
 @contextmanager
-def _forwarding() -> Iterator[_Running]:
+def _forwarding() -> Iterator[tuple[str, str, int]]:
     with child(_forward) as (pipe, pid):
         front, back = pipe.recv()
         yield front, back, pid
 
 
 @contextmanager
-def _ours() -> Iterator[_Running]:
+def _ours() -> Iterator[tuple[str, str, int]]:
     front, back = free_endpoint(), free_endpoint()
     others = {process.pid for process in psutil.Process().children()}
     with (

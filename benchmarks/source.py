@@ -7,30 +7,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import MappingProxyType
 
-import zmq
 from pyspark.sql import SparkSession
 
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
-from benchmarks.peers import child, log_end, peer, receiver, window
+from benchmarks.peers import log_end, peer, receiver
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import CHECKPOINTS, live_rate, next_batch, noop_query, stream_of
 from benchmarks.report import Section, Target
 
-_RAW, _TUTORIAL, _BACKLOG = "raw pyzmq", "tutorial source", "the log alone"
+_TUTORIAL, _BACKLOG = "tutorial source", "the log alone"
 _DURABLE, _TRIGGER = "zmq", "zmq, trigger of 1 s"
 SECTION = Section(
     "source",
     "Source throughput",
     "Messages a second of a running query, from the end of one micro-batch to the end of another: PULL over tcp "
     "loopback into the `noop` sink, high-water marks of 1000, two cores for all processes. The sender is a loop in "
-    f"C that never pauses. *{_RAW}*: a loop of `recv()`, without Spark. *{_TUTORIAL}*: a "
-    "`SimpleDataSourceStreamReader` that drains the socket at each trigger, for at most a second (0.1 s above 100 "
-    f"B); each message is a tuple, and nothing is durable. *{_DURABLE}*: this package with its defaults; each chunk "
-    f"is forced to the disk, and micro-batches follow each other at once. *{_TRIGGER}*: a micro-batch each second. "
+    f"C that never pauses. *{_TUTORIAL}*: a `SimpleDataSourceStreamReader` that drains the socket at each trigger, "
+    "for at most a second (0.1 s above 100 B); each message is a tuple, and nothing is durable. "
+    f"*{_DURABLE}*: this package with its defaults; each chunk is forced to the disk, and micro-batches follow each "
+    f"other at once. *{_TRIGGER}*: a micro-batch each second. "
     f"*{_BACKLOG}*: a log that was filled before is read, without a socket. This is what the JVM and its workers "
     "allow. " + CHECKPOINTS,
     targets=(
@@ -49,13 +46,12 @@ def measure_source(spark: SparkSession, times: Times) -> Iterator[Measurement]:
     """Messages a second for every size and method, the methods interleaved."""
     for size in _SIZES:
         count = max(_BACKLOG_BATCHES, round(_BACKLOG_BYTES * min(1.0, times.seconds / 10) / size))
-        with filled_log(size, count) as log:
+        with _filled_log(size, count) as log:
             methods: Mapping[str, Callable[[], Sample]] = {
-                _RAW: partial(_raw_rate, size, times),
                 _TUTORIAL: partial(live_rate, spark, "tutorial", _tutorial_options(size), times, size=size),
                 _DURABLE: partial(live_rate, spark, "zmq", {}, times, size=size),
                 _TRIGGER: partial(live_rate, spark, "zmq", {}, times, size=size, trigger="1 second"),
-                _BACKLOG: partial(backlog_rate, spark, "zmq", log_options(log, count), count, times),
+                _BACKLOG: partial(_backlog_rate, spark, log, count, times),
             }
             yield from measured("source", size_name(size), "messages/s", methods, times)
 
@@ -65,23 +61,8 @@ def _tutorial_options(size: int) -> Mapping[str, str]:
     return {"seconds": "0.1"} if size > 100 else {}
 
 
-def _raw_rate(size: int, times: Times) -> Sample:
-    """A PUSH loop in C into a PULL loop in Python. The queues between hold as many at the end as at the beginning."""
-    with child(_raw_loop) as (pipe, pid), peer("push", connect=pipe.recv(), size=size) as push:
-        push.go()
-        return window(push, times, {"sender": push.pid, "receiver": pid})
-
-
-def _raw_loop(pipe: Connection) -> None:
-    socket = zmq.Context().socket(zmq.PULL)
-    pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
-    receive = socket.recv
-    while True:
-        receive()
-
-
 @contextmanager
-def filled_log(size: int, count: int) -> Iterator[Path]:
+def _filled_log(size: int, count: int) -> Iterator[Path]:
     """A log that a receiver has filled with ``count`` messages."""
     with temporary_directory() as scratch, peer("push", size=size, count=count) as push:
         with receiver(scratch / "log", "--socket-type", "PULL", "--connect", push.endpoint):
@@ -90,42 +71,22 @@ def filled_log(size: int, count: int) -> Iterator[Path]:
         yield scratch / "log"
 
 
-def batch_of(count: int) -> int:
-    """How many messages of a backlog to read in one micro-batch."""
-    return -(-count // _BACKLOG_BATCHES)
-
-
-def log_options(log: Path, count: int) -> dict[str, str]:
-    """Of a query that only reads a log of ``count`` messages."""
-    return {
+def _backlog_rate(spark: SparkSession, log: Path, count: int, times: Times) -> Sample:
+    """Of a query that reads a backlog of ``count``, all but its first micro-batch; as often as the time asks for."""
+    options = {
         "walLocation": str(log),
         "startingOffsets": "earliest",
-        "maxMessagesPerTrigger": str(batch_of(count)),
+        "maxMessagesPerTrigger": str(-(-count // _BACKLOG_BATCHES)),
     }
-
-
-def backlog_rate(
-    spark: SparkSession,
-    source: str,
-    options: Mapping[str, str],
-    count: int,
-    times: Times,
-    peers: Mapping[str, int] = MappingProxyType({}),
-) -> Sample:
-    """Of a query that reads a backlog of ``count``, all but its first micro-batch; as often as the time asks for."""
     rows, seconds, cpu = 0, 0.0, Counter[str]()
     while seconds < times.seconds:
-        if source == "zmq":
-            options = {**options, "reader": f"reader{time.monotonic_ns()}"}
-        with (
-            temporary_directory() as scratch,
-            noop_query(stream_of(spark, source, options), scratch) as query,
-        ):
+        stream = stream_of(spark, "zmq", {**options, "reader": f"reader{time.monotonic_ns()}"})
+        with temporary_directory() as checkpoint, noop_query(stream, checkpoint) as query:
             first = last = next_batch(query, -1)
-            before = cpu_seconds(peers)
+            before = cpu_seconds()
             while last.rows < count:
                 last = next_batch(query, last.batch)
-            cpu.update(per_message(before, cpu_seconds(peers), 1))
+            cpu.update(per_message(before, cpu_seconds(), 1))
         rows += last.rows - first.rows
         seconds += last.time - first.time
     return Sample(rows / seconds, {process: spent / rows for process, spent in cpu.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +15,7 @@ from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import noop_query, stream_of
 from benchmarks.report import Section, Target
 
-_ACKNOWLEDGED, _PLAIN = "DEALER → ROUTER", "PUSH → PULL"
+_ACKNOWLEDGED = "DEALER → ROUTER"
 _JSON, _TABLES = "JSON, a message a row", "valueFormat=arrow"
 _COLUMNS = "a BIGINT, b INT, c DOUBLE"
 
@@ -28,7 +28,7 @@ SECTION = Section(
     "From one service to another",
     "Rows a second. *100 B*: rows of 100 bytes, from `df.write` of a cached DataFrame in two partitions until all "
     f"are on disk. *{_ACKNOWLEDGED}*: one transaction, staged, committed and acknowledged, into the log of a "
-    f"receiver process. *{_PLAIN}*: plain messages into the same kind of log. *three numbers*: rows of three numeric "
+    f"receiver process. *three numbers*: rows of three numeric "
     "columns from one Spark job (`df.write`, two partitions) to another one (a query into the `noop` sink) by PUSH "
     "and PULL, from the call of the one until the other has read them all, both on the same two cores, each chunk "
     f"forced to the disk. *{_JSON}*: `to_json` and `from_json`. *{_TABLES}*: a message for 10,000 rows.",
@@ -45,26 +45,23 @@ def measure_transactions(spark: SparkSession, times: Times) -> Iterator[Measurem
     df = spark.range(0, rows, 1, _PARTITIONS)
     df = df.selectExpr("cast(lpad(id, 100, 'x') as binary) as value").cache()
     df.count()
-    methods: Mapping[str, Callable[[], Sample]] = {
-        _ACKNOWLEDGED: partial(written_to_log, df, rows, "DEALER", "ROUTER"),
-        _PLAIN: partial(written_to_log, df, rows, "PUSH", "PULL"),
-    }
-    yield from measured("transactions", "100 B", "rows/s", methods, times)
+    acknowledged = {_ACKNOWLEDGED: partial(written_to_log, df, rows)}
+    yield from measured("transactions", "100 B", "rows/s", acknowledged, times)
     df.unpersist(blocking=True)
     tables = {form: partial(_job_to_job, spark, form, times) for form in _TABLE_ROWS_A_SECOND}
     yield from measured("transactions", "three numbers", "rows/s", tables, times)
 
 
-def written_to_log(df: DataFrame, rows: int, sink: str, source: str) -> Sample:
-    """Rows a second of one ``df.write`` until all are in the log of a receiver process."""
+def written_to_log(df: DataFrame, rows: int) -> Sample:
+    """Rows a second of one transaction until all are in the log of a receiver process."""
     endpoint = free_endpoint()
     with (
         temporary_directory() as scratch,
-        receiver(scratch / "log", "--socket-type", source, "--bind", endpoint) as pid,
+        receiver(scratch / "log", "--socket-type", "ROUTER", "--bind", endpoint) as pid,
     ):
         wait_for("the receiver", lambda: listens(endpoint), _MOST_SECONDS)
         before, began = cpu_seconds({"receiver": pid}), time.monotonic()
-        df.write.format("zmq").mode("append").options(socketType=sink, connect=endpoint).save()
+        df.write.format("zmq").mode("append").options(socketType="DEALER", connect=endpoint).save()
         wait_for("all rows in the log", lambda: log_end(scratch / "log") >= rows, _MOST_SECONDS)
         seconds, after = time.monotonic() - began, cpu_seconds({"receiver": pid})
         return Sample(rows / seconds, per_message(before, after, rows))
