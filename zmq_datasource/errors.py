@@ -156,11 +156,11 @@ class UnknownAttemptError(ProtocolError):
 
 class SubscriptionError(SocketError):
     """The proxy has refused a durable subscription. Another client has taken its name, the name belongs to
-    another key, or there are too many names. Or while the subscriber was away, its position was changed or
-    removed, or the proxy's log was replaced.
+    another key, or there are too many names. Or while the subscriber was away, its position was removed,
+    or the proxy's log was replaced.
 
     What to do: The message has the reason. Give each subscriber its own name, or check its rights
-    (docs/security.md#bind-a-name-to-a-key). After a change of the position (docs/proxy.md#positions), start the
+    (docs/security.md#bind-a-name-to-a-key). If its position was removed (docs/proxy.md#positions), start the
     subscriber again.
     """
 

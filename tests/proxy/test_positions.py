@@ -322,9 +322,8 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
-    records.write(
-        position.key, ReaderRecord({0: 5}, EXPIRY, begins_here=True, subscriber=_moved_by_hand(record))
-    )
+    notes = msgspec.structs.replace(record.subscriber, session=7)
+    records.write(position.key, ReaderRecord({0: 5}, EXPIRY, subscriber=notes))
     assert known.submit(known.lock_again, position, known.moment).result(10) is False
     assert not records.is_running(position.key)
     again = opened(known, session=2)
@@ -354,11 +353,6 @@ def test_a_name_that_could_not_be_locked_again_is_free(
     assert not records.is_running(position.key)
     path.write_bytes(kept_bytes)
     assert known.submit(known.lock_again, position, known.moment).result(10) is True
-
-
-def _moved_by_hand(record: ReaderRecord) -> Any:
-    assert record.subscriber is not None
-    return msgspec.structs.replace(record.subscriber, session=0)
 
 
 def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(

@@ -53,7 +53,7 @@ class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         name: The subscriber's name, which may be too long for a key.
-        session: The session of the client that has the name; 0 after the position was set by hand.
+        session: The session of the client that has the name.
         topics: Prefixes of topics; empty for all messages.
         created: When the name was first used.
         acknowledged: When the subscriber's position last moved; None for never.
@@ -82,7 +82,7 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         timeout: Seconds for which messages are kept after the query has ended; None for a query without a name, for
             which the log's writer decides.
         begins_here: Whether a query without a checkpoint begins at ``next``. True if a query of this name has begun
-            there and finished no batch, or if the position was set by hand.
+            there and finished no batch.
         terms: None for a query that only reads.
         subscriber: None for a query.
     """

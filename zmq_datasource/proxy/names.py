@@ -216,8 +216,6 @@ class Names:
             return None
         if position is None:
             return Refused(code="gone", reason=_GONE, session=request.session)
-        if not position.notes.session:  # set by ``zmq-datasource log readers``
-            return _moved(request)
         while len(self._displaced) >= _MOST_DISPLACED:
             del self._displaced[next(iter(self._displaced))]
         self._displaced[request.name, request.session] = None
@@ -262,7 +260,7 @@ _GONE = (
 
 
 def _moved(request: Fetch) -> Refused:
-    reason = "the position was set or removed by hand while the subscriber was away; open it again"
+    reason = "the position was removed while the subscriber was away; open it again"
     return Refused(code="moved", reason=reason, session=request.session)
 
 
