@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import REPOSITORY
 from zmq_datasource import receive as receive_module
 from zmq_datasource.cli import main
-from zmq_datasource.counters import MAP, Metric, SinkCounters, figures
+from zmq_datasource.counters import Metric, SinkCounters, figures
 from zmq_datasource.monitoring.accounts import SinkTotals
 from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
@@ -39,7 +39,7 @@ PANELS = json.loads((CONF / "grafana-dashboard.json").read_text())["panels"]
 
 def value_of(metric: Metric) -> object:
     """Any value of its type."""
-    if metric.type == MAP:
+    if metric.type == "map":
         return dict.fromkeys(metric.keys, 1)
     if metric.type == "time":
         return "2026-01-01T00:00:00.000Z"

@@ -8,7 +8,6 @@ figures of a proxy in ``proxy.figures``.
 """
 
 from zmq_datasource.counters.metric import (
-    MAP,
     Metric,
     added,
     counted,
@@ -22,7 +21,6 @@ from zmq_datasource.counters.sink import SinkCounters
 from zmq_datasource.counters.source import SourceCounters
 
 __all__ = [
-    "MAP",
     "Metric",
     "SinkCounters",
     "SourceCounters",

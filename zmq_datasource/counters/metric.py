@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 _Type = Literal["number", "text", "time", "map"]
-MAP: _Type = "map"
 _Since = Literal["log", "reader", "process", "batch", "now"]
 
 
@@ -57,7 +56,7 @@ class Metric(NamedTuple):
 
     def of(self, value: Any) -> Any:
         """The figure that a counter of this value shows. Counters have seconds where a figure has milliseconds."""
-        if self.type == MAP:
+        if self.type == "map":
             return {key: self._in_unit(value[key]) for key in self.keys}
         if isinstance(value, Mapping):  # counted by reason; this is the sum
             return sum(self._in_unit(part) for part in value.values())
@@ -89,7 +88,7 @@ def counted(
     """
     metrics = [Metric(name, unit, meaning, since, **more)]
     if by:
-        parts = metrics[0]._replace(name=f"{name}By{by.capitalize()}", type=MAP, label=by)
+        parts = metrics[0]._replace(name=f"{name}By{by.capitalize()}", type="map", label=by)
         metrics = [metrics[0]._replace(series=None, keys=()), parts]
     given = {"default_factory": initial} if callable(initial) else {"default": initial}
     return field(**given, metadata={"metrics": tuple(metrics)})
@@ -155,7 +154,7 @@ def figures(account: Any, wanted: Callable[[Metric], bool] = lambda metric: True
 
 def unknown(metrics: Sequence[Metric]) -> dict[str, Any]:
     """The figures of these metrics with None for each value, for when no value is known."""
-    return {metric.name: dict.fromkeys(metric.keys) if metric.type == MAP else None for metric in metrics}
+    return {metric.name: dict.fromkeys(metric.keys) if metric.type == "map" else None for metric in metrics}
 
 
 def added(metrics: Sequence[Metric], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -168,7 +167,7 @@ def added(metrics: Sequence[Metric], parts: Sequence[Mapping[str, Any]]) -> dict
             continue
         if not known:
             whole[metric.name] = None
-        elif metric.type == MAP:
+        elif metric.type == "map":
             # A part that was written by an older version may lack a key.
             whole[metric.name] = {key: sum(value.get(key, 0) for value in known) for key in metric.keys}
         elif metric.highest or metric.type in ("text", "time"):

@@ -152,8 +152,8 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         ReplayFrom | None,
         _numbered(
             "Where a query without a history starts: at the `earliest` message that the publisher has, or at a "
-            "sequence. From this sequence on, messages before the first received one count as lost, also without "
-            "`replayEndpoint`, of each counter that first sends a higher one."
+            "sequence. With a sequence, each counter's messages from it up to the first received one count as lost, "
+            "also without `replayEndpoint`."
         ),
     ] = None
 
