@@ -20,7 +20,7 @@ from benchmarks.latency import median_latency, our_latency
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import free_endpoint, listens
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import live_rate, noop_query, spark_session, steady_rate, stream_of
+from benchmarks.queries import live_rate, running, spark_session, steady_rate, stream_of
 from benchmarks.report import Section, Target
 from benchmarks.transactions import written_to_log
 
@@ -151,11 +151,13 @@ class _Broker:
             "startingOffsets": "earliest",
         }
 
-    def create(self, topic: str) -> None:
-        """By a first message."""
+    def new_topic(self) -> str:
+        """A topic that its first message has made."""
+        topic = f"topic{time.monotonic_ns()}"
         with self.producing(topic, 1) as producer:
             if producer.wait(_MOST_SECONDS):
                 raise RuntimeError(f"the producer ended with {producer.returncode}")
+        return topic
 
     @contextmanager
     def producing(self, topic: str, count: int, rate: int = -1) -> Iterator[subprocess.Popen[bytes]]:
@@ -210,19 +212,18 @@ def _java(program: str, heap: str) -> list[str]:
 
 
 def _live(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
-    topic = f"live{time.monotonic_ns()}"
-    broker.create(topic)
+    topic = broker.new_topic()
+    stream = stream_of(spark, "kafka", broker.options(topic))
     with (
         temporary_directory() as checkpoint,
         broker.producing(topic, 1 << 40) as producer,
-        noop_query(stream_of(spark, "kafka", broker.options(topic)), checkpoint) as query,
+        running(stream.writeStream.format("noop"), checkpoint) as query,
     ):
         return steady_rate(query, times, {"sender": producer.pid, "broker": broker.pid})
 
 
 def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
-    topic = f"sink{time.monotonic_ns()}"
-    broker.create(topic)
+    topic = broker.new_topic()
     before, began = cpu_seconds({"broker": broker.pid}), time.monotonic()
     writer = rows.write.format("kafka").option("kafka.bootstrap.servers", broker.endpoint)
     writer.option("topic", topic).option("kafka.batch.size", 131072).option("kafka.linger.ms", 10).save()
@@ -231,8 +232,7 @@ def _sink(rows: DataFrame, broker: _Broker, count: int) -> Sample:
 
 
 def _latency(spark: SparkSession, broker: _Broker, times: Times) -> Sample:
-    topic = f"latency{time.monotonic_ns()}"
-    broker.create(topic)
+    topic = broker.new_topic()
     seconds = times.seconds + times.warm_up + 30
     with broker.producing(topic, round(_PACE * seconds), _PACE):
         options = broker.options(topic) | {"startingOffsets": "latest"}

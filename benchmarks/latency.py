@@ -6,7 +6,6 @@ import statistics
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, source_runners
-from benchmarks.queries import CHECKPOINTS, stream_of
+from benchmarks.queries import CHECKPOINTS, running, stream_of
 from benchmarks.report import Section, Target
 from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter
 from zmq_datasource.messages.rows import message_rows, times_of
@@ -109,20 +108,10 @@ def median_latency(stream: DataFrame, times: Times, sent: Callable[[pa.Array], l
             some = rows.take(pa.array(range(0, len(rows), max(1, len(rows) // _SAMPLED))))
             latencies.extend((now - when) * 1000 for when in sent(some))
 
-    with temporary_directory() as checkpoint, _query(stream, sample, checkpoint):
+    with temporary_directory() as checkpoint, running(stream.writeStream.foreachBatch(sample), checkpoint):
         time.sleep(times.warm_up + times.seconds)
         wait_for("the first rows", lambda: bool(latencies), _MOST_SECONDS)
     return Sample(statistics.median(latencies))
-
-
-@contextmanager
-def _query(stream: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path) -> Iterator[None]:
-    query = stream.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(function).start()
-    try:
-        yield
-    finally:
-        query.stop()
-        wait_for("the source runner to end", lambda: not source_runners(), _MOST_SECONDS)
 
 
 def _first_row(spark: SparkSession, feed: _Feed, scratch: Path, again: bool) -> Sample:
@@ -138,14 +127,15 @@ def _first_row(spark: SparkSession, feed: _Feed, scratch: Path, again: bool) -> 
         source, options = feed
         stream = stream_of(spark, source, {**options, "walLocation": str(directory / "log")})
         began = time.monotonic()
-        with _query(stream, note, directory / "checkpoint"):
+        with running(stream.writeStream.foreachBatch(note), directory / "checkpoint"):
             wait_for("the first row", lambda first=first: bool(first), _MOST_SECONDS, 0.001)  # type: ignore[misc]
     return Sample((first[0] - began) * 1000)
 
 
 def _idle(spark: SparkSession, feed: _Feed, scratch: Path, times: Times) -> Sample:
     """Percent of a core that Spark's processes take while nothing comes."""
-    with _query(stream_of(spark, *feed), lambda *_: None, scratch / f"{time.monotonic_ns()}"):
+    writer = stream_of(spark, *feed).writeStream.foreachBatch(lambda *_: None)
+    with running(writer, scratch / f"{time.monotonic_ns()}"):
         wait_for("the source runner", lambda: bool(source_runners()), _MOST_SECONDS)
         time.sleep(times.warm_up + 1)
         before = cpu_seconds()

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import Peer, peer
-from benchmarks.queries import done, noop_query, stream_of
+from benchmarks.queries import done, running, stream_of
 from benchmarks.report import Section, Target
 
 _BARE, _OURS = "a receiver in C", "zmq"
@@ -60,7 +60,7 @@ def _lost_by_query(spark: SparkSession, seconds: float) -> Sample:
             "sequenceAt": "0:0:u64be",
         }
         stream = stream_of(spark, "zmq", options)
-        with noop_query(stream, scratch / "checkpoint") as query, _busy(spark):
+        with running(stream.writeStream.format("noop"), scratch / "checkpoint") as query, _busy(spark):
             sent = _publish(pub, seconds)
             before = -1
 

@@ -142,10 +142,6 @@ static int send_one(uint64_t number) {
         big_endian(sequence, number);
         return give(sequence, 8, SNDMORE) && give_payload();
     }
-    if (is(shape, "bitcoin")) {
-        for (int i = 0; i < 4; i++) sequence[i] = (unsigned char)(number >> (8 * i));
-        return give(payload, (size_t)size, SNDMORE) && give(sequence, 4, 0);
-    }
     if (is(shape, "sequenced")) {
         char name[] = "publisher-0";
         name[sizeof name - 2] += (char)(number % PUBLISHERS);

@@ -90,8 +90,8 @@ def peer(
 
     Args:
         shape: ``plain`` is the payload alone, ``numbered`` one that begins with 8 bytes of sequence, ``topic`` and
-            ``stamped`` (with the time of sending) have a topic in front; ``vllm``, ``bitcoin`` and ``sequenced`` are
-            as those presets of ``framing``.
+            ``stamped`` (with the time of sending) have a topic in front; ``vllm`` and ``sequenced`` are as those
+            presets of ``framing``.
         settings: ``count`` (0: until it is stopped), ``rate`` (messages a second), ``hwm``, ``nodrop``.
     """
     where = "bind=tcp://127.0.0.1:*" if connect is None else f"connect={connect}"

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.measure import Sample, Times, temporary_directory, wait_for
-from benchmarks.nothing import NothingDataSource
+from benchmarks.others import NothingDataSource, TutorialDataSource
 from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, per_message, source_runners
-from benchmarks.tutorial import TutorialDataSource
 from zmq_datasource import register
 
-CORES = 2
 CHECKPOINTS = "Checkpoints are written [as for a local disk](../docs/tuning.md#batches)."
 
 _CHECKPOINT_FILES = (
@@ -36,10 +35,10 @@ _POLL_SECONDS = 0.1
 
 @contextmanager
 def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSession]:
-    """A local session on ``CORES`` cores that keeps its files in ``scratch``."""
+    """A local session on two cores that keeps its files in ``scratch``."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master(f"local[{CORES}]")
+        SparkSession.builder.master("local[2]")
         .appName("zmq_datasource benchmarks")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -69,16 +68,9 @@ def stream_of(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
 
 
 @contextmanager
-def noop_query(stream: DataFrame, checkpoint: Path, trigger: str = "") -> Iterator[StreamingQuery]:
-    """A running query into Spark's cheapest sink.
-
-    Args:
-        trigger: The interval of its micro-batches; they follow each other at once, if it is empty.
-    """
-    writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    if trigger:
-        writer = writer.trigger(processingTime=trigger)
-    query = writer.start()
+def running(writer: DataStreamWriter, checkpoint: Path) -> Iterator[StreamingQuery]:
+    """The query of this writer, until the end of the block."""
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
         yield query
     finally:
@@ -162,8 +154,10 @@ def live_rate(
         options = {"connect": push.endpoint, **options}
         if source != "tutorial":
             options |= {"socketType": "PULL", "walLocation": str(scratch / "log")}
-        stream = stream_of(spark, source, options)
-        with noop_query(stream, scratch / "checkpoint", trigger) as query:
+        writer = stream_of(spark, source, options).writeStream.format("noop")
+        if trigger:
+            writer = writer.trigger(processingTime=trigger)
+        with running(writer, scratch / "checkpoint") as query:
             push.go()
             sample = steady_rate(query, times, {"sender": push.pid})
             push.stop()  # a source that stops takes what is still there

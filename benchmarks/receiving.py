@@ -21,7 +21,6 @@ _FRAMINGS: Mapping[str, Mapping[str, str]] = {
     _PLAIN: {},
     "numbered": {"framing": "custom", "sequenceAt": "0:0:u64be", "deduplicate": "true"},
     "vllm": {"framing": "vllm", "deduplicate": "true"},
-    "bitcoin": {"framing": "bitcoin", "deduplicate": "true"},
     "sequenced": {"framing": "sequenced", "deduplicate": "true"},
 }
 SECTION = Section(
@@ -29,8 +28,8 @@ SECTION = Section(
     "What receiving costs",
     f"Microseconds of CPU a message, by thread, of a receiver without Spark, with `deduplicate`. *{_RECEIVING}*: "
     f"from the socket to Arrow. *{_SEALING}*: from Arrow to the disk, for a log of at most 512 MB. *{_OTHERS}*: the "
-    "rest of the process. *plain*: one frame without a number. *numbered*: one frame that begins with its number. The "
-    "other framings have three frames; *sequenced* has four, from eight publishers.",
+    "rest of the process. *plain*: one frame without a number. *numbered*: one frame that begins with its number. "
+    "*vllm*: three frames. *sequenced*: four, from eight publishers.",
     targets=(
         Target("100 B, plain", _RECEIVING, 0.15, upper=True),
         Target("1 kB, plain", _SEALING, 0.7, upper=True),

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Measurement, Sample, Times, measured, size_name, temporary_directory, wait_for
 from benchmarks.peers import log_end, peer, receiver
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import CHECKPOINTS, live_rate, next_batch, noop_query, stream_of
+from benchmarks.queries import CHECKPOINTS, live_rate, next_batch, running, stream_of
 from benchmarks.report import Section, Target
 
 _TUTORIAL, _BACKLOG = "tutorial source", "the log alone"
@@ -81,7 +81,10 @@ def _backlog_rate(spark: SparkSession, log: Path, count: int, times: Times) -> S
     rows, seconds, cpu = 0, 0.0, Counter[str]()
     while seconds < times.seconds:
         stream = stream_of(spark, "zmq", {**options, "reader": f"reader{time.monotonic_ns()}"})
-        with temporary_directory() as checkpoint, noop_query(stream, checkpoint) as query:
+        with (
+            temporary_directory() as checkpoint,
+            running(stream.writeStream.format("noop"), checkpoint) as query,
+        ):
             first = last = next_batch(query, -1)
             before = cpu_seconds()
             while last.rows < count:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import free_endpoint, listens, log_end, receiver
 from benchmarks.processes import cpu_seconds, per_message
-from benchmarks.queries import noop_query, stream_of
+from benchmarks.queries import running, stream_of
 from benchmarks.report import Section, Target
 
 _ACKNOWLEDGED = "DEALER → ROUTER"
@@ -88,7 +88,7 @@ def _job_to_job(spark: SparkSession, form: str, times: Times) -> Sample:
         else:
             stream = stream_of(spark, "zmq", options)
             stream = stream.selectExpr(f"from_json(string(value), '{_COLUMNS}') AS row").select("row.*")
-        with noop_query(stream, scratch / "checkpoint") as query:
+        with running(stream.writeStream.format("noop"), scratch / "checkpoint") as query:
             read = _rows_read(query)
             write(1000)  # connects and warms both sides
             wait_for("the first rows", lambda: read() >= 1000, _MOST_SECONDS)

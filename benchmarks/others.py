@@ -1,10 +1,4 @@
-"""The source that tutorials write, as its author would write it for speed.
-
-Each trigger drains the socket, until nothing comes for a moment: a reader that is faster than its feed finds the
-queue empty again and again, and a micro-batch for every few messages would be slow. Nothing is durable, every row is
-a Python tuple, and everything passes through the driver. What was read is kept until it is committed, as Spark asks,
-in the lists that it was read into.
-"""
+"""What ours is compared with: a source and a sink in Python that do nothing, and the source of the tutorials."""
 
 from __future__ import annotations
 
@@ -14,7 +8,15 @@ from collections.abc import Iterator
 from itertools import chain
 
 import zmq
-from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyarrow import RecordBatch
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    SimpleDataSourceStreamReader,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 # A feed that never pauses would keep a read from ever returning. Nothing else limits it.
@@ -23,8 +25,56 @@ _LOOK_EVERY = 32  # messages between two looks at the clock
 _SILENCE_MS = 5
 
 
+class NothingDataSource(DataSource):
+    """``format("nothing")`` has one more row after each start of its query, and drops what is written to it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nothing"
+
+    def schema(self) -> str:
+        return "value BINARY"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _NothingReader()
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _NothingWriter()
+
+
+class _NothingReader(DataSourceStreamReader):
+    _latest: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"count": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: object = None) -> dict[str, int]:
+        if self._latest is None:
+            self._latest = start["count"] + 1
+        return {"count": self._latest}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(end["count"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[bytes]]:
+        yield (b"row",)
+
+
+class _NothingWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
 class TutorialDataSource(DataSource):
-    """``format("tutorial")``; the option ``connect`` names the feed, ``seconds`` bounds a read."""
+    """``format("tutorial")``: the source that tutorials write, as its author would write it for speed.
+
+    Each trigger drains the socket, until nothing comes for a moment: a reader that is faster than its feed finds the
+    queue empty again and again, and a micro-batch for every few messages would be slow. Nothing is durable, every row
+    is a Python tuple, and everything passes through the driver. What was read is kept until it is committed, as Spark
+    asks, in the lists that it was read into. The option ``connect`` names the feed, ``seconds`` bounds a read.
+    """
 
     @classmethod
     def name(cls) -> str:
