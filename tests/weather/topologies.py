@@ -604,6 +604,8 @@ class ProxyDurable(Topology):
                 "durable": durable,
                 "walLocation": str(self.wal),
                 "walMaxBytes": "1m",
+                # The log is compared with what was sent, also after a clock has gone an hour ahead.
+                "walRetention": "1d",
                 # Of many small groups a chunk is made compact; a long one is open when the proxy is killed.
                 "walFlushInterval": world.extras.choice(("500ms", "2s", "5s")),
             },
