@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice, zip_longest
@@ -187,6 +188,17 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     for sock in made.made:
         sock.close(linger=0)
     made.term()
+
+
+@pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """Give SIGTERM and SIGINT their handlers back. A reader's ``stop`` ignores them, and programs that later tests
+    start would inherit that, so that nothing could end them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture
