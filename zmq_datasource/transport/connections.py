@@ -58,8 +58,16 @@ _BYTES_ACKED = 120
 
 # tcp itself notices the failure of a peer's machine. libzmq's heartbeats would end the connection of a peer that pauses
 # or receives one large message, because a PING waits in the queue behind it.
+# A connection that ends takes along what is between the sockets. So a network may fail for two minutes before tcp gives
+# the connection up.
 KEEPALIVE: dict[int, int] = {
     zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 9,
+}
+# In a conversation what is lost is asked for again.
+_SHORT_KEEPALIVE = KEEPALIVE | {
     zmq.TCP_KEEPALIVE_IDLE: 5,
     zmq.TCP_KEEPALIVE_INTVL: 2,
     zmq.TCP_KEEPALIVE_CNT: 4,
@@ -73,7 +81,7 @@ def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
     Only for conversations whose peers always read. Other sockets have ``KEEPALIVE`` alone, which a peer with a full
     queue answers.
     """
-    for option, value in KEEPALIVE.items():
+    for option, value in _SHORT_KEEPALIVE.items():
         sock.setsockopt(option, value)
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
 
