@@ -66,7 +66,6 @@ FRAMINGS: list[dict[str, str]] = [
         "sequenceAt": "1:3:u32le",
         "topicFrame": "0",
         "publisherFrame": "2",
-        "valueOffset": "7",
     },
 ]
 

@@ -249,14 +249,6 @@ def test_custom_framing_finds_the_fields(
     assert rows[0]["frames"] == (message if isinstance(message, list) else [message])
 
 
-def test_a_value_can_follow_the_number_in_its_frame() -> None:
-    framing = intake(framing="custom", sequenceAt="0:0:u64be", valueFrame=0, valueOffset=8)
-    message = (7).to_bytes(8, "big") + b"value"
-    (row,), _ = read(framing, [message])
-    assert (row["sequence"], row["value"], row["frames"]) == (7, b"value", [message])
-    assert read(framing, [b"short"])[1]
-
-
 # Fields that are bytes of a frame, and numbers that a counter cannot have.
 
 
@@ -303,8 +295,6 @@ def test_every_number_of_bitcoins_counter_fits() -> None:
 @pytest.mark.parametrize(
     ("options", "message", "reason"),
     [
-        ({"valueOffset": 3, "valueFrame": 0}, b"12", "the frame with the value has 2 bytes, 3 needed"),
-        ({"valueOffset": 3, "valueFrame": 0}, b"123", None),
         ({"topicFrame": 0, "valueFrame": 2}, [b"t", b"v"], "it has 2 frames, 3 or more expected"),
         ({"topicFrame": 0, "valueFrame": 2}, [b"t", b"x", b"v", b"y"], None),
         ({"topicFrame": -3}, [b"t", b"v"], "it has 2 frames, 3 or more expected"),
@@ -345,7 +335,6 @@ def kept(options: dict[str, Any], messages: list[RawMessage]) -> list[list[bytes
         ({"framing": "custom", "topicFrame": 0}, [[b"t", b"v"], [b"\xff", b"v"]], [False, True]),
         ({"framing": "custom", "valueFrame": 0}, [b"v", [b"v", b"x"]], [False, True]),
         # The fields are not the frames of a plain message.
-        ({"framing": "custom", "valueFrame": 0, "valueOffset": 1}, [b"v"], [True]),
         ({"framing": "custom", "topicFrame": 1, "valueFrame": 0}, [[b"v", b"t"]], [True]),
         ({"framing": "custom", "topicFrame": 0, "valueFrame": 0}, [b"t"], [True]),
         (
@@ -365,9 +354,7 @@ def test_frames_are_stored_where_the_fields_do_not_give_them_back(
     rows, _ = read(intake(**options), messages)
     assert [row["frames"] for row in rows] == lists
     value = options.get("valueFrame", 1 if options["framing"] == "bitcoin" else -1)
-    assert [row["value"] for row in rows] == [
-        frames[value][options.get("valueOffset", 0) :] for frames in lists
-    ]
+    assert [row["value"] for row in rows] == [frames[value] for frames in lists]
 
 
 def test_fields_without_some_messages_keep_the_others() -> None:
@@ -445,7 +432,7 @@ SETTINGS: list[dict[str, Any]] = [
     *({"framing": name} for name in FRAMINGS),
     DETECTOR,
     {"framing": "custom", "sequenceAt": "-1:3:u32be", "topicFrame": 0},
-    {"framing": "custom", "publisherFrame": 1, "sequenceAt": "0:0:i64be", "valueOffset": 2},
+    {"framing": "custom", "publisherFrame": 1, "sequenceAt": "0:0:i64be"},
 ]
 
 

@@ -57,7 +57,11 @@ def test_one_job_reads_the_tables_of_another(spark: SparkSession, tmp_path: Path
     options = {"socketType": "PULL", "bind": endpoint, "walLocation": str(tmp_path / "wal")}
     received = reader.options(valueFormat="arrow", **options).load()
     with running(received, tmp_path / "out") as query:
-        sent(df, endpoint, maxRowsPerMessage=100, topic="t")
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+        try:
+            sent(df, endpoint, topic="t")
+        finally:
+            spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         wait_for_rows(query, 26)
         progress = [p for p in query.recentProgress if p["numInputRows"]]
     out = spark.read.parquet(str(tmp_path / "out"))
@@ -218,7 +222,7 @@ def _frame(kind: str) -> Any:
         (["id AS a", "id AS a"], {}, "columns ['a'] twice"),
         (["id"], {"socketType": "DEALER"}, "valueFormat=arrow is not for socketType=DEALER"),
         (["id"], {"maxBytesPerMessage": "900m"}, "would not fit a source"),
-        (["id"], {"valueFormat": "bytes", "maxRowsPerMessage": "5"}, "needs valueFormat=arrow"),
+        (["id"], {"valueFormat": "bytes", "maxBytesPerMessage": "5k"}, "needs valueFormat=arrow"),
     ],
 )
 def test_a_dataframe_that_cannot_be_sent_is_refused(

@@ -18,7 +18,7 @@ from zmq_datasource.options.types import (
     ByteSize,
     Duration,
     Linger,
-    LogLocation,
+    LocalPath,
     Topics,
 )
 
@@ -133,7 +133,7 @@ def option_of(
             kind: dict[str, Any] = {"metavar": _METAVARS.get(option.kind)}
             if option.kind is int:
                 kind["type"] = int
-            elif option.kind is LogLocation:
+            elif option.kind is LocalPath:
                 kind, shown = {"type": DIRECTORY, "metavar": "DIR"}, ""
             elif option.allowed:
                 kind = {"type": click.Choice(choices or option.allowed, case_sensitive=False)}

@@ -36,7 +36,7 @@ from zmq_datasource.log.files import (
     writing,
 )
 from zmq_datasource.log.store import Content, Entry, Holding, Part
-from zmq_datasource.options.types import LogLocation
+from zmq_datasource.options.types import LocalPath
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class DirectoryStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         try:
-            self.root = Path(LogLocation.read(os.fspath(root)))
+            self.root = Path(LocalPath.read(os.fspath(root)))
         except ValueError as e:
             raise OptionError(f"option walLocation={str(root)!r}: {e}") from None
         # A follower looks up names all the time, and strings are faster to join than paths.

@@ -80,11 +80,10 @@ def _fields_of(kind: pa.DataType) -> int:
     return 1 + sum(_fields_of(kind.field(place).type) for place in range(kind.num_fields))
 
 
-def values_of(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> pa.Array:
+def values_of(batch: pa.RecordBatch, max_bytes: int) -> pa.Array:
     """Write the rows of a batch, in order, to the values of messages.
 
     Args:
-        max_rows: The most rows of one message.
         max_bytes: The most bytes of columns in one message. A larger row is a message of its own.
 
     Returns:
@@ -92,7 +91,7 @@ def values_of(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> pa.Array:
     """
     sink = pa.BufferOutputStream()
     ends = [0]
-    rest = [batch.slice(begin, max_rows) for begin in range(0, batch.num_rows, max_rows)][::-1]
+    rest = [batch] if batch.num_rows else []
     while rest:
         rows = rest.pop()
         if rows.nbytes > max_bytes and rows.num_rows > 1:

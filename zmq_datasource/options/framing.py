@@ -21,9 +21,6 @@ from zmq_datasource.options.types import (
     ReplayFrom,
 )
 
-__all__ = ["FramingOptions"]
-
-
 # How a message's frames carry its fields, at the source: the presets, and ``custom``.
 Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "jupyter", "custom"]
 
@@ -90,9 +87,6 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
             "`custom`: the number of the frame that is the value. If it is not set, it is the last frame."
         ),
     ] = None
-    value_offset: Annotated[
-        int, _custom("`custom`: the number of bytes before the value in its frame.", ge=0, le=1 << 30)
-    ] = 0
     sequence_at: Annotated[
         SequenceAt | None,
         _custom(
@@ -194,7 +188,6 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
             self.publisher_frame,
             at,
             value,
-            self.value_offset,
             exact=False,
         )
         if at is None:

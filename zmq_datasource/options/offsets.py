@@ -22,8 +22,6 @@ from typing import Any, ClassVar
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.types import Timestamp
 
-__all__ = ["READER_PATTERN", "Offset", "Place"]
-
 # The name of a reader becomes the name of a file.
 READER_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
 

@@ -31,8 +31,6 @@ from msgspec import Meta
 
 from zmq_datasource.errors import OptionError
 
-__all__ = ["OptionDoc", "OptionSet", "Role", "ZmqOptions", "describe", "doc", "parse", "texts_of"]
-
 
 def doc(text: str, *roles: Role, **constraints: Any) -> Meta:
     """Declare the meaning of an option, where it applies, and the limits of its value.

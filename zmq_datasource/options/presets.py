@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, NamedTuple
 
-__all__ = ["PRESETS", "Layout", "Numbering", "Preset", "SequenceAt"]
-
 _LARGEST = 2**63 - 1  # the column is a BIGINT
 
 
@@ -80,7 +78,6 @@ class Layout:
     Attributes:
         frames: The least number of frames that a message has. If the layout is ``exact``, a message has no more.
         topic, publisher, sequence: None if there is no such field.
-        value_offset: The number of bytes before the value in its frame.
         exact: Whether each frame is one whole field, so that the fields give back all frames.
         ends: Whether a message without the last frame, the value, announces that its publisher has ended. The sequence
             of such a message is the number of messages that the publisher has sent.
@@ -91,7 +88,6 @@ class Layout:
     publisher: int | None = None
     sequence: SequenceAt | None = None
     value: int = -1
-    value_offset: int = 0
     exact: bool = True
     ends: bool = False
 

@@ -11,12 +11,9 @@ from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     ByteSize,
     Duration,
-    LogLocation,
+    LocalPath,
     Topics,
 )
-
-__all__ = ["ProxyOptions"]
-
 
 _LEAST_LOG = 1 << 20
 
@@ -103,9 +100,9 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Duration(10)
     wal_location: Annotated[
-        LogLocation,
+        LocalPath,
         doc("The directory of the log, as an absolute path. Every Spark job that sees it can read the log."),
-    ] = LogLocation("")
+    ] = LocalPath("")
     subscriber_expiry: Annotated[
         Duration,
         doc(

@@ -12,14 +12,6 @@ from zmq_datasource.options.receiving import ReceivingOptions, share_of
 from zmq_datasource.options.socket import Endpoint, SocketOptions
 from zmq_datasource.options.types import ByteSize, Duration
 
-__all__ = [
-    "BatchReadOptions",
-    "LogServing",
-    "ReadOptions",
-    "ReceiveOptions",
-    "StreamReadOptions",
-]
-
 
 class LogServing(str):
     """``auto``, ``never``, or the tcp endpoint at which the driver serves its log."""

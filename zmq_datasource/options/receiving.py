@@ -20,12 +20,10 @@ from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     Duration,
-    LogLocation,
+    LocalPath,
     StoreLocation,
     Topics,
 )
-
-__all__ = ["ReceivingOptions", "share_of", "share_topics"]
 
 
 class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
@@ -80,7 +78,7 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
         ),
     ] = Duration(0)
     wal_location: Annotated[
-        LogLocation | None,
+        LocalPath | None,
         doc(
             "The directory of the message log, as an absolute path. If it is not set, a streaming read uses a "
             "private directory in the local temporary directory, whose name depends on the feed. Executors of "

@@ -12,15 +12,6 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import OptionSet, ZmqOptions, doc
 from zmq_datasource.options.types import LocalPath
 
-__all__ = [
-    "CURVE_KEY_CHARACTERS",
-    "Endpoint",
-    "Endpoints",
-    "SocketOptions",
-    "check_security",
-    "is_server",
-]
-
 # The length of a key as text (Z85). A key may look like a path, because Z85 has "@" and "/".
 CURVE_KEY_CHARACTERS = 40
 

@@ -15,23 +15,6 @@ from urllib.parse import unquote, urlsplit
 
 import humanfriendly
 
-__all__ = [
-    "MOST_MILLISECONDS",
-    "ByteSize",
-    "CountedBy",
-    "Delimiter",
-    "Duration",
-    "Linger",
-    "LocalPath",
-    "Location",
-    "LogLocation",
-    "ReplayFrom",
-    "StoreLocation",
-    "Timestamp",
-    "Topics",
-]
-
-
 # A task reads a chunk of this size in a few milliseconds, and a receiver has four of them in memory at most.
 _CHUNK_BYTES = 32 << 20
 
@@ -147,27 +130,12 @@ class StoreLocation(Location):
 
 
 class LocalPath(str):
-    """An absolute path to a file or directory on each machine that uses it."""
-
-    words: ClassVar[str] = "an absolute path"
-
-    @classmethod
-    def read(cls, text: str) -> LocalPath:
-        if not text.startswith("/"):
-            raise ValueError(
-                "it must be an absolute path, as in /etc/zmq/clients: each process of Spark has a working "
-                "directory of its own"
-            )
-        return cls(text)
-
-
-class LogLocation(str):
     """An absolute path, or a ``file:`` URI of one, which means the same in each process."""
 
     words: ClassVar[str] = "an absolute path"
 
     @classmethod
-    def read(cls, text: str) -> LogLocation:
+    def read(cls, text: str) -> LocalPath:
         scheme, colon, _ = text.partition(":")
         if colon and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme):
             if scheme.lower() == "dbfs":

@@ -16,9 +16,6 @@ from zmq_datasource.options.types import (
     Location,
 )
 
-__all__ = ["WriteOptions"]
-
-
 _MOST_BYTES_PER_MESSAGE = 512 << 20
 
 
@@ -127,10 +124,6 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "batch of many rows with all their columns, as an Arrow IPC stream. See docs/arrow.md."
         ),
     ] = "bytes"
-    max_rows_per_message: Annotated[
-        int,
-        doc("The maximum number of rows in a message (`valueFormat=arrow`).", ge=1, le=2**24),
-    ] = 10_000
     max_bytes_per_message: Annotated[
         ByteSize,
         doc(
@@ -186,10 +179,7 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         if self.metrics_location is None:
             self.refuse(("metrics_retention",), "needs metricsLocation")
         if self.value_format == "bytes":
-            self.refuse(
-                ("max_rows_per_message", "max_bytes_per_message"),
-                "needs valueFormat=arrow; otherwise a message is a row",
-            )
+            self.refuse(("max_bytes_per_message",), "needs valueFormat=arrow; otherwise a message is a row")
         elif self.max_bytes_per_message > _MOST_BYTES_PER_MESSAGE:
             raise OptionError(
                 f"maxBytesPerMessage={self.max_bytes_per_message}: a message of more than 512m would not fit a source; "

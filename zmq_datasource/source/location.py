@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 # The framing options that decide which rows a message becomes.
 _ROWS_BY = (
-    *("framing", "topic_delimiter", "topic_frame", "publisher_frame", "value_frame", "value_offset"),
+    *("framing", "topic_delimiter", "topic_frame", "publisher_frame", "value_frame"),
     *("sequence_at", "sequence_by", "sequence_start", "deduplicate"),
 )
 # The options that say which feed it is.

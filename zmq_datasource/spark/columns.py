@@ -23,12 +23,12 @@ class SinkColumns:
     Attributes:
         names: ``frames``, or ``value`` with or without ``topic``.
         same_topic: The topic of all messages, in place of the column (option ``topic``).
-        tables: The most rows and bytes of a message if its value is a table of rows; None if each row is a message.
+        table_bytes: The most bytes of a message if its value is a table of rows; None if each row is a message.
     """
 
     names: tuple[str, ...]
     same_topic: bytes | None = None
-    tables: tuple[int, int] | None = None
+    table_bytes: int | None = None
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkColumns:
@@ -48,38 +48,38 @@ class SinkColumns:
                 raise OptionError(
                     f"writing columns {twice} twice with valueFormat=arrow: give each a name of its own"
                 )
-            limits = options.max_rows_per_message, options.max_bytes_per_message
-            return cls(("value",) if same_topic is None else ("topic", "value"), same_topic, limits)
-        names = set(schema.names)
-        unknown = sorted(names - set(LOG_SCHEMA.names))
+            names = ("value",) if same_topic is None else ("topic", "value")
+            return cls(names, same_topic, options.max_bytes_per_message)
+        given = set(schema.names)
+        unknown = sorted(given - set(LOG_SCHEMA.names))
         if unknown:
             raise OptionError(
                 f"writing columns {unknown}: a message has 'value' and optionally 'topic', or 'frames'; put the others "
                 "into value, as in select(to_json(struct('*')).alias('value')), or send tables with valueFormat=arrow"
             )
-        if "frames" in names and "value" in names:
+        if "frames" in given and "value" in given:
             raise OptionError("writing both 'value' and 'frames': drop one of them")
-        if "frames" not in names and "value" not in names:
-            raise OptionError(f"writing columns {sorted(names)}: there is neither 'value' nor 'frames'")
-        if "frames" in names and options.framing != "plain":
+        if "frames" not in given and "value" not in given:
+            raise OptionError(f"writing columns {sorted(given)}: there is neither 'value' nor 'frames'")
+        if "frames" in given and options.framing != "plain":
             raise OptionError(
                 f"writing 'frames' with framing={options.framing}, which makes the frames itself: write 'value' and "
                 "'topic'"
             )
-        if "frames" in names and options.topic is not None:
+        if "frames" in given and options.topic is not None:
             raise OptionError(
                 f"option topic={options.topic!r} is for rows with 'value'; 'frames' contains the topic"
             )
         allowed = {"value": (StringType(), BinaryType()), "topic": (StringType(), BinaryType())}
         for name, types in {**allowed, "frames": _FRAMES_TYPES}.items():
-            if name in names and schema[name].dataType not in types:
+            if name in given and schema[name].dataType not in types:
                 raise OptionError(
                     f"writing column {name!r}: its type is {schema[name].dataType.simpleString()}, it must be "
                     f"{' or '.join(dict.fromkeys(t.simpleString() for t in types))}"
                 )
-        if "frames" in names:
+        if "frames" in given:
             return cls(("frames",))
-        with_topic = same_topic is not None or "topic" in names
+        with_topic = same_topic is not None or "topic" in given
         return cls(("topic", "value") if with_topic else ("value",), same_topic)
 
     def messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -88,8 +88,8 @@ class SinkColumns:
         Raises:
             RowError: A row's ``frames`` cannot be a message.
         """
-        if self.tables is not None:
-            batch = pa.RecordBatch.from_arrays([values_of(batch, *self.tables)], names=["value"])
+        if self.table_bytes is not None:
+            batch = pa.RecordBatch.from_arrays([values_of(batch, self.table_bytes)], names=["value"])
         if "frames" in self.names:
             _check_frames(batch.column("frames"))
         made = {

@@ -26,8 +26,6 @@ from zmq_datasource.messages.framing.fields import Announced, Fields, Malformed,
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import Layout, SequenceAt
 
-_FAR = 2**31 - 1  # beyond the end of any frame
-
 
 class _Sequences(Protocol):
     """Reads the sequences of messages."""
@@ -196,12 +194,6 @@ class LayoutFraming:
         fitting = _Fitting(raw)
         compare = pc.equal if layout.exact else pc.greater_equal
         fitting.keep(compare(raw.counts(), number(layout.frames, pa.int32())))
-        if layout.value_offset:
-            fitting.keep(
-                pc.greater_equal(
-                    pc.binary_length(fitting.frame(layout.value)), number(layout.value_offset, pa.int32())
-                )
-            )
         sequences = None
         if layout.sequence is not None and self._sequences is not None:
             fitting.keep(self._sequences.fitting(fitting.frame(layout.sequence.frame)))
@@ -209,11 +201,8 @@ class LayoutFraming:
             if not all_true(fits):
                 sequences = sequences.filter(fits)
             fitting.keep(fits)
-        values = fitting.frame(layout.value)
-        if layout.value_offset:
-            values = pc.binary_slice(values, layout.value_offset, _FAR)  # without an end Arrow 26 fails
         fields = Fields(
-            values,
+            fitting.frame(layout.value),
             None if layout.topic is None else fitting.frame(layout.topic),
             None if layout.publisher is None else fitting.frame(layout.publisher),
             sequences,
@@ -228,7 +217,7 @@ class LayoutFraming:
     def _plain_frames(self) -> int:
         """See ``Fields.plain_frames``."""
         layout = self._layout
-        if layout.value_offset or layout.value not in (-1, (0 if layout.topic is None else 1)):
+        if layout.value not in (-1, (0 if layout.topic is None else 1)):
             return 0
         return {None: 1, 0: 2}.get(layout.topic, 0)
 
@@ -240,9 +229,6 @@ class LayoutFraming:
                 fields.announced.append(self._announced(row, frames))
                 return
             self._check_count(len(frames))
-            size = len(frames[layout.value])
-            if size < layout.value_offset:
-                raise UnfitError(f"the frame with the value has {size} bytes, {layout.value_offset} needed")
             self._read_sequence(frames)
         except UnfitError as e:
             fields.malformed.append(Malformed(row, str(e)))
