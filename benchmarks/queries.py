@@ -168,5 +168,7 @@ def _rows(offset: dict[str, Any]) -> int:
     """How many rows there are up to an offset: the tutorial's, ours, or Kafka's of one topic."""
     if "count" in offset:
         return int(offset["count"])
-    parts = offset["next"] if "next" in offset else next(iter(offset.values()))
+    if "next" in offset:
+        return int(offset["next"])
+    (parts,) = offset.values()
     return sum(parts.values())

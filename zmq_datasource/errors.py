@@ -25,7 +25,6 @@
     ├── WorkbenchError      an experiment that could not be made
     └── LogError            the message log's storage
         ├── LogLockedError      another writer holds this log, or has taken it over
-        │   └── OtherDivisionError  another writer divides the feed in another way
         ├── LogFormatError      not a log, or one of another format version
         │   └── NoLogError          no log at all
         ├── KeyTakenError       an object of the log has other content
@@ -62,7 +61,6 @@ __all__ = [
     "NoLogError",
     "NoPeerError",
     "OptionError",
-    "OtherDivisionError",
     "ProtocolError",
     "RefusedByReceiverError",
     "RefusedError",
@@ -263,13 +261,6 @@ class LogLockedError(LogError):
     What to do: Stop the other process, or use another ``walLocation`` or ``walStore``. The message names the
     process. A query that was cut off or overtaken follows the log when you start it again. Give each query a
     ``reader`` of its own.
-    """
-
-
-class OtherDivisionError(LogLockedError):
-    """Another process fills another partition of the log, and divides the feed among receivers in another way.
-
-    What to do: Give both the same ``receivers`` and ``receiversBy``, or stop the other process.
     """
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zmq_datasource.errors import DiskFaultError, LogError, OptionError
+from zmq_datasource.errors import DiskFaultError, LogError
 from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.readiness import Readiness
@@ -20,22 +20,19 @@ from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import FigureLines, Figures, source_line
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.feeds import run_in_parallel
-from zmq_datasource.source.follow import IdlePartition
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import feed_of, log_storage
+from zmq_datasource.source.location import feed_of
 
 _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
-# Between warnings of a full log, and between deletions from partitions without a receiver.
+# Between warnings of a full log.
 _FULL_SECONDS = 60.0
 _FIGURES = Figures()
 
 
 def receive_until_stopped(
     options: Mapping[str, str],
-    partition: int | None = None,
     prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
     ready_file: Path | None = None,
@@ -43,8 +40,7 @@ def receive_until_stopped(
     """Receive into a log until SIGTERM or SIGINT. Then receive the messages that libzmq still holds, and return.
 
     Args:
-        options: The options of the whole feed, as text.
-        partition: The log partition to fill, from 0 to ``receivers`` - 1; None fills all of them.
+        options: The options of the feed, as text.
         prometheus: Where figures are served for Prometheus; None serves none.
         figures: How figures are printed.
         ready_file: A file that exists while this program receives; None for no file.
@@ -57,12 +53,11 @@ def receive_until_stopped(
     parsed = parse(ReceiveOptions, options)
     stop = StopFlag()
     with stop.on_signals():
-        receive_until(parsed, partition, stop.wait, prometheus, figures, ready_file)
+        receive_until(parsed, stop.wait, prometheus, figures, ready_file)
 
 
 def receive_until(
     options: StreamReadOptions,
-    partition: int | None,
     stopped: Callable[[float], bool],
     prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
@@ -78,25 +73,16 @@ def receive_until(
         full_line_seconds: The time between warnings that say why the log is full.
     """
     check_location("walStore", options.wal_store, reach=False)
-    if partition is not None and not 0 <= partition < options.receivers:
-        raise OptionError(
-            f"partition {partition} of {options.receivers} receivers: they count from 0 to {options.receivers - 1}"
-        )
-    partitions = range(options.receivers) if partition is None else [partition]
-    receivers = [_Receiver(options, partition, full_line_seconds, figures) for partition in partitions]
-    idle = _IdlePartitions(options)
+    receiver = _Receiver(options, full_line_seconds, figures)
     readiness = Readiness(ready_file)
     outlet = None
     if prometheus is not None:
-        outlet = PrometheusOutlet(lambda: _shown(receivers), is_ready=lambda: readiness.is_ready)
+        outlet = PrometheusOutlet(lambda: _shown(receiver), is_ready=lambda: readiness.is_ready)
         outlet.serve(prometheus)
     try:
         while not stopped(0.0):
-            for receiver in receivers:
-                receiver.step()
-            readiness.set(all(receiver.receives for receiver in receivers))
-            if partitions[0] == PARTITION:
-                idle.expire()
+            receiver.step()
+            readiness.set(receiver.receives)
             if stopped(_TICK_SECONDS):
                 return
     finally:
@@ -104,25 +90,22 @@ def receive_until(
         readiness.set(False)
         if outlet is not None:
             outlet.close()
-        run_in_parallel([receiver.stop for receiver in receivers])
+        receiver.stop()
 
 
-def _shown(receivers: list[_Receiver]) -> Iterator[Shown]:
-    """The figures of the receivers that receive now, for Prometheus."""
-    found = [shown for receiver in receivers if (shown := receiver.metrics()) is not None]
-    yield Shown(SOURCE, ("source", "log", "partition"), found)
+def _shown(receiver: _Receiver) -> Iterator[Shown]:
+    """The figures of the receiver for Prometheus; none while another process receives."""
+    shown = receiver.metrics()
+    yield Shown(SOURCE, ("source", "log"), [] if shown is None else [shown])
 
 
 class _Receiver:
-    """Receives into one log partition, or waits while another process does."""
+    """Receives into the log, or waits while another process does."""
 
-    def __init__(
-        self, options: StreamReadOptions, partition: int, full_line_seconds: float, figures: Figures
-    ) -> None:
+    def __init__(self, options: StreamReadOptions, full_line_seconds: float, figures: Figures) -> None:
         self._options = options
-        self._partition = partition
         self._full_line_seconds = full_line_seconds
-        self._ingest = Ingest(options, partition)
+        self._ingest = Ingest(options)
         self._monitor: SourceMonitor | None = None
         self._is_waiting = False
         self._warnings = LimitedLog(__name__, "warnings about readers")
@@ -166,7 +149,7 @@ class _Receiver:
         if monitor is None:
             return None
         figures = monitor.metrics()
-        return (str(figures["source"]), self._ingest.log.log_id, str(self._partition)), figures
+        return (str(figures["source"]), self._ingest.log.log_id), figures
 
     def _better_receiver(self) -> str | None:
         """The query that should receive instead, because it has a ``replayEndpoint`` and this program has none."""
@@ -188,7 +171,7 @@ class _Receiver:
         try:
             self.stop()
         finally:
-            self._ingest, self._monitor = Ingest(self._options, self._partition), None
+            self._ingest, self._monitor = Ingest(self._options), None
             self._is_waiting = True
         return True
 
@@ -225,38 +208,10 @@ class _Receiver:
             self._ingest.stop()
 
 
-class _IdlePartitions:
-    """The log partitions that no receiver fills now, because the feed once had more ``receivers``."""
-
-    def __init__(self, options: StreamReadOptions) -> None:
-        self._options = options
-        self._known: dict[int, IdlePartition] = {}
-        self._next_expiry = 0.0
-        self._warnings = LimitedLog(__name__, "deletions from partitions without a receiver")
-
-    def expire(self) -> None:
-        """Delete from these partitions the messages that all readers have read, at most once a minute."""
-        now = time.monotonic()
-        if now < self._next_expiry:
-            return
-        self._next_expiry = now + _FULL_SECONDS
-        storage = log_storage(self._options)
-        try:
-            for partition in storage.partitions():
-                if partition >= self._options.receivers:
-                    self._known.setdefault(
-                        partition, IdlePartition(storage.of(partition), self._options)
-                    ).expire()
-        except LogError as e:
-            self._warnings.warn("%s", e)
-
-
 def _why_full(ingest: Ingest) -> str:
     """Say that the log is full, which reader is furthest behind, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
-    readers = {
-        name: record.needs(ingest.storage.partition) for name, record in ingest.readers.others().items()
-    }
+    readers = {name: record.needs(PARTITION) for name, record in ingest.readers.others().items()}
     if not readers:
         return (
             f"{full}: no query has read it yet, so nothing is deleted. Start one "

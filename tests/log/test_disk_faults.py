@@ -212,8 +212,8 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
         ids: list[int] = []
         with pushing(push, total):
             deadline = time.monotonic() + 60
-            assert reader.feeds is not None
-            log = reader.feeds.parts[0].log
+            assert reader.feed is not None
+            log = reader.feed.log
             while len(ids) < total and time.monotonic() < deadline:
                 if not faults:  # Spark is busy until the disk is full
                     wait_for(lambda: log.fault, "a full disk")

@@ -57,7 +57,7 @@ EVENT = {
     "timestamp": "2026-01-01T00:00:00.000Z",
     "batchId": 1,
     "durationMs": {"addBatch": 100},
-    "sources": [{"latestOffset": {"log": "l1", "next": {"0": 30}}, "metrics": SOURCE_METRICS}],
+    "sources": [{"latestOffset": {"log": "l1", "next": 30}, "metrics": SOURCE_METRICS}],
     "sink": {"metrics": {**SINK_ACCOUNT, "bySink": {"PUSH tcp://a:1": SINK_ACCOUNT}}},
 }
 
@@ -151,7 +151,7 @@ def test_a_receiver_in_a_pod_is_started_probed_and_scraped(
 ) -> None:
     """The command line takes its flags, and all the ports are that of ``--prometheus``."""
     started: list[HttpAddress] = []
-    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *given: started.append(given[2]))
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *given: started.append(given[1]))
     (receiver,) = [
         p for p in KUBERNETES[file] if "receive" in p["metadata"]["name"] and "template" in p["spec"]
     ]

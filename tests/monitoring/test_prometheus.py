@@ -55,7 +55,7 @@ def event(name: str | None = "orders", query: str = "q1", rows: int = 10, droppe
         "name": name,
         "timestamp": "2026-11-21T00:00:01.000Z",
         "sources": [
-            {"latestOffset": {"log": "abc", "next": {"0": rows}}, "metrics": source},
+            {"latestOffset": {"log": "abc", "next": rows}, "metrics": source},
             {"description": "other"},
         ],
         "sink": {"description": "x", "metrics": {**totals, "bySink": {"PUSH tcp://a:1": totals}}},
@@ -257,9 +257,9 @@ def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> 
         series = "zmq_source_messages_received_total"
         wait_for(lambda: 3.0 in series_at(port, series).values(), "three messages")
         assert not answers("127.0.0.2", port)  # only programs on this machine
-        ((log, partition, source),) = series_at(port, series)
-        assert (source, partition) == (f"PULL {endpoint}", "0")
-        assert series_at(port, "zmq_source_received_bytes_total") == {(log, partition, source): 12.0}
+        ((log, source),) = series_at(port, series)
+        assert source == f"PULL {endpoint}"
+        assert series_at(port, "zmq_source_received_bytes_total") == {(log, source): 12.0}
 
 
 def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_counters_of_publishers_continue_at_another_machine(context: Context, bu
         again.step()
         numbers(5, 6)
         again.until(2)
-        assert again.reader.feeds is not None
-        totals = again.reader.feeds.parts[0].facts().totals
+        assert again.reader.feed is not None
+        totals = again.reader.feed.facts().totals
     assert totals is not None
     assert totals.lost == 2
 
@@ -186,8 +186,8 @@ def test_senders_wait_while_the_bucket_is_away_and_nothing_is_lost(
 
 
 def log_of(query: Query) -> LogWriter:
-    assert query.reader.feeds is not None
-    log = query.reader.feeds.parts[0].log
+    assert query.reader.feed is not None
+    log = query.reader.feed.log
     assert isinstance(log, LogWriter)
     return log
 

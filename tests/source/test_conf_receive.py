@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import os
-import re
-import shlex
-import subprocess
-from pathlib import Path
 
 import pytest
 import yaml  # comes with jupyterlab
@@ -21,48 +16,22 @@ CONF = REPOSITORY / "conf"
 
 
 @pytest.fixture
-def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], int | None]]:
+def received(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The options that the receiver got."""
-    taken: list[tuple[dict[str, str], int | None]] = []
-    monkeypatch.setattr(
-        receive_module, "receive_until_stopped", lambda given, number, *_: taken.append((given, number))
-    )
+    taken: list[dict[str, str]] = []
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda given, *_: taken.append(given))
     return taken
 
 
-def given_to_the_command(shell: list[str], directory: Path, **environment: str) -> list[str]:
-    """The arguments that a shell passes on to the program."""
-    program = directory / "zmq-datasource"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    program.chmod(0o755)
-    path = f"{directory}:{os.environ['PATH']}"
-    done = subprocess.run(shell, env=environment | {"PATH": path}, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
 def words_of(line: str, instance: str, environment: dict[str, str]) -> list[str]:
-    """A command line as systemd takes it apart (systemd.service(5), "Command lines")."""
-
-    def specifier(found: re.Match[str]) -> str:
-        return {"%": "%", "i": instance}[found[1]]
-
-    def variable(found: re.Match[str]) -> str:
-        # All that is in the braces is the name. A $ that is followed by neither stays, unless it begins the word.
-        return "$" if found[0] == "$$" else environment.get(found[1], "")
-
-    words = [re.sub("%(.)", specifier, word) for word in shlex.split(line)]
-    assert not any(re.match(r"\$[^${]", word) for word in words), "systemd would divide the value into words"
-    return [re.sub(r"\$\$|\$\{([^}]*)\}", variable, word) for word in words]
+    """A command line as systemd takes it apart (systemd.service(5), "Command lines"): ``$OPTIONS`` is many words."""
+    words: list[str] = []
+    for word in line.replace("%i", instance).split():
+        words += environment[word[1:]].split() if word.startswith("$") else [word]
+    return words
 
 
-@pytest.mark.parametrize(("instance", "partition", "receivers"), [("0of4", 0, "4"), ("11of12", 11, "12")])
-def test_a_unit_of_systemd_is_one_receiver(
-    tmp_path: Path,
-    received: list[tuple[dict[str, str], int | None]],
-    instance: str,
-    partition: int,
-    receivers: str,
-) -> None:
+def test_a_unit_of_systemd_is_one_receiver_with_a_log_of_its_own(received: list[dict[str, str]]) -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(CONF / "zmq-datasource-receive@.service")
@@ -70,31 +39,28 @@ def test_a_unit_of_systemd_is_one_receiver(
     # A unit that is started has the log. One that stands by waits for it, for as long as it takes.
     assert (service["Type"], service["TimeoutStartSec"]) == ("notify", "infinity")
     assert service["ReadWritePaths"] == unit["Unit"]["RequiresMountsFor"]
-    environment = {
-        "SHARE": service["Environment"].removeprefix("SHARE=").replace("%i", instance),
-        "OPTIONS": "--socket-type PULL --connect tcp://feed:5557 --wal-location /shared/wal/feed",
-    }
-    command = service["ExecStart"].replace("/opt/zmq-datasource/bin/", "")
-    arguments = given_to_the_command(words_of(command, instance, environment), tmp_path, **environment)
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
-    ((told, number),) = received
-    assert (number, told["receivers"], told["connect"]) == (partition, receivers, "tcp://feed:5557")
+    environment = {"OPTIONS": "--socket-type PULL --connect tcp://feed:5557"}
+    for instance in ("feed-0", "feed-1"):
+        _, *arguments = words_of(service["ExecStart"], instance, environment)
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+    assert [told["connect"] for told in received] == ["tcp://feed:5557"] * 2
+    assert [told["walLocation"] for told in received] == ["/shared/wal/feed-0", "/shared/wal/feed-1"]
 
 
-def test_a_pod_of_kubernetes_is_one_receiver(
-    tmp_path: Path, received: list[tuple[dict[str, str], int | None]]
-) -> None:
+def test_a_pod_of_kubernetes_is_one_receiver_with_a_log_of_its_own(received: list[dict[str, str]]) -> None:
     claim, service, pods = yaml.safe_load_all((CONF / "kubernetes-receive.yaml").read_text())
     (container,) = pods["spec"]["template"]["spec"]["containers"]
     name, replicas = pods["metadata"]["name"], pods["spec"]["replicas"]
     for ordinal in range(replicas):
-        arguments = given_to_the_command(container["command"], tmp_path, HOSTNAME=f"{name}-{ordinal}")
-        assert CliRunner().invoke(main, arguments).exit_code == 0
-    assert [number for _, number in received] == list(range(replicas))
-    assert {told["receivers"] for told, _ in received} == {str(replicas)}
+        # Kubernetes puts the variables of the container into its arguments.
+        (variable,) = container["env"]
+        assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+        words = [word.replace(f"$({variable['name']})", f"{name}-{ordinal}") for word in container["command"]]
+        assert CliRunner().invoke(main, words[1:]).exit_code == 0
     mount, volume = container["volumeMounts"][0], pods["spec"]["template"]["spec"]["volumes"][0]
-    assert received[0][0]["walLocation"].startswith(mount["mountPath"] + "/")
+    logs = [told["walLocation"] for told in received]
+    assert logs == [f"{mount['mountPath']}/{name}-{ordinal}" for ordinal in range(replicas)]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert pods["spec"]["serviceName"] == service["metadata"]["name"]  # which gives each pod its name
     assert service["spec"]["clusterIP"] == "None"

@@ -63,7 +63,7 @@ class Discarding:
     def is_listed_by(self, query: ZmqStreamReader) -> None:
         """Wait until a query knows the first id, which the thread of its metrics refreshes now and then."""
         end = read_index(self.storage).end
-        wait_for(lambda: (query.reportLatestOffset() or {})["next"] == {"0": end}, f"id {end}")
+        wait_for(lambda: (query.reportLatestOffset() or {})["next"] == end, f"id {end}")
 
     def close(self) -> None:
         self._writer.close()
@@ -161,7 +161,7 @@ def test_a_batch_whose_messages_were_all_discarded_has_no_rows(log: Discarding) 
         with querying(log, reader="other", startingOffsets="earliest") as other:
             other.latestOffset(other.initialOffset(), ALL)
             assert losses(other) == (0, 0)
-        assert start["next"] == {"0": 0}
+        assert start["next"] == 0
 
 
 def test_a_repeated_batch_counts_skipped_messages_once(log: Discarding) -> None:
@@ -206,7 +206,7 @@ def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discardi
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
     goes_on = Deletions(log.storage, log.storage.log_id(), fails=False)
-    assert end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), goes_on) == (7, 3 * len(VALUE))
+    assert end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), goes_on) == 7
     fails = Deletions(log.storage, log.storage.log_id(), fails=True)
     with pytest.raises(DataLossError, match=r"deleted the ids 0 to 3 between .* \(whenFull=discard\)"):
         end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), fails)
@@ -216,17 +216,17 @@ def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
     log: Discarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of the metrics lists the log while a call of Spark plans."""
-    ranges, interrupted = OffsetIds.ranges, []
+    planned_range, interrupted = OffsetIds.range, []
 
-    def interrupted_once(positions: OffsetIds, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
-        found = ranges(positions, start, end)
+    def interrupted_once(positions: OffsetIds, start: Offset, end: Offset) -> tuple[int, int] | None:
+        found = planned_range(positions, start, end)
         if not interrupted:
             interrupted.append(log.discard(3))
             log.is_listed_by(query)
         return found
 
     with querying(log) as query:
-        monkeypatch.setattr(OffsetIds, "ranges", interrupted_once)
+        monkeypatch.setattr(OffsetIds, "range", interrupted_once)
         _, end, read = planned(query)
         assert interrupted == [4]
         assert read() == [4, 5, 6, 7, 8, 9]

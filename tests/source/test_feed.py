@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -100,12 +99,12 @@ class Query:
 
     @property
     def name(self) -> str:
-        assert self.reader.feeds is not None
-        return self.reader.feeds.reader.name
+        assert self.reader.feed is not None
+        return self.reader.feed.reader.name
 
     @property
     def receives(self) -> bool:
-        return self.reader.feeds is not None and self.reader.feeds.parts[0].receives
+        return self.reader.feed is not None and self.reader.feed.receives
 
 
 def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int, bytes]]:
@@ -624,21 +623,6 @@ def test_a_reader_without_a_name_makes_room_for_one_that_runs_when_the_log_is_fu
     assert readers.needed() == 2
 
 
-def test_a_partition_that_a_reader_does_not_know_keeps_all_messages_for_it(tmp_path: Path) -> None:
-    """The reader was stopped before the second receiver began, so it has read none of its messages."""
-    first = LogStorage(str(tmp_path))
-    first.open_log()
-    records = ReaderRecords(first)
-    readers = Readers(first.of(1))
-    records.write("runs", ReaderRecord({0: 9, 1: 9}))
-    lock = records.hold("runs", 0.0)
-    records.write("stopped", record(5))
-    assert readers.needed() == 0
-    assert readers.make_room(9)
-    assert readers.needed() == 9
-    lock.release()
-
-
 def test_a_query_whose_position_was_dropped_fails_with_the_reason(context: Context, tmp_path: Path) -> None:
     """With real queries: the log is full, one query runs, and another does not come back in time."""
     push, endpoint = bound(context, zmq.PUSH)
@@ -720,33 +704,6 @@ def test_a_log_with_much_room_discards_nothing_though_chunks_could_be_as_large(
     assert log_rows(tmp_path).num_rows == 11
     with querying(tmp_path, reader="away", checkpoint=away.checkpoint, **options) as away:
         away.until(10)
-
-
-def test_an_offset_is_refused_by_a_copy_that_gave_its_ids_to_other_messages(
-    context: Context, tmp_path: Path
-) -> None:
-    """The query that received forces its chunks to the disk, so from its second batch on the log keeps no mark
-    of what it was given.
-    """
-    push, endpoint = bound(context, zmq.PUSH)
-    log, options = tmp_path / "log", {"connect": endpoint}
-    with querying(log, **options) as one:
-        one.step()
-        for number in range(3):
-            if number == 2:
-                copy = shutil.copytree(log, tmp_path / "copy")
-            push.send(b"%d" % number)
-            one.until(number + 1)
-    shutil.rmtree(log)
-    Path(copy).rename(log)
-    with querying(log, **options) as other:
-        other.step()
-        for value in (b"other 2", b"other 3"):
-            push.send(value)
-        wait_for(lambda: other.step() and other.rows[-1][0] == 3, "both messages")
-    assert (dict(one.rows)[2], dict(other.rows)[2]) == (b"2", b"other 2")
-    with querying(log, one.checkpoint, **options) as one_again, pytest.raises(DataLossError):
-        one_again.step()
 
 
 def test_queries_started_together_read_the_same_messages_with_earliest(

@@ -42,7 +42,7 @@ with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(
         assert time.monotonic() < deadline, query.exception()
         time.sleep(0.1)
         if query.lastProgress and query.lastProgress["sources"][0]["endOffset"]:
-            read = json.loads(query.lastProgress["sources"][0]["endOffset"])["next"]["0"]
+            read = json.loads(query.lastProgress["sources"][0]["endOffset"])["next"]
     received = metrics(query).last["sources"][0]["metrics"]["messagesReceived"]
     query.stop()
     rows = spark.read.parquet(f"{directory}/out").selectExpr("cast(value as string) as value")

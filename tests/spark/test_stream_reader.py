@@ -61,13 +61,13 @@ def advance(
     it.latestOffset(start, ALL)  # starts receiving
     for _ in range(count):
         push.send(b"v")
-    goal = start["next"]["0"] + count
+    goal = start["next"] + count
 
     def reached() -> dict[str, Any] | None:
         if first:
             assert it.initialOffset() == start
         end = it.latestOffset(start, ALL)
-        return end if end["next"]["0"] >= goal else None
+        return end if end["next"] >= goal else None
 
     return wait_for(reached, f"offset {goal}") or {}
 
@@ -117,7 +117,7 @@ def test_only_a_poll_soon_after_the_last_one_waits(
         # What comes meanwhile ends the wait, which would be longer than this test may take.
         it.idle = Idle(poll_seconds=60, wait_seconds=3600)
         push.send(b"v")
-        assert it.latestOffset(start, ALL)["next"]["0"] == 1
+        assert it.latestOffset(start, ALL)["next"] == 1
 
 
 def test_a_waiting_poll_takes_little_time_of_the_processor(
@@ -223,14 +223,14 @@ def test_an_offset_beyond_the_end_is_refused_even_if_loss_is_accepted(
     _, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
         beyond = it.initialOffset()
-        beyond["next"] = {"0": 99}
+        beyond["next"] = 99
         with pytest.raises(DataLossError, match="the offset is 99, and the log ends at 0"):
             it.latestOffset(beyond, ALL)
 
 
 def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    other = {"log": "another", "next": {"0": 7}}
+    other = {"log": "another", "next": 7}
     with reader(endpoint, tmp_path) as it:
         end = advance(it, push, it.initialOffset(), 3)
         with pytest.raises(DataLossError, match="of log another"):
@@ -245,7 +245,7 @@ def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
 def test_lost_ids_are_counted_once(context: Context, tmp_path: Path) -> None:
     """Spark asks for the same range several times: for the end, for the plan, and when there is nothing new."""
     push, endpoint = bound(context, zmq.PUSH)
-    other = {"log": "another", "next": {"0": 7}}
+    other = {"log": "another", "next": 7}
     with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
         start = it.initialOffset()
         middle = advance(it, push, start, 5)

@@ -72,7 +72,7 @@ def rows_read(query: StreamingQuery, raise_errors: bool = True) -> int:
     if progress is None or progress["sources"][0]["endOffset"] is None:
         return 0
     offset = json.loads(progress["sources"][0]["endOffset"])
-    return int(offset["next"]["0"])
+    return int(offset["next"])
 
 
 def wait_for_rows(query: StreamingQuery, count: int, seconds: float = 90) -> None:

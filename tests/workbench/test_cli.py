@@ -66,20 +66,6 @@ def test_help_describes_each_command_in_a_whole_sentence() -> None:
         (["receive", "--deduplicate"], "No such option '--deduplicate'"),
         (["receive", "--deduplicate"], "is written -o NAME=VALUE"),
         (["proxy", "--nonsense"], "No such option"),
-        (
-            [
-                "receive",
-                "--bind",
-                "ipc://a",
-                "--wal-location",
-                "/a",
-                "--partition",
-                "0/2",
-                "-o",
-                "RECEIVERS=2",
-            ],
-            "remove",
-        ),
         (["proxy", "--wal-location", "/tmp", "-o", "walLocation=/b"], "of its own"),
         (["doctor", "--connect", "tcp://a:1", "-o", "socketType=PULL"], "of its own"),
     ],
@@ -124,7 +110,6 @@ HUGE = "1" + "0" * 30
         (["doctor", "--connect", "tcp://a:1", "-o", f"rcvhwm={HUGE}"], "rcvhwm"),
         *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
         (["receive", "--bind", "x", "--wal-location", "/tmp"], "write tcp://x or ipc://x"),
-        (["receive", "--bind", "ipc://a", "--wal-location", "/tmp", "--partition", "5/2"], "'--partition': "),
         (["proxy", "--wal-location", ""], "walLocation=''"),
         (["proxy", "--pull", "ipc://a", "--wal-location", "/tmp", "-o", f"rcvhwm={HUGE}"], "rcvhwm"),
     ],
@@ -176,7 +161,7 @@ def test_a_command_offers_only_the_choices_that_make_sense() -> None:
 @pytest.mark.parametrize(("name", "options"), [("proxy", ProxyOptions), ("receive", ReadOptions)])
 def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, options: Any) -> None:
     fields = {option.field for option in describe(options)}
-    own = {"others", "help", "partition", "prometheus", "ready_file", "figures", "figures_every"}
+    own = {"others", "help", "prometheus", "ready_file", "figures", "figures_every"}
     assert {parameter.name for parameter in main.commands[name].params} <= fields | own
 
 

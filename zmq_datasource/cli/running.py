@@ -12,7 +12,6 @@ import click
 
 from zmq_datasource.cli.types import (
     Form,
-    Read,
     all_options,
     figures_options,
     number,
@@ -25,13 +24,6 @@ from zmq_datasource.options import ProxyOptions, ReceiveOptions
 
 if TYPE_CHECKING:
     from zmq_datasource.monitoring.http import HttpAddress
-
-
-def _read_share(text: str) -> tuple[int, int]:
-    number, separator, count = text.partition("/")
-    if not (separator and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise ValueError("write K/N, as in 0/4: number 0 of the receivers 0 to 3")
-    return int(number), int(count)
 
 
 @click.command(short_help="Receive into a log, without Spark.")
@@ -48,12 +40,6 @@ def _read_share(text: str) -> tuple[int, int]:
     help="How long messages stay after they were received and all queries have read them.",
 )
 @option_of(ReceiveOptions, "wal_max_bytes")
-@click.option(
-    "--partition",
-    type=Read("K/N", _read_share),
-    metavar="K/N",
-    help="Receive as number K, from 0 on, of N receivers that share the feed, each into a log partition of its own.",
-)
 @other_options("-o onLoss=fail")
 @figures_options
 @prometheus_address
@@ -65,7 +51,6 @@ def _read_share(text: str) -> tuple[int, int]:
 )
 def receive(
     others: tuple[str, ...],
-    partition: tuple[int, int] | None,
     figures: Form,
     figures_every: float,
     prometheus: HttpAddress | None,
@@ -82,8 +67,6 @@ def receive(
       zmq-datasource receive --connect tcp://feed:5556 --wal-location /data/wal/feed \\
           --wal-retention 1d --framing vllm -o replayEndpoint=tcp://feed:5557
       zmq-datasource receive --socket-type ROUTER --bind "tcp://*:5558" --wal-location /data/wal/orders
-      zmq-datasource receive --socket-type PULL --connect tcp://feed:5557 \\
-          --wal-location /shared/wal/feed --partition 0/4
     """
     from zmq_datasource.monitoring.view import Figures  # noqa: PLC0415 - imports rich
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
@@ -93,15 +76,7 @@ def receive(
         raise click.UsageError("name an endpoint with --bind or --connect")
     if named["wal_location"] is None and named["wal_store"] is None:
         raise click.UsageError("name the log with --wal-location or --wal-store")
-    number = None
-    if partition is not None:
-        if "receivers" in map(str.lower, given):
-            raise click.UsageError(
-                "--partition K/N says how many receivers there are; remove -o receivers=..."
-            )
-        number, count = partition
-        given["receivers"] = str(count)
-    receive_until_stopped(given, number, prometheus, Figures(figures, figures_every), ready_file)
+    receive_until_stopped(given, prometheus, Figures(figures, figures_every), ready_file)
 
 
 @click.command(short_help="Keep messages for subscribers that are away.")

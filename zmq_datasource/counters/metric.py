@@ -28,7 +28,7 @@ class Metric(NamedTuple):
         label: What the keys of a map, or the states of a text, are called there.
         keys: Those keys or states.
         numbered: Whether it is only known where messages are numbered.
-        highest: Whether of several receivers, or tasks, the highest value counts, and not the sum.
+        highest: Whether of several tasks the highest value counts, and not the sum.
         attribute: The field that counts it.
     """
 
@@ -158,7 +158,7 @@ def unknown(metrics: Sequence[Metric]) -> dict[str, Any]:
 
 
 def added(metrics: Sequence[Metric], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of several receivers, tasks or batches together; a figure that no part has is left out."""
+    """The figures of several tasks or batches together; a figure that no part has is left out."""
     whole: dict[str, Any] = {}
     for metric in metrics:
         values = [part[metric.name] for part in parts if metric.name in part]

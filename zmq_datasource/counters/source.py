@@ -156,7 +156,6 @@ class SourceCounters:
         "rcvhwm",
         "messages",
         "The receive high-water mark in use, as read back from the socket.",
-        highest=True,
     )
     last_received: float = state(
         "lastReceived",

@@ -104,8 +104,8 @@ def end_within_bytes(
     end: int,
     max_bytes: int,
     deletions: Deletions | None = None,
-) -> tuple[int, int]:
-    """The largest end with at most ``max_bytes`` of values in ``[start, end)``, and the bytes of those values.
+) -> int:
+    """The largest end with at most ``max_bytes`` of values in ``[start, end)``.
 
     The end is ``start`` if the first message is larger than ``max_bytes``.
 
@@ -119,10 +119,9 @@ def end_within_bytes(
         running = pc.cumulative_sum(pc.cast(sizes, "int64"))
         if running[-1].as_py() > left:
             fitting = pc.sum(pc.less_equal(running, left)).as_py()
-            left -= running[fitting - 1].as_py() if fitting else 0
-            return int(batch.column("id")[0].as_py() + fitting), int(max_bytes - left)
+            return int(batch.column("id")[0].as_py() + fitting)
         left -= running[-1].as_py()
-    return end, int(max_bytes - left)
+    return end
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:

@@ -104,7 +104,6 @@ class LogWriter(Contents):
         self,
         lock_wait: float = 0.0,
         feed: str = "",
-        check: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """Create or recover the partition, and become its writer. Repeated while the store refuses for now.
@@ -114,14 +113,12 @@ class LogWriter(Contents):
         Args:
             lock_wait: Seconds to wait for an earlier writer that is stopping.
             feed: As in ``LogStorage.lock``.
-            check: Raises an error to refuse the log. Called before the lock is taken, so that a refused process writes
-                nothing; and again with the lock, because two processes may open the log at the same time.
             prepare: Reads and writes objects beside the chunks, with the lock. May be repeated.
 
         Raises:
             LogError: Another writer has the partition, or it is damaged or not writable.
         """
-        opened = self._retrier.retry(partial(self._open, lock_wait, feed, check, prepare))
+        opened = self._retrier.retry(partial(self._open, lock_wait, feed, prepare))
         self.log_id, self.saved = opened.log_id, opened.saved
         chunks = opened.chunks
         incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
@@ -131,13 +128,9 @@ class LogWriter(Contents):
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past, incarnations)
 
-    def _open(
-        self, lock_wait: float, feed: str, check: Callable[[], None], prepare: Callable[[], None]
-    ) -> OpenedPartition:
-        check()
+    def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedPartition:
         opened = open_partition(self._storage, lock_wait, feed)
         try:
-            check()
             prepare()
         except BaseException:
             opened.hold.release()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zmq_datasource.counters import SourceCounters, added, counted, declared, figures, state
+from zmq_datasource.counters import SourceCounters, counted, declared, figures, state
 from zmq_datasource.errors import DataLossError, LogError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import read_slices, slices
@@ -76,7 +76,6 @@ class _Momentary:
         "backlogAgeMs",
         "ms",
         "How long ago the oldest message of the backlog was received. It shows how old the data gets.",
-        highest=True,
     )
     log_bytes: int = state("logBytes", "bytes", "The total size of the chunks of the log.")
     log_chunks: int = state("logChunks", "chunks", "The number of chunks of the log.")
@@ -123,9 +122,7 @@ class SourceMonitor:
     def __init__(self, source: Feed | Ingest, options: StreamReadOptions) -> None:
         self._source = source
         self._lock = threading.Lock()  # for ``metrics``, which an outlet's threads call, too
-        partition = source.storage.partition
-        shared = bool(partition) or options.receivers > 1
-        self._name = _name(options, source.storage) + (f", partition {partition}" if shared else "")
+        self._name = _name(options, source.storage)
         self._read_to: int | None = None
         self._rate = _Rate()
         self._oldest: tuple[int, float | None] = (-1, None)
@@ -155,7 +152,7 @@ class SourceMonitor:
         oldest = self._received_at(start) if start < end else None
         now = _Momentary(
             source=self._name,
-            reader=self._source.reader,
+            reader=self._source.reader_name,
             core=core.NAME if facts.receives else None,
             messages_per_second=self._rate.of(facts.received, time.monotonic()),
             backlog_messages=end - start + max(0, log.unsealed),
@@ -198,41 +195,6 @@ def _name(options: StreamReadOptions, storage: LogStorage) -> str:
     name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {storage.root}"
     # Only the user's name for the reader: a name that each run makes would begin new series in Prometheus.
     return name if options.reader is None else f"{name} ({options.reader})"
-
-
-class SourceMonitors:
-    """A monitor for each log partition that one process receives into or reads.
-
-    Args:
-        sources: By log partition; one at least.
-    """
-
-    def __init__(self, sources: Mapping[int, Feed | Ingest], options: StreamReadOptions) -> None:
-        self._options = options
-        self._monitors: dict[int, SourceMonitor] = {}
-        self._sources: dict[int, Feed | Ingest] = {}
-        self.add(sources)
-
-    def add(self, sources: Mapping[int, Feed | Ingest]) -> None:
-        """Make monitors for the log partitions that have none."""
-        for partition, source in sources.items():
-            if partition not in self._monitors:
-                self._sources[partition] = source
-                self._monitors[partition] = SourceMonitor(source, self._options)
-
-    def mark_finished(self, ends: Mapping[int, int]) -> None:
-        """Take the messages below these ids out of the backlog: they are in finished batches."""
-        for partition, end in ends.items():
-            self._monitors[partition].mark_finished(end)
-
-    def metrics(self) -> dict[str, Any]:
-        """The figures of the source. With several log partitions: of all together, and of each in ``partitions``."""
-        parts = {partition: monitor.metrics() for partition, monitor in self._monitors.items()}
-        if len(parts) == 1:
-            return next(iter(parts.values()))
-        name = _name(self._options, next(iter(self._sources.values())).storage)
-        together = added(SOURCE, list(parts.values())) | {"source": name}
-        return together | {"partitions": {str(partition): part for partition, part in sorted(parts.items())}}
 
 
 class _Rate:

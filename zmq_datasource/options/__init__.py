@@ -11,7 +11,6 @@ from zmq_datasource.options.parser import OptionSet
 from zmq_datasource.options.presets import PRESETS, Layout, Numbering, SequenceAt
 from zmq_datasource.options.proxy import ProxyOptions
 from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
-from zmq_datasource.options.receiving import share_of
 from zmq_datasource.options.write import WriteOptions
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "SequenceAt",
     "StreamReadOptions",
     "WriteOptions",
-    "share_of",
 ]
 
 # All options, as the reference and the command line list them.

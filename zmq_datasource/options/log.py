@@ -33,8 +33,7 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     wal_max_bytes: Annotated[
         ByteSize,
         doc(
-            "The maximum size of the log. When the log is full of messages that are still needed, `whenFull` decides. "
-            "With several `receivers` this is the size of each log partition.",
+            "The maximum size of the log. When the log is full of messages that are still needed, `whenFull` decides.",
             Role.WRITER,
         ),
     ] = ByteSize(4 << 30)

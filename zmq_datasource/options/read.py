@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.receiving import ReceivingOptions, share_of
+from zmq_datasource.options.receiving import ReceivingOptions
 from zmq_datasource.options.socket import Endpoint, SocketOptions
 from zmq_datasource.options.types import ByteSize, Duration
 
@@ -258,13 +258,10 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
     def check(self) -> None:
         super().check()
         self.refuse(self.of_role(Role.BATCH), "belongs to a batch read, not to spark.readStream")
-        if self.receivers == 1:
-            self.refuse(("receivers_by",), "needs receivers, of which there is one")
         if self.reader is None:
             self.refuse(("reader_timeout",), "needs reader: it is for a query that has a name")
         if self.wal_store is not None:
             self.refuse(("serve_log",), "has no effect with walStore, which the executors read themselves")
-        share_of(self, 0)
         if not self.has_endpoints and not self.has_log:
             raise OptionError(
                 "neither connect nor bind is set; name the feed, as in .option('connect', 'tcp://feed:5556'), or with "

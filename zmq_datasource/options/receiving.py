@@ -1,23 +1,12 @@
-"""The source's options about receiving a feed and writing its log, and the share of each of several receivers.
-
-No message may come to two receivers:
-
-* A PUSH distributes its messages among the PULL sockets. So each receiver connects to every endpoint. But each bound
-  endpoint belongs to one receiver.
-* A SUB gets all messages to which it subscribes. So each receiver has its own endpoints, or with ``receiversBy=topics``
-  its own topics. A message whose topic begins with two subscribed topics matches both, so such topics stay together.
-"""
+"""The source's options about receiving a feed and writing its log."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
-
-import msgspec
+from typing import Annotated, Literal
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import (
     Duration,
     LocalPath,
@@ -47,26 +36,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.UNACKNOWLEDGED,
         ),
     ] = Topics(("",))
-    receivers: Annotated[
-        int,
-        doc(
-            "The number of sockets that receive the feed. Each fills a log partition of its own. The "
-            "receivers of a PULL share the messages. The receivers of a SUB share the endpoints or the topics "
-            "(`receiversBy`).",
-            Role.WRITER,
-            Role.UNACKNOWLEDGED,
-            ge=1,
-            le=1024,
-        ),
-    ] = 1
-    receivers_by: Annotated[
-        Literal["endpoints", "topics"],
-        doc(
-            "What the receivers of a SUB share: the `endpoints` or the `topics`.",
-            Role.WRITER,
-            Role.UNACKNOWLEDGED,
-        ),
-    ] = "endpoints"
     connect_timeout: Annotated[
         Duration,
         doc(
@@ -144,96 +113,3 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             f"set sequenceBy={','.join(numbering.by)},topic. Otherwise read all topics and filter in Spark, or set "
             "sequenceBy=none to track nothing"
         )
-
-
-_Receiving = TypeVar("_Receiving", bound=ReceivingOptions)
-
-
-def share_of(options: _Receiving, receiver: int) -> _Receiving:
-    """The options of one receiver.
-
-    Args:
-        receiver: Its number, from 0 to ``options.receivers`` - 1.
-
-    Raises:
-        OptionError: There are not enough endpoints or topics for all receivers.
-    """
-    if options.receivers == 1:
-        return options
-    if options.receivers_by == "topics":
-        return _with_topics(options, receiver)
-    if options.socket_type == "PULL":
-        return _of_pull(options, receiver)
-    return _with_endpoints(options, receiver)
-
-
-def _of_pull(options: _Receiving, receiver: int) -> _Receiving:
-    count, bind = options.receivers, options.bind
-    if options.numbering is not None:
-        raise OptionError(
-            f"receivers={count} with socketType=PULL and framing={options.framing}: each receiver gets some of a "
-            "publisher's numbers, and the others would look lost; set sequenceBy=none, or one receiver"
-        )
-    if not options.connect and len(bind) < count:
-        raise OptionError(
-            f"receivers={count} with bind={bind}: each receiver binds endpoints of its own, and there are {len(bind)}; "
-            "name more, as in tcp://*:[5557-5560], or set fewer receivers"
-        )
-    return msgspec.structs.replace(options, bind=Endpoints(bind[receiver::count]))
-
-
-def _with_endpoints(options: _Receiving, receiver: int) -> _Receiving:
-    count, connect = options.receivers, options.connect
-    endpoints = len(connect) + len(options.bind)
-    if endpoints < count:
-        raise OptionError(
-            f"receivers={count}: SUB sockets share the endpoints, and there are {endpoints}; set fewer receivers, or "
-            "receiversBy=topics"
-        )
-    # Bound endpoints go to the receivers that follow the one with the last ``connect``, so that none is without one.
-    bound = (receiver - len(connect)) % count
-    return msgspec.structs.replace(
-        options,
-        connect=Endpoints(connect[receiver::count]),
-        replay_endpoint=Endpoints(options.replay_endpoint[receiver::count]),
-        bind=Endpoints(options.bind[bound::count]),
-    )
-
-
-def _with_topics(options: _Receiving, receiver: int) -> _Receiving:
-    count = options.receivers
-    if options.socket_type != "SUB":
-        raise OptionError(
-            f"receiversBy=topics with socketType={options.socket_type}: only a SUB has topics; remove it"
-        )
-    if options.bind:
-        raise OptionError(
-            f"receiversBy=topics with bind={options.bind}: every receiver needs every publisher, and one port cannot "
-            "be bound twice; let the publishers bind, or set receiversBy=endpoints"
-        )
-    if options.replay_endpoint:
-        raise OptionError(
-            "receiversBy=topics with replayEndpoint: a replay has all topics; remove one of them"
-        )
-    shares = share_topics(options.topics, count)
-    if not all(shares):
-        raise OptionError(
-            f"receivers={count} with receiversBy=topics: topics={options.topics} makes {sum(map(bool, shares))} "
-            "shares, because a topic that begins with another one stays with it; set fewer receivers, or name more "
-            "topics"
-        )
-    return msgspec.structs.replace(options, topics=Topics(shares[receiver]))
-
-
-def share_topics(topics: Topics, count: int) -> list[list[str]]:
-    """Divide topics into ``count`` shares, so that no message matches topics of two shares. Some may be empty."""
-    groups: list[list[str]] = []
-    begins: list[bytes] = []
-    # A prefix that begins with another one comes after it.
-    for prefix, topic in sorted(zip(topics.prefixes, topics, strict=True)):
-        if begins and prefix.startswith(begins[-1]):
-            groups[-1].append(topic)
-        else:
-            begins.append(prefix)
-            groups.append([topic])
-    return [[topic for group in groups[share::count] for topic in group] for share in range(count)]

@@ -24,10 +24,6 @@ And these are the rules beside them:
 * Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``), or the
   user says where counters begin (``counts_from``). Then they are a gap.
 
-A log with several partitions has a tracker for each. When the number of receivers changes, another partition may
-receive a counter's messages. The counter then *moves*: that partition continues from the newest state that any
-partition has of the counter, and the other partitions drop it.
-
 Memory is bounded. Of too many counters, the tracker forgets the one that was silent for longest; of too many gaps, the
 oldest. The sums of lost messages keep what was forgotten.
 

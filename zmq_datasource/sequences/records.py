@@ -124,12 +124,6 @@ class GapTable:
             if gap.serial in self._rows:
                 gap.final = True
 
-    def drop_missing(self, key: Key) -> None:
-        """Remove the open gaps in a counter's present epoch, because the table of another partition has them now."""
-        for gap in self.missing(key):
-            self._remove(gap)
-        self.end_epoch(key)
-
     def end_epoch(self, key: Key) -> None:
         """Keep a counter's gaps as they are from now on, because a new epoch begins or the counter is forgotten."""
         self._present.pop(key, None)
@@ -180,8 +174,7 @@ class Totals:
         "messagesLost",
         "messages",
         "The number of numbered messages that are missing now. A message that comes late or by a replay is not missing "
-        "any more. Of one of several partitions it may be negative: that one has healed gaps that another partition "
-        "had noticed.",
+        "any more.",
         numbered=True,
     )
     late: int = counted(
@@ -253,8 +246,6 @@ class Counter(msgspec.Struct, array_like=True):
         ended: Whether the publisher has announced that it sends no more.
         topic: The topic of the latest message; for replays that do not repeat topics.
         sample: The latest message of the present epoch, where replays are compared with it.
-        moves: How often another partition of the log has taken over the counter.
-        division: How the feed was divided among receivers when the latest message arrived.
     """
 
     floor: int
@@ -264,8 +255,6 @@ class Counter(msgspec.Struct, array_like=True):
     ended: bool = False
     topic: bytes | None = None
     sample: Sample | None = None
-    moves: int = 0
-    division: str = ""
 
 
 @dataclass(slots=True)

@@ -20,14 +20,12 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         numbering: How the messages are counted.
-        division: How the feed was divided among receivers.
         names, expected, counters: An entry for each counter; the counter that was silent for longest is first.
         gaps: Oldest first.
         next_gap: The serial of the next gap.
     """
 
     numbering: Numbering
-    division: str
     totals: dict[str, int]
     names: list[bytes | tuple[bytes, ...]]
     expected: list[int]
@@ -45,7 +43,6 @@ def save(tracker: SequenceTracker) -> SavedTracker:
     names = list(tracker.expected)
     return SavedTracker(
         numbering=tracker.numbering,
-        division=tracker.division,
         totals=asdict(tracker.totals),
         names=names,
         expected=tracker.next_numbers(),
@@ -68,7 +65,6 @@ def tracker_of(saved: SavedTracker) -> SequenceTracker:
     """Make a tracker without bounds from a saved state, to look things up in it."""
     tracker = SequenceTracker(saved.numbering, max_counters=2**62, max_gaps=2**62)
     restore(tracker, saved)
-    tracker.division = saved.division
     return tracker
 
 

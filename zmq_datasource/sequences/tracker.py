@@ -29,7 +29,6 @@ class SequenceTracker:
     Attributes:
         connections: How many connections each endpoint has had, where messages are counted by endpoint. The receiver
             updates it before each call.
-        division: How the feed is divided among receivers. Set it after ``state.restore``.
         expected: The number that each counter expects, the counter that was silent for longest first. None while a
             replay is ahead of the counter's live flow.
         counters: The other state of each counter.
@@ -40,7 +39,6 @@ class SequenceTracker:
         self.totals = Totals()
         self.gaps = GapTable(max_gaps)
         self.connections: dict[bytes, int] = {}
-        self.division = ""
         self._max_counters = max_counters
         self._turn = None if numbering.end is None else numbering.end + 1
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
@@ -49,61 +47,6 @@ class SequenceTracker:
         self._ahead: dict[Key, Ahead] = {}
         # The connection of its endpoint that brought each counter's latest message to this process.
         self._latest_connections: dict[Key, int] = {}
-        # Counters of which another partition of the log has a newer state, until this partition receives them.
-        self._elsewhere: dict[Key, SequenceTracker] = {}
-
-    # Counters that move from one partition of the log to another.
-
-    def learn_newer_counters(self, other: SequenceTracker) -> None:
-        """Note the counters of which another partition has a newer state. ``move_here`` then moves them one by one.
-
-        A counter that the other partition has received in the present division stays there. If this partition has
-        received a counter of the same name in the present division, that is another counter.
-
-        If the other partition has a newer state of a counter, the open gaps of that counter leave this table at once.
-        ``totals`` stay: each partition counts the losses that it has noticed itself. So the sums over all partitions
-        are exact, but one partition may have healed more than it has lost.
-
-        Args:
-            other: The tracker of that partition, restored. It must stay as it is until all its counters have moved. If
-                its counters have another meaning, nothing is noted.
-        """
-        if not self.numbering.is_like(other.numbering):
-            return
-        for key in other.expected:
-            known = self._elsewhere.get(key, self)
-            stays_there = other.counters[key].division == self.division
-            if key in known.expected:
-                namesakes = stays_there and known.counters[key].division == self.division
-                if namesakes or other._age(key) <= known._age(key):
-                    continue
-            elif stays_there or self.totals.forgotten:
-                continue  # this partition may have received it later, and forgotten it
-            self._elsewhere.pop(key, None)
-            if not stays_there:
-                self._elsewhere[key] = other
-            if key in self.expected:
-                self.gaps.drop_missing(key)
-                self._drop(key)
-        while len(self._elsewhere) > self._max_counters:
-            del self._elsewhere[next(iter(self._elsewhere))]
-
-    def move_here(self, key: Key) -> None:
-        """Continue a counter from the newer state of another partition, if there is one; before its first use here."""
-        other = self._elsewhere.pop(key, None)
-        if other is None:
-            return
-        left = other.counters[key]
-        self.counters[key] = replace(left, since=self.gaps.next_serial, moves=left.moves + 1)
-        self.expected[key] = other.next_number(key)
-        for gap in other.missing(key):
-            self.gaps.add(key, gap.epoch, gap.first, gap.last, gap.noticed).final = gap.final
-        self._move_to_end({key})
-
-    def _age(self, key: Key) -> tuple[int, int, int]:
-        """A value to compare states of one counter: that of the newer state is greater."""
-        counter = self.counters[key]
-        return counter.moves, counter.epoch, self._position_expected(key)
 
     # The live flow.
 
@@ -118,7 +61,6 @@ class SequenceTracker:
         healed = self.totals.healed
         for run in runs:
             key, first, count = run.key, run.first, run.count
-            self.move_here(key)
             for offset in range(count):
                 if self.expected.get(key) == first + offset:  # as expected, like all that follow in this run
                     self.expected[key] = first + count
@@ -223,7 +165,6 @@ class SequenceTracker:
             end: Whether the publisher sends no more.
         """
         findings = SequenceFindings()
-        self.move_here(key)
         if key not in self.expected:
             self._add_counter(key, last + 1, when, findings)
             self.expected[key] = last + 1
@@ -272,7 +213,6 @@ class SequenceTracker:
         Returns:
             Whether the message was missing. Otherwise it was received before, or the live flow will bring it.
         """
-        self.move_here(key)
         if key not in self.expected:
             if not onwards:
                 return False
@@ -386,10 +326,9 @@ class SequenceTracker:
         self.totals.healed += 1
 
     def _move_to_end(self, keys: set[Key]) -> None:
-        """Make these the counters that are forgotten last, and note the division in which they were received."""
+        """Make these the counters that are forgotten last."""
         expected = self.expected
         for key in keys:
-            self.counters[key].division = self.division
             expected[key] = expected.pop(key)
 
     def _forget(self, findings: SequenceFindings) -> None:

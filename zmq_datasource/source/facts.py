@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import printable
-from zmq_datasource.log import LogStorage, read_saved_state, sections_of
+from zmq_datasource.log import sections_of
 from zmq_datasource.messages.rows import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
 
@@ -51,40 +51,24 @@ def saved_sequences(sections: Mapping[str, msgspec.Raw]) -> state.SavedTracker |
 
 
 def saved_tracker(saved: bytes) -> SequenceTracker | None:
-    """Build a tracker from the saved state of a log partition, to inspect it; None if messages are not numbered."""
+    """Build a tracker from the saved state of a log, to inspect it; None if messages are not numbered."""
     sequences = saved_sequences(sections_of(saved))
     return None if sequences is None else state.tracker_of(sequences)
 
 
-def states_of_other_partitions(storage: LogStorage) -> list[bytes]:
-    """Read the saved state of each partition of the log except the partition of ``storage``.
-
-    Other processes may write these states at the same time.
-
-    Raises:
-        LogError: A state cannot be read.
-    """
-    others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
-    return [read_saved_state(other) for other in others]
-
-
-def read_gaps(saved: bytes, others: Iterable[bytes] = ()) -> list[dict[str, Any]]:
-    """Read the gap table of a log partition: a dictionary for each gap, oldest first.
+def read_gaps(saved: bytes) -> list[dict[str, Any]]:
+    """Read the gap table of a log: a dictionary for each gap, oldest first.
 
     ``first`` and ``last`` are sequence numbers. ``messages`` is how many messages are missing. ``noticed`` and
     ``healed`` are microseconds since the epoch. Of ``publisher``, ``topic`` and ``endpoint``, a gap has only the keys
     by which messages are counted.
 
     Args:
-        saved: The saved state of the partition.
-        others: The saved states of the other partitions. A counter may have moved to another partition since; then its
-            open gaps are listed there, and not here.
+        saved: The saved state of the log.
     """
     tracker = saved_tracker(saved)
     if tracker is None:
         return []
-    for other in filter(None, map(saved_tracker, others)):
-        tracker.learn_newer_counters(other)
     return [
         {
             **_names(tracker.numbering.by, gap.key),

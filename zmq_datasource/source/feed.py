@@ -1,4 +1,4 @@
-"""One partition of the log that a query reads: this process fills it, or another one does.
+"""The log that a query reads: this process fills it, or another one does.
 
 The rules:
 
@@ -7,6 +7,8 @@ The rules:
 * The lock becomes free when the receiving process or its host ends. Then a process that follows takes the lock, and
   receives (the thread ``zmq-standby``).
 * A query without a ``replayEndpoint`` gives way to a query with one.
+* A record in the log has the query's position (``log/readers``). The query writes the record before it chooses where to
+  begin, so the messages that it finds then are not deleted.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ import time
 from contextlib import suppress
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError, OtherDivisionError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, LogFollower, LogWriter, Readers
+from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, LogFollower, LogWriter, Reader, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
-from zmq_datasource.source.follow import FollowingSource, IdlePartition
+from zmq_datasource.source.follow import FollowingSource
 from zmq_datasource.source.ingest import Ingest
-from zmq_datasource.source.location import feed_of, log_storage, other_feed, warn_of_terms
+from zmq_datasource.source.location import feed_of, log_storage, other_feed, terms_of, warn_of_terms
 
 _log = logging.getLogger(__name__)
 
@@ -35,18 +37,17 @@ _STABLE_SECONDS = 2.0
 
 
 class Feed:
-    """A log partition that a query reads, filled by this process (``Ingest``) or another one (``FollowingSource``).
+    """The log that a query reads, filled by this process (``Ingest``) or another one (``FollowingSource``).
 
     Any thread may call ``facts``; one thread calls the other methods.
 
     Args:
         options: The options of the query.
-        partition: The number of the partition. The query fills those of its receivers, and only reads further ones.
 
     Attributes:
         counters: The counters of this process, whether it fills the log or follows it.
-        reader: The name of the query's record; None before ``read_as``.
-        resumed_at: The id of the first message that comes after ``read_as``.
+        reader: The query's record in the log; from ``open`` on.
+        resumed_at: The id of the first message that comes after ``open``.
         standby_seconds: How often a query that follows checks whether the log's lock is free.
         takeover_seconds: How long a query repeats an attempt to receive in place of a process that has ended. The port
             of that process may become free a moment later than the lock.
@@ -57,12 +58,13 @@ class Feed:
     takeover_seconds = 15.0
     join_seconds = 5.0
 
-    def __init__(self, options: StreamReadOptions, partition: int = PARTITION) -> None:
+    reader: Reader
+
+    def __init__(self, options: StreamReadOptions) -> None:
         self._options = options
-        self._is_live = options.has_endpoints and partition < options.receivers
-        self._idle: IdlePartition | None = None
         self._source: Ingest | FollowingSource
-        self.reader: str | None = None
+        self._done: int | None = None
+        self._started = False
         self._standby = self._new_standby()
         self._stopping = threading.Event()
         # Whether ``stop`` has given up waiting for the standby, and stops the source that it finds.
@@ -70,36 +72,58 @@ class Feed:
         self._changing = threading.Lock()  # for ``_source`` and ``_stopped``
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "attempts to receive in place of another process")
-        self.storage = log_storage(options, partition)
+        self.storage = log_storage(options)
         if self.storage.request_interval:  # each request to a bucket costs money
             self.standby_seconds = _STANDBY_IN_A_BUCKET_SECONDS
-        if options.has_endpoints and not self._is_live:
-            self._idle = IdlePartition(self.storage, options)
         self.counters = SourceCounters()
         self.resumed_at = 0
 
     def _new_standby(self) -> threading.Thread:
         return threading.Thread(target=self._stand_by, name="zmq-standby", daemon=True)
 
-    def open(self) -> None:
-        """Become the writer of the partition, or follow it if it has a writer. Receives nothing yet.
+    def open(self, *, begins: bool = False) -> None:
+        """Become the writer of the log, or follow it if it has a writer; and keep its messages from being deleted.
+
+        Receives nothing yet.
+
+        Args:
+            begins: Whether the query has no checkpoint.
 
         Raises:
             LogFormatError: There is no log, and this query has no sockets to fill one.
-            LogLockedError: Another feed is received into the log.
+            LogLockedError: Another query reads under this name, or another feed is received into the log.
             LogError: The log cannot be opened.
         """
         self._source = self._open_source()
-
-    def read_as(self, reader: str) -> None:
-        """Set the name of the reader whose record keeps this partition's messages; after ``open``."""
-        self.reader = reader
+        try:
+            self._keep_everything()
+        except BaseException as e:
+            self._stop_because_of(e)
+            raise
         if isinstance(self._source, Ingest):
-            self._source.readers.own = reader
+            self._source.readers.own = self.reader.name
         self.resumed_at = self._source.log.durable_end
+        if begins and self._options.reader is None and not self.receives:
+            _log.warning(
+                "%s is filled by another process, and this query has no name. When it stops, messages that it has not "
+                "read are kept for the walRetention of that process. To keep them for longer, set the option reader",
+                self.storage,
+            )
+
+    def _keep_everything(self) -> None:
+        """Write the query's record, so that nothing is deleted while the query chooses where to begin."""
+        options = self._options
+        self.reader = Reader(
+            self.storage, options.reader, options.reader_timeout, terms_of(options), STORE_RETRY_SECONDS
+        )
+        try:
+            self.reader.keep_everything(self._earliest)
+        except BaseException:
+            self.reader.discard()
+            raise
 
     def _open_source(self) -> Ingest | FollowingSource:
-        if not self._is_live:
+        if not self._options.has_endpoints:
             return self._open_following()
         ingest = self._new_ingest()
         if ingest.open_unless_received():
@@ -111,7 +135,7 @@ class Feed:
         return following
 
     def _new_ingest(self) -> Ingest:
-        return Ingest(self._options, self.storage.partition, self.counters)
+        return Ingest(self._options, self.counters)
 
     def _open_following(self) -> FollowingSource:
         following = FollowingSource(self.storage, self._options, self.counters)
@@ -119,19 +143,44 @@ class Feed:
         return following
 
     def start(self) -> None:
-        """Begin to receive, or to stand by; after ``open``. A second call does nothing.
+        """Begin to receive, or to stand by; after ``open``.
 
         Raises:
-            EndpointError, OptionError: A socket cannot be opened as asked.
+            EndpointError, OptionError: A socket cannot be opened as asked. The log and the reader's name are free
+            again.
         """
-        self._source.start()
-        if self._is_live and not self.receives and self._standby.ident is None:
+        self._started = True
+        try:
+            self._source.start()
+        except BaseException as e:
+            self.reader.discard()
+            self._stop_because_of(e)
+            raise
+        if self._options.has_endpoints and not self.receives and self._standby.ident is None:
             self._standby.start()
+
+    def _stop_because_of(self, why: BaseException) -> None:
+        """Stop because of the error ``why``, and only log another error."""
+        try:
+            self._stop_source()
+        except BaseException as e:
+            if e is not why:
+                _log.error("%s: %s", self.storage, e)
 
     @property
     def receives(self) -> bool:
         """Whether this process fills the log."""
         return isinstance(self._source, Ingest)
+
+    @property
+    def reader_name(self) -> str:
+        """The name of the query's record."""
+        return self.reader.name
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the log can receive nothing: it has no room, or its disk has a fault."""
+        return bool(self.log.full or self.log.fault)
 
     @property
     def log(self) -> LogWriter | LogFollower:
@@ -143,11 +192,11 @@ class Feed:
         """The id after the last received message that this process knows of."""
         return self._source.received_end
 
-    def list_earliest(self) -> int:
-        """The first id in the partition. If another process writes it, this lists the log."""
+    def _earliest(self) -> dict[int, int]:
+        """The first id in the log. If another process writes it, this lists the log."""
         if isinstance(self.log, LogFollower):
             self.log.refresh_now()
-        return self.log.earliest
+        return {PARTITION: self.log.earliest}
 
     def check(self) -> None:
         """Raise the error that has ended receiving, or the attempt to receive in place of another process.
@@ -203,24 +252,35 @@ class Feed:
         self._source.wait_for_more(end, seconds)
 
     def commit(self, end: int) -> None:
-        """Let the log delete messages below ``end``, because the query has committed them."""
-        self._source.commit(end)
-        if self._idle is not None:
-            try:
-                self._idle.expire()
-            except LogError as e:
-                self._faults.warn("deleting from a partition without a receiver: %s", e)
+        """Let the log delete messages below ``end``, because the query has committed them.
+
+        Raises:
+            LogError: The query's record cannot be written.
+        """
+        if self.is_full or not self.receives or end != self._done:
+            self._source.commit(end)
+        self._done = end
+        self.reader.move({PARTITION: end}, lazily=self.receives)
 
     def facts(self) -> SourceFacts:
-        """The figures of the partition's receiver: as of now or, in another process, as of its newest chunk."""
+        """The figures of the log's receiver: as of now or, in another process, as of its newest chunk."""
         return self._source.facts()
 
     def stop(self) -> None:
-        """End receiving or following, and release the log.
+        """End receiving or following, and release the log and the reader's name.
 
         Raises:
             LogError: Received messages could not be sealed.
         """
+        try:
+            self._stop_source()
+        finally:
+            if self._started:
+                self.reader.end(None if self._done is None else {PARTITION: self._done})
+            else:  # the query did not start: delete the record that it has created
+                self.reader.discard()
+
+    def _stop_source(self) -> None:
         self._stopping.set()
         if self._standby.ident is not None:
             self._standby.join(self.join_seconds)
@@ -260,7 +320,7 @@ class Feed:
                 if self._take_over():
                     return
             except Exception as e:  # an error that lasts must end the query, or it would wait for ever
-                if isinstance(e, LogLockedError) and not isinstance(e, OtherDivisionError):
+                if isinstance(e, LogLockedError):
                     continue  # another process was quicker
                 now = time.monotonic()
                 failing_since = failing_since or now
@@ -300,7 +360,7 @@ class Feed:
             meanwhile.
         """
         ingest, before = self._new_ingest(), self._source
-        ingest.readers.own = self.reader
+        ingest.readers.own = self.reader.name
         failpoints.reach("source.takeover.before_open")
         ingest.open(0.0)
         failpoints.reach("source.takeover.after_open")

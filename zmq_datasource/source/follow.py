@@ -1,4 +1,4 @@
-"""Log partitions that this process does not fill: another process fills them, or none does any more."""
+"""A log that another process fills."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import threading
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogError, LogLockedError, SocketError
+from zmq_datasource.errors import LogError, SocketError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
     REFRESH_SECONDS,
     STORE_RETRY_SECONDS,
     LogFollower,
     LogStorage,
-    LogWriter,
-    Readers,
-    read_index,
     read_saved_state,
 )
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import SourceFacts, read_counters, saved_tracker
 from zmq_datasource.source.incidents import Incidents
-from zmq_datasource.source.location import feed_of, is_replayed
+from zmq_datasource.source.location import is_replayed
 
 
 class FollowingSource:
-    """Reads a log partition that another process fills (the writer). Opens no socket, and does not take the log's lock.
+    """Reads a log that another process fills (the writer). Opens no socket, and does not take the log's lock.
 
     A ``Feed`` has either this or an ``Ingest``, and calls the same methods; but here ``refresh``, and there ``seal``.
     """
@@ -133,7 +130,7 @@ class FollowingSource:
 
 
 class _FollowedLosses:
-    """Applies the query's ``onLoss`` to losses that the writer of a partition notices while the query runs."""
+    """Applies the query's ``onLoss`` to losses that the writer notices while the query runs."""
 
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
@@ -177,55 +174,3 @@ class _FollowedLosses:
     def flush(self) -> None:
         """Log how many warnings the rate limit has left out."""
         self._incidents.flush()
-
-
-class IdlePartition:
-    """Deletes chunks of a partition that no receiver fills any more, because the number of receivers has changed.
-
-    A process that receives or follows the feed's other partitions has it. The newest chunk stays, because it has the
-    partition's last state.
-
-    Attributes:
-        check_seconds: How often ``expire`` reads the partition to find chunks to delete.
-    """
-
-    check_seconds = 10.0
-
-    def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
-        self._storage = storage
-        self._options = options
-        self._readers = Readers(storage, options.wal_retention)
-        self._next_check = 0.0
-
-    def expire(self) -> None:
-        """Delete the chunks that all queries have read, and that are past their retention.
-
-        Deletes nothing if another process writes the partition, or if the log has no reader. Waits for no lock. Most
-        calls do nothing: see ``check_seconds``.
-
-        Raises:
-            LogError: The partition cannot be read or opened.
-        """
-        if time.monotonic() < self._next_check:
-            return
-        self._next_check = time.monotonic() + self.check_seconds + self._storage.request_interval
-        options, readers = self._options, self._readers
-        needed, index = readers.needed(), read_index(self._storage)
-        retention = max(float(options.wal_retention), readers.longest_retention)
-        if needed is None or not index.removable(needed, time.time() - retention):
-            return
-        log = LogWriter(
-            self._storage,
-            chunk_bytes=options.chunk_bytes,
-            max_bytes=options.wal_max_bytes,
-            retention=retention,
-            readers=readers,
-        )
-        try:
-            log.open(0.0, feed_of(options))
-        except LogLockedError:  # another process writes the partition
-            return
-        try:
-            log.commit(needed)
-        finally:
-            log.close()

@@ -1,4 +1,4 @@
-"""A log partition that this process fills. The thread in ``receiving`` fills it; one other thread calls ``Ingest``."""
+"""A log that this process fills. The thread in ``receiving`` fills it; one other thread calls ``Ingest``."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ from concurrent.futures import Future
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError, OtherDivisionError
+from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, is_signalled
 from zmq_datasource.log import (
     LOCK_WAIT_SECONDS,
-    PARTITION,
     STORE_RETRY_SECONDS,
     CarriedState,
     Filler,
     LogWriter,
     Readers,
 )
-from zmq_datasource.options import StreamReadOptions, share_of
+from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.channel import WAIT_MS
-from zmq_datasource.source.facts import SourceFacts, states_of_other_partitions
-from zmq_datasource.source.intake import Intake
+from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.location import (
     compare_terms,
     feed_of,
     has_feed,
     log_storage,
     naming_other_feed,
-    refuse_other_division,
 )
 from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Receiver
 from zmq_datasource.source.receiving import ReceivingThread, loss_at_stop
@@ -47,18 +44,17 @@ _LOCK_TICK = 0.05
 
 
 class Ingest:
-    """Fills a log partition from ``start`` to ``stop``: receives a feed, or one receiver's share of it.
+    """Fills a log from ``start`` to ``stop``: receives a feed.
 
     Args:
-        options: The options of the whole feed.
-        partition: The number of the log partition, and of the receiver whose share it gets.
+        options: The options of the feed.
         counters: The counters to increase.
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
         retry_seconds: How long to wait for a disk or a bucket that refuses.
 
     Attributes:
         filler: Receives, and appends to ``log``.
-        readers: The queries and subscribers that read the partition.
+        readers: The queries and subscribers that read the log.
         resumed_at: The id of the first message that this process receives; from ``open`` on.
         lock_wait_seconds: How long to wait for the lock, because another writer may be stopping.
         warn_seconds: After how long a wait for the lock is logged.
@@ -68,12 +64,11 @@ class Ingest:
     lock_wait_seconds = LOCK_WAIT_SECONDS
     warn_seconds = 1.0
     replaying_seconds = 1.0
-    reader = None  # a ``Feed`` has the name of its query's record here
+    reader_name = None  # a ``Feed`` has the name of its query's record here
 
     def __init__(
         self,
         options: StreamReadOptions,
-        partition: int = PARTITION,
         counters: SourceCounters | None = None,
         replay_timeout: float = REPLAY_SECONDS,
         retry_seconds: float = STORE_RETRY_SECONDS,
@@ -81,10 +76,9 @@ class Ingest:
         self._options = options
         self._retry_seconds = retry_seconds
         self.counters = counters or SourceCounters()
-        self.storage = log_storage(options, partition)
+        self.storage = log_storage(options)
         self.readers = Readers(self.storage, options.wal_retention)
         chunk_bytes = options.chunk_bytes
-        share = share_of(options, partition)
         self.filler: Filler
         self._state: CarriedState
         # Make state, log and filler in this order: the log reads the state, and the filler appends to the log.
@@ -96,16 +90,15 @@ class Ingest:
                 options.wal_max_bytes,
                 retry_seconds=retry_seconds,
             )
-            spec = SocketSpec.of_source(share)
+            spec = SocketSpec.of_source(options)
             files = self.storage.staged_files()
             self.filler = Acceptor(spec, terms, self.counters, files, transactions, self.log)
         else:
-            receiver = Receiver(share, self.counters, chunk_bytes, replay_timeout=replay_timeout)
+            receiver = Receiver(options, self.counters, chunk_bytes, replay_timeout=replay_timeout)
             self._state = receiver.intake
             self.log = self._new_log(receiver.intake, chunk_bytes)
             self.filler = LogReceiver(receiver, self.log, options.socket_type)
         self._receiving = ReceivingThread(self.filler, self.log, self.counters, options.wal_flush_interval)
-        self._other_states: list[bytes] = []  # the saved states of the other partitions
         self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._is_open = False
         self._replaying: str | None = None
@@ -138,8 +131,7 @@ class Ingest:
         self.log.open(
             self.lock_wait_seconds if lock_wait is None else lock_wait,
             feed_of(self._options),
-            lambda: refuse_other_division(self.storage, self._options),
-            self._read_notes,
+            lambda: compare_terms(self.storage, self._options),
         )
         self.readers.opened()
         self.resumed_at = self.log.durable_end
@@ -157,7 +149,7 @@ class Ingest:
             Whether this process is the writer now.
 
         Raises:
-            LogLockedError: Another process receives another feed into the log, or divides this one in another way.
+            LogLockedError: Another process receives another feed into the log.
             LogError: The log cannot be opened.
         """
         began = time.monotonic()
@@ -166,7 +158,7 @@ class Ingest:
             try:
                 self.open(0.0)
             except LogLockedError as e:
-                if not isinstance(e, OtherDivisionError) and has_feed(self.storage, self._options):
+                if has_feed(self.storage, self._options):
                     return False
                 # Perhaps the writer has not noted its feed yet, or a writer of another feed is stopping.
                 now = time.monotonic()
@@ -202,7 +194,7 @@ class Ingest:
             raise
         _log.info(
             "receiving from %s into %s (%s), next id %d",
-            share_of(self._options, self.storage.partition).endpoints,
+            self._options.endpoints,
             self.storage,
             self.log.log_id,
             self.resumed_at,
@@ -223,14 +215,6 @@ class Ingest:
                 self._options.wal_retention,
             )
 
-    def _read_notes(self) -> None:
-        """Read and replace the last writer's notes. ``LogWriter.open`` calls this with the lock, and may repeat it."""
-        compare_terms(self.storage, self._options)
-        if not isinstance(self._state, Intake):
-            return
-        if self._state.tracker is not None:
-            self._other_states = states_of_other_partitions(self.storage)
-
     def _restore_state(self) -> None:
         """Continue counters and tracking from the state of the last writer."""
         try:
@@ -245,8 +229,6 @@ class Ingest:
                 "the messages in log %s were numbered in another way; tracking of sequences begins again",
                 self.storage.root,
             )
-        if isinstance(self._state, Intake) and self._state.tracker is not None:
-            self._state.learn_newer_counters(self._other_states, feed_of(self._options))
 
     def check(self) -> None:
         """Raise the error that has ended receiving, if there is one.

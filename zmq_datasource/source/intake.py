@@ -6,7 +6,7 @@ The log stores the state of an ``Intake`` with each chunk; ``facts`` reads that 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from zmq_datasource.sequences import (
     runs_of,
     state,
 )
-from zmq_datasource.source.facts import saved_sequences, saved_tracker
+from zmq_datasource.source.facts import saved_sequences
 
 
 class Arrival(NamedTuple):
@@ -241,7 +241,6 @@ class Intake(CarriedState):
         """
         assert self.tracker is not None, "a replay needs numbered messages"
         key = endpoint.encode()
-        self.tracker.move_here(key)
         known = self.tracker.next_number(key)
         if known is not None:
             return known
@@ -252,18 +251,6 @@ class Intake(CarriedState):
             return self.tracker.numbering.start
         self.tracker.begin(key, wanted.sequence)
         return wanted.sequence
-
-    def learn_newer_counters(self, others: Iterable[bytes], division: str) -> None:
-        """Note the counters of which another partition of the log has a newer state. Call it after ``restore``.
-
-        Args:
-            others: The saved states of these partitions.
-            division: How the feed is divided among its receivers, as text.
-        """
-        assert self.tracker is not None, "messages without numbers have no counters"
-        self.tracker.division = division
-        for other in filter(None, map(saved_tracker, others)):
-            self.tracker.learn_newer_counters(other)
 
     # log.CarriedState
 

@@ -3,7 +3,7 @@
 Processes that receive the same feed may have different terms: one keeps messages for less time, or asks no publisher
 for missing messages. These are the rules:
 
-* The writer of a partition notes beside the log which feed it receives, and on which terms. The next writer compares
+* The writer notes beside the log which feed it receives, and on which terms. The next writer compares
   them with its own, and logs the differences as a warning. A query that follows logs which of its options have no
   effect. If a query is refused because of another feed, the error names the options that differ.
 * A query records its ``walRetention``, and whether it has a ``replayEndpoint``, with its position. While the position
@@ -23,9 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, OtherDivisionError
+from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError
 from zmq_datasource.log import (
-    PARTITION,
     TERMS_NAME,
     DirectoryStore,
     LogStorage,
@@ -44,7 +43,7 @@ _ROWS_BY = (
     *("sequence_at", "sequence_by", "sequence_start", "deduplicate"),
 )
 # The options that say which feed it is.
-_FEED = ("socket_type", "connect", "bind", "topics", "receivers", "receivers_by", *_ROWS_BY)
+_FEED = ("socket_type", "connect", "bind", "topics", *_ROWS_BY)
 # The terms: options in which two receivers of one feed may differ. Those of ``_TERMS`` also have an effect in a query
 # that follows, the others only in the process that receives.
 _TERMS = ("wal_retention", "replay_endpoint")
@@ -55,12 +54,12 @@ _RECEIVER_ALONE = (
 )
 
 
-def log_storage(options: ReadOptions, partition: int = PARTITION) -> LogStorage:
-    """A partition of the feed's log: in ``walStore``, in ``walLocation``, or in the default directory of the feed."""
+def log_storage(options: ReadOptions) -> LogStorage:
+    """The feed's log: in ``walStore``, in ``walLocation``, or in the default directory of the feed."""
     if options.wal_store is not None:
-        return LogStorage(bucket_at(options.wal_store), partition)
+        return LogStorage(bucket_at(options.wal_store))
     location = options.wal_location or default_location(_sockets_of(options))
-    return LogStorage(DirectoryStore(location), partition)
+    return LogStorage(DirectoryStore(location))
 
 
 def default_location(identity: Mapping[str, Any]) -> str:
@@ -98,37 +97,8 @@ def _sockets_of(options: ReadOptions) -> dict[str, Any]:
 def feed_of(options: StreamReadOptions) -> str:
     """Identify a feed by a line of text: it covers where messages come from, and which rows they become."""
     framing = {name: str(getattr(options, name)) for name in _ROWS_BY}
-    division = {}
-    # With another division, even with another order of endpoints, two receivers would receive the same messages.
-    if options.receivers > 1:
-        division = {
-            "receivers": [options.receivers, options.receivers_by],
-            "order": [*map(str, options.connect), "", *map(str, options.bind)],
-        }
-    text = json.dumps({**_sockets_of(options), **framing, **division}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps({**_sockets_of(options), **framing}, sort_keys=True, separators=(",", ":"))
     return f"feed {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def refuse_other_division(storage: LogStorage, options: StreamReadOptions) -> None:
-    """Raise an error if a writer of another partition divides the feed in another way.
-
-    Its share of the feed would overlap with the share of this partition. Call it before this partition's lock is taken,
-    and again with the lock.
-
-    Raises:
-        OtherDivisionError: There is such a writer.
-    """
-    others = [storage.of(partition) for partition in storage.partitions() if partition != storage.partition]
-    # In a bucket, only watching for a while shows that a writer is dead. Begin to watch this partition's writer, too.
-    if storage.request_interval:
-        storage.is_written()
-    for beside in [beside for beside in others if beside.is_written()]:
-        if beside.feed() != feed_of(options):
-            raise OtherDivisionError(
-                f"opening log {storage.root}: another process receives into its partition {beside.partition}, "
-                f"another feed or with other receivers ({other_feed(beside, options) or 'unknown'}); stop that "
-                "process, or set another walLocation"
-            )
 
 
 def terms_of(options: StreamReadOptions) -> ReaderTerms | None:
@@ -141,7 +111,7 @@ def terms_of(options: StreamReadOptions) -> ReaderTerms | None:
 def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
     """Note this writer's feed and terms, and log how they differ from the last writer's.
 
-    Call it with the partition's lock.
+    Call it with the log's lock.
 
     Raises:
         LogError: The note cannot be read or written.
@@ -170,7 +140,7 @@ def warn_of_terms(storage: LogStorage, options: StreamReadOptions) -> None:
 
 
 def has_feed(storage: LogStorage, options: StreamReadOptions) -> bool:
-    """Whether the writer of the partition has noted the same feed; False if that cannot be read now."""
+    """Whether the writer of the log has noted the same feed; False if that cannot be read now."""
     with suppress(DiskFaultError):  # the next attempt to open the log waits for the disk
         return storage.feed() == feed_of(options)
     return False
@@ -180,10 +150,9 @@ def naming_other_feed(
     refused: LogLockedError, storage: LogStorage, options: StreamReadOptions
 ) -> LogLockedError:
     """The same error, with the options in which this feed differs from the last writer's, if they are known."""
-    if not isinstance(refused, OtherDivisionError):
-        with suppress(LogError):
-            if differences := other_feed(storage, options):
-                return LogLockedError(f"{refused}. It receives another feed: {differences}")
+    with suppress(LogError):
+        if differences := other_feed(storage, options):
+            return LogLockedError(f"{refused}. It receives another feed: {differences}")
     return refused
 
 
@@ -226,7 +195,7 @@ def _text(value: object) -> str:
 
 
 def is_replayed(storage: LogStorage) -> bool:
-    """Whether the last writer of a partition asks publishers for missing messages.
+    """Whether the last writer asks publishers for missing messages.
 
     Raises:
         LogError: The note cannot be read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -17,12 +17,10 @@ from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, r
 from zmq_datasource.messages.columns import LOG_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
-from zmq_datasource.options.offsets import Offset, Place
-from zmq_datasource.options.types import Timestamp
-from zmq_datasource.source.facts import read_gaps, states_of_other_partitions
+from zmq_datasource.options.offsets import Place
+from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import ROUND_MESSAGES, Receiver
-from zmq_datasource.spark.offset_ids import not_there
 from zmq_datasource.spark.partition_reader import (
     RETRY_SECONDS,
     LogInputPartition,
@@ -40,7 +38,6 @@ _MOST_RECEIVED_BYTES = 256 << 20
 
 _GAPS_SCHEMA = pa.schema(
     [
-        ("partition", pa.int32()),
         ("publisher", pa.string()),
         ("topic", pa.string()),
         ("endpoint", pa.string()),
@@ -53,7 +50,7 @@ _GAPS_SCHEMA = pa.schema(
     ]
 )
 GAPS_DDL = (
-    "partition INT, publisher STRING, topic STRING, endpoint STRING, epoch INT, first BIGINT, last BIGINT, "
+    "publisher STRING, topic STRING, endpoint STRING, epoch INT, first BIGINT, last BIGINT, "
     "messages BIGINT, noticed TIMESTAMP, healed TIMESTAMP"
 )
 
@@ -172,76 +169,48 @@ class ZmqLogReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, storage = self._options, self._storage
-        log_id, partitions = storage.log_id(), storage.partitions()
-        begin, finish = options.starting_offsets, options.ending_offsets
-        for option, position in (("startingOffsets", begin), ("endingOffsets", finish)):
-            offset = None if position is None else position.offset
-            if offset is None or offset.log not in (None, log_id):
-                continue
-            if missing := sorted(set(offset.next) - set(partitions or (PARTITION,))):
-                raise not_there(option, missing, partitions)
-        indexes = {partition: read_index(storage.of(partition)) for partition in partitions}
-        starts = self._resolve(begin or Place("earliest"), log_id, indexes)
-        ends = self._resolve(finish or Place("latest"), log_id, indexes, is_end=True)
-        least, most = options.min_partitions or 1, options.max_bytes_per_partition
+        log_id, index = storage.log_id(), read_index(storage)
+        start = self._id_of(options.starting_offsets or Place("earliest"), log_id, index)
+        end = self._id_of(options.ending_offsets or Place("latest"), log_id, index, is_end=True)
         share = partial(
             LogInputPartition,
             storage.store,
+            PARTITION,
             rows=self._rows,
             log_id=log_id,
             fail_on_data_loss=options.fail_on_data_loss,
         )
-        shares = [
-            share(partition, pieces)
-            for partition, index in indexes.items()
-            for start, end in [(starts[partition], ends[partition])]
-            for pieces in split_range(index.covering(start, end), start, end, least, most)
-        ]
-        return shares or [share(0, ())]
+        parts = split_range(
+            index.covering(start, end),
+            start,
+            end,
+            options.min_partitions or 1,
+            options.max_bytes_per_partition,
+        )
+        return [share(pieces) for pieces in parts or [[]]]
 
-    def _resolve(
-        self, position: Place, log_id: str, indexes: Mapping[int, ChunkIndex], is_end: bool = False
-    ) -> dict[int, int]:
-        """The id of a place in each partition."""
-        if position.time is not None:
-            return self._first_since(position.time, indexes)
-        if position.offset is None:
-            earliest = position.word == "earliest"
-            return {p: index.earliest if earliest else index.end for p, index in indexes.items()}
-        offset = position.offset
-        return {p: self._id_of(offset, log_id, p, index, is_end) for p, index in indexes.items()}
+    def _id_of(self, place: Place, log_id: str, index: ChunkIndex, is_end: bool = False) -> int:
+        """The id of a place in the log.
 
-    def _first_since(self, time: Timestamp, indexes: Mapping[int, ChunkIndex]) -> dict[int, int]:
-        found = {
-            partition: first_since(
-                self._storage.of(partition), index.covering(index.earliest, index.end), time
-            )
-            for partition, index in indexes.items()
-        }
-        return {p: indexes[p].end if first is None else first for p, first in found.items()}
-
-    def _id_of(self, offset: Offset, log_id: str, partition: int, index: ChunkIndex, is_end: bool) -> int:
-        wanted = offset.next.get(partition, index.earliest)
-        root = self._storage.root
-        writer, ours = offset.writers.get(partition), index.incarnations.of(wanted - 1)
-        if offset.log is not None and offset.log != log_id:
+        Raises:
+            DataLossError: The log does not have the id of the place, and ``failOnDataLoss`` is true.
+        """
+        if place.time is not None:
+            found = first_since(self._storage, index.covering(index.earliest, index.end), place.time)
+            return index.end if found is None else found
+        if place.offset is None:
+            return index.earliest if place.word == "earliest" else index.end
+        offset, root = place.offset, self._storage.root
+        if offset.log not in (None, log_id):
             problem = f"the offset is of log {offset.log}, and {root} holds log {log_id}"
             instead = index.end if is_end else index.earliest
-        elif not index.earliest <= wanted <= index.end:
+        elif not index.earliest <= offset.next <= index.end:
             held = "is empty" if index.earliest == index.end else f"ends before id {index.end}"
-            begins = f"begins at id {index.earliest} and {held}"
             option = "endingOffsets" if is_end else "startingOffsets"
-            problem = f"{option} is {wanted}, and log {root}, partition {partition}, {begins}"
-            instead = min(max(wanted, index.earliest), index.end)
-        elif None not in (writer, ours) and writer != ours:
-            problem = (
-                f"id {wanted - 1} of log {root}, partition {partition}, was written by {ours}, and the offset names "
-                f"{writer}: an older copy of the log was restored and received into"
-            )
-            begun = max(index.incarnations.first_of(wanted - 1), index.earliest)
-            instead = wanted if is_end else begun
+            problem = f"{option} is {offset.next}, and log {root} begins at id {index.earliest} and {held}"
+            instead = min(max(offset.next, index.earliest), index.end)
         else:
-            return wanted
+            return offset.next
         if self._options.fail_on_data_loss:
             raise DataLossError(f"reading: {problem}; to read what the log has, set failOnDataLoss=false")
         set_up_worker()
@@ -261,13 +230,10 @@ class ZmqGapReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         self._storage.log_id()  # raises an error if there is no log that can be read
-        return [InputPartition(partition) for partition in self._storage.partitions()] or [InputPartition(0)]
+        return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One row for each gap, oldest first; ``healed`` is null while its messages are missing."""
         set_up_worker()
         self._storage.log_id()  # a directory that is out of reach would look like a log without gaps
-        storage = self._storage.of(partition.value)
-        gaps = read_gaps(read_saved_state(storage), states_of_other_partitions(storage))
-        rows = [{"partition": partition.value, **gap} for gap in gaps]
-        yield pa.RecordBatch.from_pylist(rows, _GAPS_SCHEMA)
+        yield pa.RecordBatch.from_pylist(read_gaps(read_saved_state(self._storage)), _GAPS_SCHEMA)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zmq_datasource.errors import LogError
@@ -16,7 +15,6 @@ from zmq_datasource.log import ReaderRecords
 
 if TYPE_CHECKING:
     from zmq_datasource.source.feed import Feed
-    from zmq_datasource.source.feeds import Feeds
 
 _log = logging.getLogger(__name__)
 
@@ -25,52 +23,45 @@ class Skipped:
     """The skipped ids of one query; for one thread."""
 
     def __init__(self) -> None:
-        # By partition:
-        self._planned: dict[int, int] = {}  # the first id planned since the records were last checked
-        self._next_check: dict[int, float] = {}  # when to check the records again; monotonic seconds
-        self._counted: dict[int, int] = {}  # the id after the last one that was counted
+        self._planned: int | None = None  # the first id planned since the records were last checked
+        self._next_check: float | None = None  # when to check the records again; monotonic seconds
+        self._counted = 0  # the id after the last one that was counted
 
-    def plan(self, feeds: Feeds, start: Mapping[int, int], begins: Mapping[int, int]) -> None:
+    def plan(self, feed: Feed, start: int, begin: int) -> None:
         """Note where a planned batch begins.
 
-        For each partition, the first call deletes the records of an earlier run of this batch, because planning has
-        already counted the ids that are deleted.
+        The first call deletes the records of an earlier run of this batch, because planning has already counted the ids
+        that are deleted.
 
         Args:
-            start: The first ids of the batch in Spark's offset.
-            begins: The first ids of the batch that the log still has.
+            start: The first id of the batch in Spark's offset.
+            begin: The first id of the batch that the log still has.
         """
-        for partition, begin in begins.items():
-            if partition not in self._planned:
-                feed, first = feeds.parts[partition], start.get(partition, 0)
-                records = [ids for ids in self._records(feeds, feed) if ids.stop > first]
-                self._forget(feeds, feed, records)
-            self._planned.setdefault(partition, begin)
+        if self._planned is None:
+            self._forget(feed, [ids for ids in self._records(feed) if ids.stop > start])
+            self._planned = begin
 
-    def count(self, feeds: Feeds, begins: Mapping[int, int]) -> None:
-        """Count the ids that the tasks of the batches below ``begins`` have skipped. These batches are done."""
-        for partition, begin in begins.items():
-            feed = feeds.parts[partition]
-            planned = self._planned.get(partition)
-            if partition in self._next_check:
-                if planned is None or planned == begin:  # no batch was planned since the last check
-                    continue
-                if feed.log.earliest <= planned and time.monotonic() < self._next_check[partition]:
-                    continue
-            self._next_check[partition] = time.monotonic() + feed.storage.request_interval
-            if planned is not None:
-                self._planned[partition] = begin
-            records = [ids for ids in self._records(feeds, feed) if ids.start < begin]
-            for ids in records:
-                self._add(feed, ids)
-            self._forget(feeds, feed, records)
+    def count(self, feed: Feed, begin: int) -> None:
+        """Count the ids that the tasks of the batches below ``begin`` have skipped. These batches are done."""
+        planned = self._planned
+        if self._next_check is not None:
+            if planned is None or planned == begin:  # no batch was planned since the last check
+                return
+            if feed.log.earliest <= planned and time.monotonic() < self._next_check:
+                return
+        self._next_check = time.monotonic() + feed.storage.request_interval
+        if planned is not None:
+            self._planned = begin
+        records = [ids for ids in self._records(feed) if ids.start < begin]
+        for ids in records:
+            self._add(feed, ids)
+        self._forget(feed, records)
 
     def _add(self, feed: Feed, ids: range) -> None:
-        partition = feed.storage.partition
-        first = max(ids.start, self._counted.get(partition, 0))
+        first = max(ids.start, self._counted)
         if first >= ids.stop:
             return
-        self._counted[partition] = ids.stop
+        self._counted = ids.stop
         feed.counters.data_losses += 1
         feed.counters.expired += ids.stop - first
         _log.warning(
@@ -81,16 +72,16 @@ class Skipped:
             feed.storage,
         )
 
-    def _records(self, feeds: Feeds, feed: Feed) -> list[range]:
+    def _records(self, feed: Feed) -> list[range]:
         try:
-            return ReaderRecords(feed.storage).skipped(feeds.reader.name)
+            return ReaderRecords(feed.storage).skipped(feed.reader.name)
         except LogError as e:
             _log.warning("reading the ids that tasks have skipped: %s", e)
             return []
 
-    def _forget(self, feeds: Feeds, feed: Feed, records: list[range]) -> None:
+    def _forget(self, feed: Feed, records: list[range]) -> None:
         for ids in records:
             try:
-                ReaderRecords(feed.storage).forget_skipped(feeds.reader.name, ids)
+                ReaderRecords(feed.storage).forget_skipped(feed.reader.name, ids)
             except LogError as e:
                 _log.warning("%s", e)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
 from zmq_datasource.log import (
+    PARTITION,
     STORE_RETRY_SECONDS,
     Deletions,
     LogStorage,
@@ -44,8 +44,8 @@ from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
     from zmq_datasource.log import Chunk
-    from zmq_datasource.monitoring.source import SourceMonitors
-    from zmq_datasource.source.feeds import Feeds
+    from zmq_datasource.monitoring.source import SourceMonitor
+    from zmq_datasource.source.feed import Feed
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +70,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Attributes:
         idle: How long polls wait while there are no new messages.
-        feeds: The log partitions; None before Spark's first call, after ``stop``, and in the process that pickles this
-            object.
+        feed: The log; None before Spark's first call, after ``stop``, and in the process that pickles this object.
     """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
@@ -79,19 +78,19 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.idle = Idle()
         self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
-        self.feeds: Feeds | None = None
+        self.feed: Feed | None = None
         self._offsets: OffsetIds | None = None
-        self._monitors: SourceMonitors | None = None
+        self._monitor: SourceMonitor | None = None
         self._admission = Admission(options)
         self._serving = Serving(options.serve_log)
         self._available_now = False
-        self._targets: dict[int, int] | None = None  # where a query with Trigger.AvailableNow ends
+        self._target: int | None = None  # where a query with Trigger.AvailableNow ends
         self._skipped = Skipped()
-        self._asked: tuple[dict[str, Any], dict[int, int]] | None = None  # the newest start, and its ids
+        self._asked: tuple[dict[str, Any], int] | None = None  # the newest start, and its id
         self._idle_at = 0.0  # when a poll last found no new messages
 
-    def _open(self, position: dict[str, Any] | None = None) -> tuple[Feeds, OffsetIds]:
-        """Open the log on the first call. Returns its partitions, and the translation of offsets.
+    def _open(self, position: dict[str, Any] | None = None) -> tuple[Feed, OffsetIds]:
+        """Open the log on the first call. Returns it, and the translation of offsets.
 
         Receiving starts only after the checkpoint's offset was compared with the log's end. Otherwise new messages
         could get ids that the checkpoint has for other messages.
@@ -99,39 +98,39 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             position: The newest offset in Spark's call; None for ``initialOffset``, which gets none.
         """
-        if self.feeds is None:
+        if self.feed is None:
             # Imported here, because only the source runner receives.
-            from zmq_datasource.source.feeds import Feeds  # noqa: PLC0415
+            from zmq_datasource.source.feed import Feed  # noqa: PLC0415
 
             set_up_worker()
-            self.feeds = Feeds(self._options)
+            self.feed = Feed(self._options)
             exit_on_signals()
             try:
-                self.feeds.open(begins=position is None)
+                self.feed.open(begins=position is None)
             except BaseException:
-                self.feeds = None
+                self.feed = None
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             # At exit this runs before stop. Otherwise a SIGTERM in the first steps of stop would skip its other steps.
             atexit.register(ignore_signals)
-            self._offsets = OffsetIds(self.feeds, self._options)
+            self._offsets = OffsetIds(self.feed, self._options)
         assert self._offsets is not None
-        return self.feeds, self._offsets
+        return self.feed, self._offsets
 
-    def _receive(self, feeds: Feeds) -> SourceMonitors:
-        """Start receiving on the first call. Returns the monitors."""
-        if self._monitors is not None:
-            return self._monitors
+    def _receive(self, feed: Feed) -> SourceMonitor:
+        """Start receiving on the first call. Returns the monitor."""
+        if self._monitor is not None:
+            return self._monitor
         try:
-            feeds.start()
+            feed.start()
         except Exception:
-            self.feeds = None
+            self.feed = None
             raise
-        from zmq_datasource.monitoring.source import SourceMonitors  # noqa: PLC0415 - see _open
+        from zmq_datasource.monitoring.source import SourceMonitor  # noqa: PLC0415 - see _open
 
-        self._monitors = SourceMonitors(feeds.parts, self._options)
-        return self._monitors
+        self._monitor = SourceMonitor(feed, self._options)
+        return self._monitor
 
     @defers_signals
     def initialOffset(self) -> dict[str, Any]:
@@ -152,52 +151,45 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: all messages received so far, made durable, within the limits."""
-        feeds, offsets = self._open(start)
-        begins = offsets.ids_of(start)
-        monitors = self._receive(feeds)
-        if feeds.open_new_partitions():
-            offsets.add_new_partitions()
-            monitors.add(feeds.parts)
-            begins = offsets.ids_of(start)
-        monitors.mark_finished(begins)
+        feed, offsets = self._open(start)
+        begin = offsets.id_of(start)
+        self._receive(feed).mark_finished(begin)
         # Spark calls commit only when there is data for the next batch, and a full log has no room for data. But Spark
         # asks for the next batch only after the last one is in its commit log. So the log may delete that one now.
-        offsets.release(start, begins)
+        offsets.release(start, begin)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
-            feeds.wait_for_more(begins, self.idle.wait_seconds)
-        self._asked = start, begins
-        ends = self._ends(feeds, begins, limit)
+            feed.wait_for_more(begin, self.idle.wait_seconds)
+        self._asked = start, begin
+        end = self._end(feed, begin, limit)
         if not self._options.fail_on_data_loss:
-            self._skipped.count(feeds, begins)
-        if ends == begins:
+            self._skipped.count(feed, begin)
+        if end == begin:
             self._idle_at = time.monotonic()
-        return offsets.end_offset(start, begins, ends)
+        return offsets.end_offset(start, begin, end)
 
-    def _ends(self, feeds: Feeds, begins: dict[int, int], limit: ReadLimit) -> dict[int, int]:
+    def _end(self, feed: Feed, begin: int, limit: ReadLimit) -> int:
         once = isinstance(limit, ReadAllAvailable)  # Trigger.Once
-        if once or (self._available_now and self._targets is None):
-            received = feeds.receive_for(self._options.timeout, self._options.idle_timeout)
+        if once or (self._available_now and self._target is None):
+            received = feed.receive_for(self._options.timeout, self._options.idle_timeout)
             if once:
-                return _not_before(begins, received)
-            self._targets = received
-        feeds.check()  # even if the batch is held back below
-        wait = self._targets is None and not feeds.is_full
-        waiting = sum(feed.received_end - begins[partition] for partition, feed in feeds.parts.items())
-        if wait and self._admission.holds_back(waiting):
-            return begins  # without cutting a chunk
-        available = feeds.seal() if self._targets is None else self._targets
+                return max(begin, received)
+            self._target = received
+        feed.check()  # even if the batch is held back below
+        wait = self._target is None and not feed.is_full
+        if wait and self._admission.holds_back(feed.received_end - begin):
+            return begin  # without cutting a chunk
+        available = feed.seal() if self._target is None else self._target
 
-        def end_within(partition: int, low: int, high: int, size: int) -> tuple[int, int]:
-            feed = feeds.parts[partition]
+        def end_within(low: int, high: int, size: int) -> int:
+            chunks = feed.log.covering(low, high)
+            if sum(chunk.size for chunk in chunks) <= size:  # a chunk is larger than its values
+                return high
             # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
-            storage = LogStorage(feed.storage.store, partition, STORE_RETRY_SECONDS)
-            deletions = Deletions(storage, feeds.log_id, self._options.fail_on_data_loss)
-            return end_within_bytes(storage, feed.log.covering(low, high), low, high, size, deletions)
+            storage = LogStorage(feed.storage.store, retry_seconds=STORE_RETRY_SECONDS)
+            deletions = Deletions(storage, feed.log.log_id, self._options.fail_on_data_loss)
+            return end_within_bytes(storage, chunks, low, high, size, deletions)
 
-        def size_of(partition: int, low: int, high: int) -> int:
-            return feeds.parts[partition].log.size_of(low, high)
-
-        return self._admission.ends(begins, _not_before(begins, available), size_of, end_within, wait=wait)
+        return self._admission.end(begin, available, end_within, wait=wait)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the query end at the messages that are durable after ``timeout`` or ``idleTimeout``. Receives nothing
@@ -207,104 +199,89 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The log's end and the metrics, which Spark shows as ``sources[].latestOffset`` in the query's progress."""
-        if self.feeds is None or self._offsets is None or self._monitors is None:
+        if self.feed is None or self._offsets is None or self._monitor is None:
             return None  # receiving has not started
-        ends = {partition: feed.log.durable_end for partition, feed in self.feeds.parts.items()}
-        return self._offsets.offset(ends) | self._monitors.metrics()
+        return self._offsets.offset(self.feed.log.durable_end) | self._monitor.metrics()
 
     @defers_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide the ids from ``start`` to ``end`` among tasks."""
-        feeds, offsets = self._open(end)
-        ranges, chunks = self._ranges(feeds, offsets, start, end)
-        if not ranges:
+        feed, offsets = self._open(end)
+        planned = self._range(feed, offsets, start, end)
+        if planned is None:
             return []
-        monitors = self._receive(feeds)
+        low, high, chunks = planned
         # If a restarted query repeats a batch, Spark has not called latestOffset yet.
-        monitors.mark_finished({partition: low for partition, (low, _) in ranges.items()})
-        for partition, (low, high) in ranges.items():
-            if low > high:
-                raise DataLossError(
-                    f"planning a batch from id {low} to id {high} of {feeds.parts[partition].storage}: it ends before "
-                    "it begins; give the query a new checkpoint"
-                )
+        self._receive(feed).mark_finished(low)
+        if low > high:
+            raise DataLossError(
+                f"planning a batch from id {low} to id {high} of {feed.storage}: it ends before it begins; give the "
+                "query a new checkpoint"
+            )
+        options, log_id = self._options, feed.log.log_id
         # Executors read object storage directly.
-        access = None if self._options.wal_store else self._serving.access(feeds.storage, feeds.log_id)
-        messages = sum(high - low for low, high in ranges.values())
+        access = None if options.wal_store else self._serving.access(feed.storage, log_id)
         share = partial(
             LogInputPartition,
-            feeds.storage.store,
+            feed.storage.store,
+            PARTITION,
             rows=self._rows,
-            log_id=feeds.log_id,
-            fail_on_data_loss=self._options.fail_on_data_loss,
+            log_id=log_id,
+            fail_on_data_loss=options.fail_on_data_loss,
             access=access,
-            reader=feeds.reader.name,
+            reader=feed.reader.name,
         )
-        shares: list[InputPartition] = []
-        for partition, (low, high) in ranges.items():
-            part = math.ceil((self._options.min_partitions or 1) * (high - low) / max(1, messages))
-            most = self._options.max_bytes_per_partition
-            shares += [
-                share(partition, pieces) for pieces in split_range(chunks[partition], low, high, part, most)
-            ]
-        if not self._options.fail_on_data_loss:
-            begins = {partition: low for partition, (low, _) in ranges.items()}
-            self._skipped.plan(feeds, offsets.begin_of(start, end).next, begins)
-        return shares
+        if not options.fail_on_data_loss:
+            self._skipped.plan(feed, offsets.begin_of(start, end).next, low)
+        parts = split_range(chunks, low, high, options.min_partitions or 1, options.max_bytes_per_partition)
+        return [share(pieces) for pieces in parts]
 
-    def _ranges(
-        self, feeds: Feeds, offsets: OffsetIds, start: dict[str, Any], end: dict[str, Any]
-    ) -> tuple[dict[int, tuple[int, int]], dict[int, Sequence[Chunk]]]:
-        """The first and the end id of a batch in each partition, without ids that are deleted, and the chunks.
+    def _range(
+        self, feed: Feed, offsets: OffsetIds, start: dict[str, Any], end: dict[str, Any]
+    ) -> tuple[int, int, Sequence[Chunk]] | None:
+        """The first and the end id of a batch, without ids that are deleted, and the chunks; None as in ``range``.
 
         Raises:
-            DataLossError: As in ``OffsetIds.ranges``; or ids were deleted since ``latestOffset``, and
+            DataLossError: As in ``OffsetIds.range``; or ids were deleted since ``latestOffset``, and
                 ``failOnDataLoss`` is true.
         """
         while True:
-            if self._options.fail_on_data_loss and self._asked is not None and self._asked[0] == start:
-                for partition, begin in self._asked[1].items():
-                    feed = feeds.parts[partition]
-                    if begin < feed.log.earliest:
-                        raise deleted_error(feed.storage, begin, feed.log.earliest)
-            ranges = offsets.ranges(start, end)
-            chunks = {
-                partition: feeds.parts[partition].log.covering(low, high)
-                for partition, (low, high) in ranges.items()
-            }
+            (asked, begin), earliest = self._asked or (None, 0), feed.log.earliest
+            if self._options.fail_on_data_loss and asked == start and begin < earliest:
+                raise deleted_error(feed.storage, begin, earliest)
+            found = offsets.range(start, end)
+            if found is None:
+                return None
+            chunks = feed.log.covering(*found)
             # If another thread has deleted chunks meanwhile, translate again, which counts the deleted ids.
-            if all(feeds.parts[partition].log.earliest <= low for partition, (low, _) in ranges.items()):
-                return ranges, chunks
+            if feed.log.earliest <= found[0]:
+                return *found, chunks
 
     @defers_signals
     def commit(self, end: dict[str, Any]) -> None:
         """Let the log delete the messages below ``end``, because Spark has committed them."""
         # There was a batch, perhaps only for another source of the query. So the next poll does not wait.
         self._idle_at = 0.0
-        feeds, offsets = self._open(end)
-        feeds.commit(offsets.committed_ids(end))
+        feed, offsets = self._open(end)
+        if (committed := offsets.committed_id(end)) is not None:
+            feed.commit(committed)
 
     def stop(self) -> None:
         """Drain the socket, seal the chunk and release the log. Called by Spark, on SIGTERM and at exit."""
-        if self.feeds is None:
+        if self.feed is None:
             return
         ignore_signals()  # before anything else is done
-        feeds, self.feeds = self.feeds, None
-        self._monitors = None
+        feed, self.feed = self.feed, None
+        self._monitor = None
         try:
             self._serving.stop()  # first, because the next run may use the same endpoint
         finally:
-            feeds.stop()
+            feed.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share. Runs on an executor."""
         assert isinstance(partition, LogInputPartition), partition
         return read_log_partition(partition)
-
-
-def _not_before(begins: dict[int, int], ends: dict[int, int]) -> dict[int, int]:
-    """The end of a batch in each partition; its begin, if ``ends`` has an earlier id or lacks the partition."""
-    return {partition: max(begin, ends.get(partition, begin)) for partition, begin in begins.items()}
 
 
 class RefusedStreamReader(DataSourceStreamReader):
