@@ -74,6 +74,8 @@ POINTS: Mapping[str, Point] = {
     "log.group.after_sync": Point(fails=True, weight=2),
     "log.group.after_write": _IO,
     "log.group.before_write": _IO,
+    "log.head.after_put": _STEP,
+    "log.head.before_put": _STEP,
     "log.identity.after_put": Point(creates=True),
     "log.identity.before_put": Point(creates=True),
     "log.open_chunk.before_remove": _STEP,

@@ -9,6 +9,7 @@ FORMAT_VERSION = 2
 # The number of the partition that every log has; most logs have only this one.
 PARTITION = 0
 LOG_NAME = "log.json"
+HEAD_NAME = "head"
 LOCK_NAME = "writer.lock"
 # How long to wait for the lock of a process that is ending: it may drain its sockets, or finish a write.
 LOCK_WAIT_SECONDS = 15.0

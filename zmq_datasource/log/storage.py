@@ -32,6 +32,7 @@ from zmq_datasource.log.fence import Fence
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import (
     FORMAT_VERSION,
+    HEAD_NAME,
     LOCK_NAME,
     LOG_NAME,
     PARTITION,
@@ -130,7 +131,7 @@ class LogStorage:
             LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
             LogWriteError: The store cannot be created or written.
         """
-        self.store.create(READERS_NAME, str(self.partition))
+        self.store.create(HEAD_NAME, READERS_NAME, str(self.partition))
         with suppress(NoLogError):
             return self.log_id()
         content = json.dumps({"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}).encode()
@@ -318,7 +319,7 @@ class LogStorage:
     def remove_temporaries(self) -> None:
         """Delete temporary files of killed processes. Only the writer calls this."""
         if isinstance(self.store, DirectoryStore):
-            for directory in (str(self.partition), READERS_NAME):
+            for directory in (str(self.partition), HEAD_NAME, READERS_NAME):
                 self.store.clean(directory)
 
     # The one writer.

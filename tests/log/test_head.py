@@ -1,0 +1,133 @@
+"""The head of a log: the record of its writer, of which the highest serial counts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.log.machines import Machines, Watched
+from tests.log.orders import Check, Note, Now, Process, Steps, World, every_order
+from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError
+from zmq_datasource.log.head import Head, HeadWriter, read_head
+from zmq_datasource.log.storage import LogStorage
+
+
+@pytest.fixture
+def storage(anywhere: Machines) -> LogStorage:
+    made = anywhere.storage()
+    made.open_log()
+    return made
+
+
+def test_a_log_without_a_writer_has_a_head_of_zeros(storage: LogStorage) -> None:
+    assert read_head(storage) == Head()
+
+
+def test_every_process_reads_what_was_written_last(storage: LogStorage, anywhere: Machines) -> None:
+    head = HeadWriter(storage)
+    head.take_over()
+    for deleted in (10, 20, 30):
+        written = head.write(Head(40, deleted, {"connect": "tcp://há:1"}, {"a": 1.5}))
+    assert read_head(anywhere.storage()) == written == head.head
+    assert (written.announced, written.deleted, written.silent) == (40, 30, {"a": 1.5})
+    assert len(anywhere.names("head")) == 1, "older heads are deleted"
+
+
+def test_the_next_writer_continues_with_what_was_written(storage: LogStorage, anywhere: Machines) -> None:
+    first = HeadWriter(storage)
+    first.take_over()
+    first.write(Head(7, 3, silent={"a": 1.5}))
+    taken = HeadWriter(anywhere.storage()).take_over()
+    assert (taken.announced, taken.deleted, taken.silent) == (7, 3, {"a": 1.5})
+
+
+def test_a_writer_that_was_replaced_changes_nothing(storage: LogStorage, anywhere: Machines) -> None:
+    first, second = HeadWriter(storage), HeadWriter(anywhere.storage())
+    first.take_over()
+    second.take_over()
+    with pytest.raises(LogLockedError, match=r"another process has put .*head/0+1\.json"):
+        first.write(Head(5))
+    assert read_head(storage) == second.head
+
+
+def test_a_late_put_under_a_free_serial_does_not_count(storage: LogStorage, anywhere: Machines) -> None:
+    first, second = HeadWriter(storage), HeadWriter(anywhere.storage())
+    first.take_over()
+    second.take_over()
+    second.write(Head(9))  # deletes the head with which it took over: that serial is free again
+    with pytest.raises(LogLockedError, match="another process has put"):
+        first.write(Head(5))
+    assert read_head(storage).announced == 9
+    second.write(Head(10))
+    assert len(anywhere.names("head")) == 1, "the late one is deleted too"
+
+
+def test_a_put_whose_answer_was_lost_is_no_other_writer(storage: LogStorage) -> None:
+    store = storage.store
+    assert isinstance(store, Watched)
+    head = HeadWriter(storage)
+    head.take_over()
+
+    def lose_listings(verb: str, key: str) -> None:
+        if (verb, key) == ("list", "head"):
+            raise DiskFaultError("no answer")
+
+    store.before = lose_listings
+    with pytest.raises(DiskFaultError):
+        head.write(Head(5))
+    store.before = None
+    head.write(Head(6))
+    assert read_head(storage).announced == 6
+
+
+def test_a_damaged_head_is_named(storage: LogStorage, anywhere: Machines) -> None:
+    HeadWriter(storage).take_over()
+    key = f"head/{anywhere.names('head')[-1]}"
+    content = storage.read(key)
+    assert content is not None
+    for damaged in (content.replace(b'"deleted":0', b'"deleted":9'), content[:-9], b"", b"[]"):
+        storage.store.put(key, damaged)
+        with pytest.raises(LogFormatError, match=r"reading .*head/0+\.json: it is not the head of a log"):
+            read_head(storage)
+
+
+class _OneCounts(Check):
+    """At most one writer at a time is told that its head counts, and what is announced never goes back."""
+
+    def step(self, name: str, request: object, before: World, after: World) -> int:
+        if before.account is not None and before.objects == after.objects:
+            return int(before.account)
+        announced = read_head(LogStorage(Now(after))).announced
+        assert announced >= (before.account or 0), "an older head counts again"
+        return announced
+
+    def note(self, name: str, note: Note, world: World) -> None:
+        if note.what == "read":
+            assert note.about <= world.account, "a reader was told of what nobody has announced"
+
+
+def _announces(name: str, *announced: int) -> Process:
+    def run(store: Steps) -> None:
+        head = HeadWriter(LogStorage(store), name)
+        head.take_over()
+        for more in announced:
+            head.write(msgspec.structs.replace(head.head, announced=head.head.announced + more))
+
+    return run
+
+
+def _reads(store: Steps) -> None:
+    store.tell("read", read_head(LogStorage(store)).announced)
+
+
+def test_heads_never_go_back_in_any_order_of_two_writers_and_a_reader() -> None:
+    began = Now(World())
+    _announces("began", 1)(began)
+    processes = {"first": _announces("a", 5), "second": _announces("b", 1), "reader": _reads}
+    tried = every_order(began.world, processes, _OneCounts(), still=(), begun={"first": "delete"})
+    assert tried.orders > 100_000
+
+
+def test_heads_never_go_back_when_an_answer_is_lost() -> None:
+    processes = {"first": _announces("a", 1), "second": _announces("b", 1)}
+    assert every_order(World(faults=1), processes, _OneCounts(), still=()).orders > 1_000

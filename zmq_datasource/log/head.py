@@ -1,0 +1,173 @@
+"""The head of a log: the small record of its writer, which readers and the next writer read.
+
+Each change is a new object, ``head/<serial>.json``, made by ``put_new``. The one with the highest serial counts. So a
+writer that was stopped, and has been replaced, changes nothing: the next serial is taken, or a higher one is there.
+
+A chunk whose ids lie below ``deleted`` counts for nobody: it is about to be deleted, or a stopped writer has put it
+late, under a key that was free again.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Annotated
+
+import msgspec
+import xxhash
+
+from zmq_datasource.errors import RESTORE, DiskFaultError, KeyTakenError, LogFormatError, LogLockedError
+from zmq_datasource.host import failpoints
+from zmq_datasource.log.layout import HEAD_NAME
+from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
+
+_NAME = re.compile(r"([0-9]{20})\.json")
+_Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The record of a log's writer.
+
+    Attributes:
+        announced: A new reader begins here or later.
+        deleted: All ids below this one are deleted, or about to be.
+        receives: What the writer receives, and on which terms: names of options and their values as text.
+        silent: For how long each lease has been silent, in seconds: see ``leases``.
+        writer: A random name, so that a writer recognises its own head after a put whose answer was lost.
+    """
+
+    announced: _Id = 0
+    deleted: _Id = 0
+    receives: dict[str, str] = {}
+    silent: dict[str, float] = {}
+    writer: str = ""
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    head: Head
+    xxh3: str
+
+
+def read_head(storage: LogStorage) -> Head:
+    """The head that counts now; one of zeros if no writer has put any. Takes three requests.
+
+    Raises:
+        LogError: It cannot be read, or is damaged.
+    """
+    return _newest(storage)[1]
+
+
+class HeadWriter:
+    """Puts the heads of one writer. For one thread at a time.
+
+    Args:
+        storage: The log.
+        writer: A name that no other writer of the log has; random, unless given.
+
+    Attributes:
+        head: The head that this writer has put last.
+    """
+
+    def __init__(self, storage: LogStorage, writer: str | None = None) -> None:
+        self._storage = storage
+        self._writer = writer or uuid.uuid4().hex[:12]
+        self._serial = -1
+        self.head = Head()
+
+    def take_over(self) -> Head:
+        """Put the next head with the same values, so that an earlier writer can put none. Called with the lock.
+
+        Raises:
+            LogError: As ``write``, and ``read_head``.
+        """
+        self._serial, head = _newest(self._storage)
+        return self.write(head)
+
+    def write(self, head: Head) -> Head:
+        """Put the next head. The caller may repeat the call after an error of the store.
+
+        Raises:
+            LogLockedError: Another writer has put a head, and this one does not count.
+            LogWriteError: The store refuses.
+        """
+        head = msgspec.structs.replace(head, writer=self._writer)
+        failpoints.reach("log.head.before_put")
+        while not self._put(head):
+            pass
+        failpoints.reach("log.head.after_put")
+        # A writer that was stopped may put a serial that was deleted meanwhile. Then there are higher ones.
+        serials = _serials(self._storage)
+        if serials and serials[-1] > self._serial:
+            raise self._overtaken(serials[-1])
+        for serial in serials:
+            if serial < self._serial:
+                self._storage.store.delete(_key(serial))
+        self.head = head
+        return head
+
+    def _put(self, head: Head) -> bool:
+        """Put a head with the next serial; False if this writer has put another head there, without an answer."""
+        key = _key(self._serial + 1)
+        try:
+            self._storage.store.put_new(key, [_encode(head)])
+        except KeyTakenError as e:
+            found = _read(self._storage, self._serial + 1)
+            if found is None or found.writer != self._writer:
+                raise self._overtaken(self._serial + 1) from e
+            self._serial += 1
+            return False
+        self._serial += 1
+        return True
+
+    def _overtaken(self, serial: int) -> LogLockedError:
+        path = self._storage.store.path_of(_key(serial))
+        return LogLockedError(
+            f"writing to {self._storage}: another process has put {path}. Messages that this process has received "
+            "and not sealed are lost. Start it again: then it follows or takes over"
+        )
+
+
+def _newest(storage: LogStorage) -> tuple[int, Head]:
+    """The highest serial and its head; -1 and a head of zeros if there is none."""
+    serial = _highest(storage)
+    for _ in range(MOST_LISTINGS):
+        head = Head() if serial < 0 else _read(storage, serial)
+        # Listed again: a serial that has been deleted meanwhile may have been put late, by a stopped writer.
+        before, serial = serial, _highest(storage)
+        if serial == before and head is not None:
+            return serial, head
+    path = storage.store.path_of(HEAD_NAME)
+    raise DiskFaultError(f"reading {path}: there was another head in each of {MOST_LISTINGS} listings")
+
+
+def _highest(storage: LogStorage) -> int:
+    return max(_serials(storage), default=-1)
+
+
+def _serials(storage: LogStorage) -> list[int]:
+    return sorted(
+        int(it[1]) for entry in storage.store.list(HEAD_NAME) if (it := _NAME.fullmatch(entry.name))
+    )
+
+
+def _read(storage: LogStorage, serial: int) -> Head | None:
+    content = storage.read(_key(serial))
+    if content is None:
+        return None
+    try:
+        stored = msgspec.json.decode(content, type=_Stored)
+        if _encode(stored.head) != content.rstrip():
+            raise ValueError("its checksum differs; the file was changed after it was written")
+    except (msgspec.DecodeError, ValueError) as e:
+        path = storage.store.path_of(_key(serial))
+        raise LogFormatError(f"reading {path}: it is not the head of a log ({e}). {RESTORE}") from e
+    return stored.head
+
+
+def _encode(head: Head) -> bytes:
+    checksum = xxhash.xxh3_64_hexdigest(msgspec.json.encode(head, order="sorted"))
+    return msgspec.json.encode(_Stored(head, checksum), order="sorted")
+
+
+def _key(serial: int) -> str:
+    return f"{HEAD_NAME}/{serial:020d}.json"
