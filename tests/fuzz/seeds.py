@@ -15,9 +15,10 @@ import pyarrow as pa
 from tests.fuzz.targets import FRAMINGS
 from tests.support import DATA
 from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode
+from zmq_datasource.log import Chunk, Found
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.proxy import fetch_protocol as fetch
-from zmq_datasource.source.chunk_server import SECRET_BYTES, ChunkRequest, pack_head
+from zmq_datasource.source.chunk_server import PROTOCOL, Answer, Find, Read, Skip
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -83,9 +84,14 @@ def durable() -> Iterator[bytes]:
 
 
 def chunks() -> Iterator[bytes]:
-    chunk = ChunkRequest(1, "a" * 32, 0, "00000000000000000000-00000000000000000010.arrow")
-    yield chunk.to_frame(bytes(SECRET_BYTES))
-    yield pack_head(1, 0)
+    for said in (
+        Find(number=1, secret=bytes(32), id=7),
+        Read(number=2, secret=bytes(32), name="00000000000000000000.arrow", place=-10, length=10),
+        Skip(number=3, secret=bytes(32), reader="desk", first=1, end=5),
+        Answer(number=1, found=Found(0, Chunk(0, 10, 1000, 0.5, None))),
+        Answer(number=2, error=2, text="gone"),
+    ):
+        yield packed(PROTOCOL.encode(said))
 
 
 def replay() -> Iterator[bytes]:

@@ -31,7 +31,7 @@ from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.parser import OptionSet, parse
 from zmq_datasource.proxy import fetch_protocol
-from zmq_datasource.source.chunk_server import ChunkRequest, unpack_head
+from zmq_datasource.source import chunk_server
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.transport import core, python_core
 
@@ -112,9 +112,8 @@ def durable(data: bytes) -> None:
 
 def chunks(data: bytes) -> None:
     """What executors and the driver say to each other, behind CURVE."""
-    with suppress(ValueError):
-        ChunkRequest.of_frame(data)
-    unpack_head(data)
+    with suppress(ProtocolError):
+        chunk_server.read_request(frames_of(data), bytes(32))
 
 
 def replay(data: bytes) -> None:

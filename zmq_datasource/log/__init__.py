@@ -51,7 +51,6 @@ from zmq_datasource.log.bucket_store import BucketStore, bucket_at
 from zmq_datasource.log.chunk import OpensChunks, read_facts
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.files import open_file
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.index import ChunkIndex, read_index
@@ -61,16 +60,17 @@ from zmq_datasource.log.layout import (
     TERMS_NAME,
     Chunk,
     parse_chunk_name,
-    parse_partition_name,
 )
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.open_chunk import Grown, OpenChunkTail
+from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.reader import (
     Deletions,
+    Found,
     Slice,
-    begin_of,
     deleted_error,
     end_within_bytes,
+    find_id,
     first_since,
     read_slices,
     slices,
@@ -108,6 +108,7 @@ __all__ = [
     "FilledFile",
     "Filler",
     "FillerFacts",
+    "Found",
     "Grown",
     "Hold",
     "LogFollower",
@@ -115,6 +116,7 @@ __all__ = [
     "LogWriter",
     "OpenChunkTail",
     "OpensChunks",
+    "RangeFile",
     "Reader",
     "ReaderRecord",
     "ReaderRecords",
@@ -128,14 +130,12 @@ __all__ = [
     "Store",
     "SubscriberNotes",
     "TransactionPart",
-    "begin_of",
     "bucket_at",
     "deleted_error",
     "end_within_bytes",
+    "find_id",
     "first_since",
-    "open_file",
     "parse_chunk_name",
-    "parse_partition_name",
     "read_facts",
     "read_index",
     "read_saved_state",

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -31,6 +32,7 @@ from zmq_datasource.host.machine import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
 from zmq_datasource.log.files import read_file, this_process, writing
+from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.store import Content, Entry, Holding, Part
 from zmq_datasource.options.types import Location
 
@@ -162,7 +164,8 @@ class BucketStore:
                 return pa.BufferReader(pa.py_buffer(found.bytes()))
         del found  # ends the request
         begin = size - _END_BYTES
-        return pa.PythonFile(_Ranges(self, key, size, begin, self.read_range(key, begin, size)), mode="r")
+        fetch = partial(self.read_range, key)
+        return pa.PythonFile(RangeFile(fetch, size, fetch(begin, size)), mode="r")
 
     def read_range(self, key: str, begin: int, end: int) -> memoryview:
         with self._using(f"reading {self.path_of(key)}") as bucket:
@@ -430,38 +433,6 @@ class BucketHold:
                     self._store.put(self._key, self._record.content)
             except Exception as e:  # the next beat tries again, and a put reports the same fault
                 _log.debug("refreshing %s: %s", self._store.path_of(self._key), e)
-
-
-class _Ranges:
-    """A large object as a file. Its end, from ``begin`` on, is in memory; each read before that is one request."""
-
-    closed = False
-
-    def __init__(self, store: BucketStore, key: str, size: int, begin: int, end: memoryview) -> None:
-        self._store, self._key = store, key
-        self._size, self._begin, self._end = size, begin, end
-        self._place = 0
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self._place
-        end = self._size if size < 0 else min(begin + size, self._size)
-        if begin >= end:
-            return b""
-        content = self._end[max(0, begin - self._begin) : max(0, end - self._begin)].tobytes()
-        if begin < self._begin:
-            content = bytes(self._store.read_range(self._key, begin, min(end, self._begin))) + content
-        self._place = end
-        return content
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _name(path: str) -> str:

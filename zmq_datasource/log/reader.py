@@ -4,9 +4,10 @@ Nothing here needs the log's writer. The rows of a range depend on the chunks al
 
 ``Deletions`` decides what happens to ids that the writer has deleted between the planning of a read and the read. The
 writer deletes from the front, if the log is full (``whenFull=discard``), or if no query needs the ids and
-``walRetention`` has passed. A missing chunk counts as deleted if the log begins after it, and as lost if the log begins
-before it. With ``failOnDataLoss=false`` reading continues after it in both cases, but only if the log is there and has
-the same id: an unmounted directory remains an error.
+``walRetention`` has passed. If another chunk has the ids of a missing chunk, it was merged, and that one is read.
+Otherwise it counts as deleted if the log begins after it, and as lost if not. With ``failOnDataLoss=false`` reading
+continues after it in both cases, but only if the log is there and has the same id: an unmounted directory remains an
+error.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ import itertools
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.errors import DataLossError, LogError
+from zmq_datasource.errors import DataLossError, LogError, LogFormatError
 from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.retrier import retry_reading
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
 from zmq_datasource.messages.columns import number
 
 _TRUE = number(1).cast(pa.bool_())
@@ -226,19 +228,16 @@ def read_slices(
     """
     next_id = 0
     for piece in pieces:
-        next_id = max(next_id, piece.start)
-        if next_id >= piece.end:
-            continue
-        try:
-            for batch in read_chunk(
-                storage, piece.name, next_id, piece.end, writer=piece.writer, whole=whole
-            ):
-                next_id += batch.num_rows
-                yield batch
-        except DataLossError as e:
-            if deletions is None:
-                raise
-            next_id = deletions.skip(next_id, piece.end, pieces[-1].end, e)
+        next_id, name = max(next_id, piece.start), piece.name
+        while next_id < piece.end:
+            try:
+                for batch in read_chunk(storage, name, next_id, piece.end, writer=piece.writer, whole=whole):
+                    next_id += batch.num_rows
+                    yield batch
+            except DataLossError as e:
+                if deletions is None:
+                    raise
+                next_id, name = deletions.resume(name, next_id, piece.end, pieces[-1].end, e)
 
 
 _log = logging.getLogger(__name__)
@@ -259,20 +258,45 @@ def _what(storage: LogStorage, first: int, end: int) -> str:
     )
 
 
-def begin_of(storage: LogStorage, log_id: str) -> int | None:
-    """The first id of a partition; None if another log is in its place, or there is no chunk.
+class Found(NamedTuple):
+    """Where a log begins now, and the chunk that has a certain id; None if no chunk has it."""
+
+    begin: int
+    chunk: Chunk | None
+
+
+def find_id(storage: LogStorage, log_id: str, id_: int) -> Found | None:
+    """Find the chunk that has an id; None if another log is in its place, or there is no chunk at all.
 
     Raises:
-        LogError: There is no log, or it cannot be listed, or its newest chunk is damaged.
+        LogError: There is no log, or it cannot be listed, or a chunk that is needed for this is damaged.
     """
     if storage.log_id() != log_id:
         return None
-    index = read_index(storage)
-    return index.earliest if len(index) else None  # the writer never deletes the newest chunk
+    for _ in range(MOST_LISTINGS):
+        index = read_index(storage)
+        if not len(index):  # the writer never deletes the newest chunk
+            return None
+        chunk = next(iter(index.covering(id_, id_ + 1)), None)
+        with suppress(FileNotFoundError):  # it was deleted since the listing
+            # If a chunk is missing, the one before it covers its ids in the index, and does not have them.
+            has_it = chunk is not None and read_facts(storage, chunk.first).end > id_
+            return Found(index.earliest, chunk if has_it else None)
+    raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")
+
+
+class Elsewhere(Protocol):
+    """What tells a machine that does not see the log where its ids are. Each method may raise LogError."""
+
+    def find(self, id_: int) -> Found | None:
+        """What ``find_id`` returns where the log is."""
+
+    def skip(self, reader: str, first: int, end: int) -> None:
+        """Record that a task of this reader has skipped the ids ``[first, end)``."""
 
 
 class Deletions:
-    """Skips deleted ids for one read, or fails it.
+    """Says where a read goes on when a chunk is gone: in another chunk that has its ids, or after them, or not at all.
 
     Args:
         storage: The partition.
@@ -280,20 +304,30 @@ class Deletions:
         fails: The option ``failOnDataLoss``.
         reader: The query's name. Skipped ids are recorded for it, so that the process that plans the query's batches
             counts them. None records nothing.
+        elsewhere: What tells where the ids are, on a machine that does not see the log.
     """
 
-    def __init__(self, storage: LogStorage, log_id: str, fails: bool, reader: str | None = None) -> None:
+    def __init__(
+        self,
+        storage: LogStorage,
+        log_id: str,
+        fails: bool,
+        reader: str | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._storage = storage
         self._log_id = log_id
         self._fails = fails
         self._reader = reader
+        self._elsewhere = elsewhere
 
-    def skip(self, first: int, chunk_end: int, end: int, gone: DataLossError) -> int:
-        """Return the id from which to continue. Called when the ids from ``first`` to ``chunk_end`` are gone.
+    def resume(self, name: str, first: int, chunk_end: int, end: int, gone: DataLossError) -> tuple[int, str]:
+        """Return the id from which to continue, and the chunk. Called when the ids from ``first`` on are gone.
 
         Args:
+            name: The chunk.
             first: The first missing id.
-            chunk_end: The end of its chunk.
+            chunk_end: The end of the ids that are wanted of this chunk.
             end: The end of the whole read.
             gone: The error that reading the chunk has raised.
 
@@ -301,13 +335,15 @@ class Deletions:
             DataLossError: Without the log, ``gone``. With ``failOnDataLoss``, ``gone`` if the chunk is lost, and
                 ``deleted_error`` if the writer has deleted it.
         """
-        begin = self._begin(gone)
-        is_deleted = begin >= chunk_end
+        found = self._found(first, gone)
+        if found.chunk is not None and found.chunk.name != name:  # the chunk was merged with others
+            return first, found.chunk.name
+        is_deleted = found.begin >= chunk_end
         if self._fails and not is_deleted:
             raise gone
         if self._fails:
-            raise deleted_error(self._storage, first, min(begin, end)) from gone
-        skipped = min(begin, end) if is_deleted else chunk_end
+            raise deleted_error(self._storage, first, min(found.begin, end)) from gone
+        skipped = min(found.begin, end) if is_deleted else chunk_end
         _log.warning(
             "data loss: %s; continuing after these ids because failOnDataLoss=false",
             _what(self._storage, first, skipped) if is_deleted else gone,
@@ -317,24 +353,29 @@ class Deletions:
                 self._record(self._reader, first, skipped)
             except LogError as e:
                 _log.error("%s. dataLosses and messagesExpired do not count these ids", e)
-        return skipped
+        return skipped, name
 
-    def _begin(self, gone: DataLossError) -> int:
-        """The first id that the log has now.
+    def _found(self, id_: int, gone: DataLossError) -> Found:
+        """Where the log begins now, and the chunk that has this id.
 
         Raises:
             DataLossError: ``gone``, if the log is not there, is another one, or has no chunk.
         """
         try:
-            begin = self._ask()
+            found = self._find(id_)
         except LogError as e:
             raise gone from e
-        if begin is None:
+        if found is None:
             raise gone
-        return begin
+        return found
 
-    def _ask(self) -> int | None:
-        return retry_reading(partial(begin_of, self._storage, self._log_id), self._storage.retry_seconds)
+    def _find(self, id_: int) -> Found | None:
+        if self._elsewhere is not None:
+            return self._elsewhere.find(id_)
+        return retry_reading(partial(find_id, self._storage, self._log_id, id_), self._storage.retry_seconds)
 
     def _record(self, reader: str, first: int, end: int) -> None:
-        ReaderRecords(self._storage).write_skipped(reader, first, end)
+        if self._elsewhere is not None:
+            self._elsewhere.skip(reader, first, end)
+        else:
+            ReaderRecords(self._storage).write_skipped(reader, first, end)

@@ -6,11 +6,12 @@ says when a standby may begin.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -22,6 +23,7 @@ from zmq_datasource.errors import (
     RESTORE,
     DiskFaultError,
     KeyTakenError,
+    LogError,
     LogFormatError,
     LogLockedError,
     NoLogError,
@@ -211,6 +213,25 @@ class LogStorage:
         entries = self.store.list("") if self.store.exists() else ()
         names = [parse_partition_name(entry.name) for entry in entries if entry.is_directory]
         return sorted(partition for partition in names if partition is not None)
+
+    def sees(self, log_id: str, names: Iterable[str]) -> bool:
+        """Whether this machine sees all these chunks of the log with this id.
+
+        The location may lead to another log here, or to an older copy, which lacks chunks.
+
+        Raises:
+            DiskFaultError: This process has no free descriptor or memory now.
+        """
+        try:
+            return self.log_id() == log_id and all(self.store.find(self.key(name)) for name in names)
+        except LogError as e:
+            if isinstance(e.__cause__, OSError) and e.__cause__.errno in (
+                errno.EMFILE,
+                errno.ENFILE,
+                errno.ENOMEM,
+            ):
+                raise
+            return False
 
     # Chunks.
 

@@ -198,10 +198,10 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     serve_log: Annotated[
         LogServing,
         doc(
-            "Whether the driver serves the log to executors that do not see `walLocation`. They fetch whole "
-            "chunks, and each task holds one in memory. The connection is encrypted, and only executors may connect. "
-            "`auto` serves it on a free port unless Spark runs in local mode, `never` does not, and an endpoint "
-            "such as `tcp://*:5599` says where.",
+            "Whether the driver serves the log to executors that do not see `walLocation`. They fetch the parts of "
+            "chunks that they need, 4 MiB at most at a time. The connection is encrypted, and only executors may "
+            "connect. `auto` serves it on a free port unless Spark runs in local mode, `never` does not, and an "
+            "endpoint such as `tcp://*:5599` says where.",
             Role.QUERY,
         ),
     ] = LogServing("auto")

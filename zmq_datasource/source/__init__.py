@@ -10,5 +10,5 @@ a log stores. ``location`` finds the log of a feed. ``receiving`` has the thread
 
 A query reads ``feeds``: a ``Feed`` for each log partition. This process fills the partition (``ingest``), or another
 one does, or none any more (``follow``). ``chunk_server`` sends chunks to executors that do not see the log's directory,
-and ``remote_chunks`` is their end of its protocol.
+in ranges of bytes, and ``remote_chunks`` is their end of its protocol.
 """

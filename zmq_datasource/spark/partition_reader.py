@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import MalformedMessageError, OptionError
 from zmq_datasource.host.log_lines import printable
-from zmq_datasource.log import Deletions, LogStorage, Slice, read_slices
+from zmq_datasource.log import Deletions, LogStorage, Slice, read_slices, retry_reading
 from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.columns import row_schema
 from zmq_datasource.messages.framing import to_rows
@@ -168,14 +169,20 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
     storage = LogStorage(share.store, share.partition, RETRY_SECONDS)
-    deletions = Deletions(storage, share.log_id, share.fail_on_data_loss, share.reader)
-    if share.access is None or not share.pieces:
-        yield from read_slices(storage, share.pieces, deletions=deletions)
+    deletions = partial(Deletions, storage, share.log_id, share.fail_on_data_loss, share.reader)
+    names = [piece.name for piece in share.pieces]
+    if share.access is None or retry_reading(lambda: storage.sees(share.log_id, names), RETRY_SECONDS):
+        yield from read_slices(storage, share.pieces, deletions=deletions())
         return
     # Imported only here, because it is not needed where the executors see the log.
-    from zmq_datasource.source.remote_chunks import RemoteChunks, RemoteDeletions, chunks_for  # noqa: PLC0415
+    from zmq_datasource.source.remote_chunks import RemoteChunks  # noqa: PLC0415
 
-    with chunks_for(storage, [piece.name for piece in share.pieces], share.access) as chunks:
-        if isinstance(chunks, RemoteChunks):
-            deletions = RemoteDeletions(chunks, storage, share.fail_on_data_loss, share.reader)
-        yield from read_slices(chunks, share.pieces, deletions=deletions)
+    _log_not_seen(storage.root)
+    with RemoteChunks(share.access, storage) as remote:
+        yield from read_slices(remote, share.pieces, deletions=deletions(elsewhere=remote))
+
+
+@cache
+def _log_not_seen(log: str) -> None:
+    """Log this once for each log."""
+    _log.info("this machine does not see log %s; its chunks are read from the driver", log)

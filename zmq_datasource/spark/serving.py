@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,6 @@ class Serving:
 
     def __init__(self, wanted: LogServing) -> None:
         self._wanted = wanted
-        self._is_wanted: bool | None = None
         self._server: ChunkServer | None = None
         self._warnings = LimitedLog(__name__, "attempts to serve the log")
 
@@ -36,15 +36,13 @@ class Serving:
         Raises:
             EndpointError: The server cannot listen at the endpoint of ``serveLog``.
         """
-        if self._is_wanted is None:
-            self._is_wanted = self._wanted != "never" and not (self._wanted == "auto" and in_local_mode())
-        if not self._is_wanted:
-            return None
-        if self._server is not None and not self._server.is_serving:
-            self.stop()
-        if self._server is None:
+        if self._server is None and self._is_wanted:
             self._server = self._start(storage, log_id)
         return None if self._server is None else self._server.access
+
+    @cached_property
+    def _is_wanted(self) -> bool:
+        return self._wanted != "never" and not (self._wanted == "auto" and in_local_mode())
 
     def _start(self, storage: LogStorage, log_id: str) -> ChunkServer | None:
         import zmq  # noqa: PLC0415 - only the source runner needs it
