@@ -50,8 +50,12 @@ def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
     return [Slice(it.name, max(start, it.first), min(end, it.end), it.writer) for it in chunks]
 
 
+# What a task reads at most, unless one message is larger: a second or two of a core.
+_TASK_BYTES = 64 << 20
+
+
 def split_range(
-    chunks: Sequence[Chunk], start: int, end: int, least: int, max_bytes: int
+    chunks: Sequence[Chunk], start: int, end: int, least: int, max_bytes: int = _TASK_BYTES
 ) -> list[list[Slice]]:
     """Split ``[start, end)`` into parts of about the same size, for the tasks of a batch.
 

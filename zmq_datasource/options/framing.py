@@ -58,9 +58,9 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
     topic_delimiter: Annotated[
         Delimiter | None,
         _plain(
-            "What separates the topic from the value in messages of a single frame: a space, `:`, `\\0`, or other "
-            "bytes. Such a message is read as if topic and value had come in two frames: the topic is the part before "
-            "the first delimiter. A message of several frames, or without the delimiter, stays as it is."
+            "What separates the topic from the value in messages of a single frame: a space, `:`, or other bytes, as "
+            "in `hex:00`. Such a message is read as if topic and value had come in two frames: the topic is the part "
+            "before the first delimiter. A message of several frames, or without the delimiter, stays as it is."
         ),
     ] = None
     on_malformed: Annotated[

@@ -70,20 +70,12 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         int | None,
         doc(
             "The minimum number of Spark partitions (tasks) of a micro-batch or a batch read. A batch with fewer "
-            "messages has fewer.",
+            "messages has fewer. A task reads about 64 MiB at most: a larger batch has more of them.",
             Role.LOG,
             Role.ROWS,
             ge=1,
         ),
     ] = None
-    max_bytes_per_partition: Annotated[
-        ByteSize,
-        doc(
-            "The maximum number of bytes in one Spark partition. A batch with more bytes has more partitions.",
-            Role.LOG,
-            Role.ROWS,
-        ),
-    ] = ByteSize(64 << 20)
     starting_offsets: Annotated[
         Place | None,
         doc(

@@ -49,38 +49,22 @@ class CountedBy(tuple[str, ...]):
 
 
 class Delimiter(bytes):
-    r"""Bytes that separate, read from text. ``\0``, ``\t``, ``\n``, ``\r``, ``\\`` and ``\x1f`` are single bytes."""
+    """Bytes that separate, read from text, or from ``hex:`` and digits as a topic is."""
 
     words: ClassVar[str] = "bytes"
 
     keeps_spaces: ClassVar[bool] = True
 
     def __str__(self) -> str:
-        return "".join(
-            _ESCAPE_OF.get(byte, chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}") for byte in self
-        )
+        return self.decode() if self.isascii() and self.decode().isprintable() else f"hex:{self.hex()}"
 
     @classmethod
     def read(cls, text: str) -> Delimiter:
-        found = cls(re.sub(rb"\\(x[0-9a-fA-F]{2}|.?)", _byte_of, text.encode(), flags=re.DOTALL))
-        if not found:
+        if not text:
             raise ValueError(
                 "it has no bytes; leave the option out to read messages of one frame as they are"
             )
-        return found
-
-
-_ESCAPES = {b"0": b"\0", b"t": b"\t", b"n": b"\n", b"r": b"\r", b"\\": b"\\"}
-_ESCAPE_OF = {byte[0]: f"\\{word.decode()}" for word, byte in _ESCAPES.items()}
-
-
-def _byte_of(escape: re.Match[bytes]) -> bytes:
-    word = escape[1]
-    if len(word) == 3:
-        return bytes.fromhex(word[1:].decode())
-    if word not in _ESCAPES:
-        raise ValueError(r"a backslash stands before 0, t, n, r, another backslash, or two digits as in \x1f")
-    return _ESCAPES[word]
+        return cls(_bytes_of(text))
 
 
 class Location(str):
@@ -252,13 +236,13 @@ class Topics(tuple[str, ...]):
     @property
     def prefixes(self) -> list[bytes]:
         """The prefixes as a socket subscribes to them."""
-        return [_bytes_of_topic(topic) for topic in self]
+        return [_bytes_of(topic) for topic in self]
 
     @classmethod
     def read(cls, text: str) -> Topics:
         topics = cls(dict.fromkeys(cls._texts(text)))
         for topic in topics:
-            _bytes_of_topic(topic)
+            _bytes_of(topic)
         return topics
 
     @staticmethod
@@ -276,19 +260,19 @@ class Topics(tuple[str, ...]):
         return list[str](listed)
 
 
-def _bytes_of_topic(topic: str) -> bytes:
+def _bytes_of(text: str) -> bytes:
     try:
-        if not topic.startswith("hex:"):
-            return topic.encode()
-        if found := bytes.fromhex(topic.removeprefix("hex:")):
+        if not text.startswith("hex:"):
+            return text.encode()
+        if found := bytes.fromhex(text.removeprefix("hex:")):
             return found
     except UnicodeEncodeError:
-        raise ValueError(f"{topic!r} is no text; write bytes that are not UTF-8 as in hex:ff00") from None
+        raise ValueError(f"{text!r} is no text; write bytes that are not UTF-8 as in hex:ff00") from None
     except ValueError:
         pass
     raise ValueError(
-        f"after hex: come pairs of hexadecimal digits, as in hex:ff00; a topic that itself begins with hex: is "
-        f"hex:{topic.encode(errors='replace').hex()}"
+        f"after hex: come pairs of hexadecimal digits, as in hex:ff00; text that itself begins with hex: is "
+        f"hex:{text.encode(errors='replace').hex()}"
     )
 
 

@@ -180,13 +180,7 @@ class ZmqLogReader(DataSourceReader):
             log_id=log_id,
             fail_on_data_loss=options.fail_on_data_loss,
         )
-        parts = split_range(
-            index.covering(start, end),
-            start,
-            end,
-            options.min_partitions or 1,
-            options.max_bytes_per_partition,
-        )
+        parts = split_range(index.covering(start, end), start, end, options.min_partitions or 1)
         return [share(pieces) for pieces in parts or [[]]]
 
     def _id_of(self, place: Place, log_id: str, index: ChunkIndex, is_end: bool = False) -> int:

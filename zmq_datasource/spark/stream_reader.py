@@ -233,7 +233,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if not options.fail_on_data_loss:
             self._skipped.plan(feed, offsets.begin_of(start, end).next, low)
-        parts = split_range(chunks, low, high, options.min_partitions or 1, options.max_bytes_per_partition)
+        parts = split_range(chunks, low, high, options.min_partitions or 1)
         return [share(pieces) for pieces in parts]
 
     def _range(
