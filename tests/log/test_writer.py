@@ -246,6 +246,27 @@ def test_a_byte_limit_is_exact(tmp_path: Path, budget: int, end: int) -> None:
     assert found == end
 
 
+def test_for_a_byte_limit_only_the_chunk_with_the_limit_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, storage, opened = writer(tmp_path), LogStorage(str(tmp_path)), []
+    for _ in range(4):
+        fill(log, 10, 10_000)
+    chunks = log.covering(0, 40)
+    log.close()
+    open_sealed = LogStorage.open_sealed
+
+    def watched(it: LogStorage, name: str, whole: bool = True) -> pa.NativeFile:
+        opened.append(name)
+        return open_sealed(it, name, whole)
+
+    monkeypatch.setattr(LogStorage, "open_sealed", watched)
+    assert end_within_bytes(storage, chunks, 5, 40, sum(chunk.size for chunk in chunks)) == 40
+    assert not opened
+    assert end_within_bytes(storage, chunks, 5, 40, chunks[0].size + chunks[1].size + 25_000) == 22
+    assert opened == [chunks[2].name]
+
+
 def test_rows_without_a_value_have_no_bytes(tmp_path: Path) -> None:
     log = writer(tmp_path)
     log.append(batch_of([b"x" * 10, None, None, b"x" * 10]))

@@ -202,7 +202,7 @@ def test_skipped_messages_that_cannot_be_recorded_are_logged(
 
 
 def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
-    """To limit a batch by bytes (``maxBytesPerTrigger``), planning reads its values."""
+    """To limit a batch by bytes (``maxBytesPerTrigger``), planning reads how long its values are."""
     chunks = read_index(log.storage).covering(0, 10)
     log.discard(3)
     goes_on = Deletions(log.storage, log.storage.log_id(), fails=False)

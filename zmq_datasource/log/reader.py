@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError, LogError, LogFormatError
-from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
+from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts, value_sizes
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import Chunk
@@ -113,20 +113,31 @@ def end_within_bytes(
 ) -> int:
     """The largest end with at most ``max_bytes`` of values in ``[start, end)``.
 
-    The end is ``start`` if the first message is larger than ``max_bytes``.
+    The end is ``start`` if the first message is larger than ``max_bytes``. A chunk whose file fits is not opened, and
+    counts as large as that file, which is a little more than its values.
 
     Args:
         deletions: Decides what happens if a chunk is gone. Skipped ids have no bytes.
     """
     left = max_bytes
-    for batch in read_slices(storage, slices(chunks, start, end), deletions=deletions):
-        # A message that does not fit its framing has no value.
-        sizes = pc.binary_length(batch.column("value")).fill_null(0)
-        running = pc.cumulative_sum(pc.cast(sizes, "int64"))
-        if running[-1].as_py() > left:
-            fitting = pc.sum(pc.less_equal(running, left)).as_py()
-            return int(batch.column("id")[0].as_py() + fitting)
-        left -= running[-1].as_py()
+    for chunk in chunks:
+        if chunk.size <= left:
+            left -= chunk.size
+            continue
+        name, at, chunk_end = chunk.name, max(start, chunk.first), min(end, chunk.end)
+        while at < chunk_end:
+            try:
+                for sizes in value_sizes(storage, name, at, chunk_end):
+                    running = pc.cumulative_sum(sizes)
+                    if running[-1].as_py() > left:
+                        return int(at + pc.sum(pc.less_equal(running, left)).as_py())
+                    left -= running[-1].as_py()
+                    at += len(sizes)
+                break  # if ids are missing in it, the task that reads it reports this
+            except DataLossError as e:
+                if deletions is None:
+                    raise
+                at, name = deletions.resume(name, at, chunk_end, end, e)
     return end
 
 

@@ -182,8 +182,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def end_within(low: int, high: int, size: int) -> int:
             chunks = feed.log.covering(low, high)
-            if sum(chunk.size for chunk in chunks) <= size:  # a chunk is larger than its values
-                return high
             # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
             storage = LogStorage(feed.storage.store, retry_seconds=STORE_RETRY_SECONDS)
             deletions = Deletions(storage, feed.log.log_id, self._options.fail_on_data_loss)
