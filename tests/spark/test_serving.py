@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -23,7 +21,6 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource.errors import EndpointError, OptionError
-from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.transport import opened
@@ -102,46 +99,6 @@ def _binds(sock: Socket, endpoint: str) -> bool:
     except zmq.ZMQError:
         return False
     return True
-
-
-def test_an_endpoint_that_the_last_run_still_has_is_waited_for(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where, init, attempts = free_endpoint(), ChunkServer.__init__, []
-
-    def counted(server: ChunkServer, *args: Any) -> None:
-        attempts.append(args)
-        init(server, *args)
-
-    def planned(name: str) -> tuple[ZmqStreamReader, dict[str, Any], dict[str, Any]]:
-        push, endpoint = bound(context, zmq.PUSH)
-        options = {
-            "connect": endpoint,
-            "socketType": "PULL",
-            "walLocation": tmp_path / name,
-            "serveLog": where,
-        }
-        reader = ZmqStreamReader(stream_options(**options))
-        start = reader.initialOffset()
-        reader.latestOffset(start, ALL)  # from here on it receives
-        push.send(b"v")
-        return reader, start, wait_for(lambda: _news(reader, start), "a message") or {}
-
-    before, start, end = planned("before")
-    after, *batch = planned("after")
-    try:
-        before.partitions(start, end)
-        monkeypatch.setattr(ChunkServer, "__init__", counted)
-        with ThreadPoolExecutor(1) as pool:
-            shares = pool.submit(after.partitions, *batch)
-            wait_for(lambda: attempts, "it has met the other one")
-            before.stop()
-            (share,) = shares.result(30)
-        assert isinstance(share, LogInputPartition)
-        assert share.access is not None
-    finally:
-        before.stop()
-        after.stop()
 
 
 def test_an_endpoint_in_use_is_an_error(
