@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAv
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zmq_datasource.host import failpoints
+from zmq_datasource.log import DirectoryStore
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.columns import SinkColumns
@@ -35,7 +36,7 @@ from zmq_datasource.spark.write_task import run_task
 __all__ = ["Query", "Source", "Trigger", "read_end", "read_output", "sink_batch", "write_rows"]
 
 # A directory that an executor looks for in vain.
-_ELSEWHERE = "/nowhere/zmq_datasource"
+_ELSEWHERE = DirectoryStore("/nowhere/zmq_datasource")
 # spark.sql.streaming.pollingDelay
 _POLLING_SECONDS = 0.01
 
@@ -206,7 +207,7 @@ class Source(Query):
     def on_executor(self, partition: InputPartition) -> InputPartition:
         if not self._sees_log:
             assert isinstance(partition, LogInputPartition)
-            partition.location = _ELSEWHERE
+            partition.store = _ELSEWHERE
         return partition
 
 
