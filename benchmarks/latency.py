@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.measure import Measurement, Sample, Times, measured, temporary_directory, wait_for
 from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, source_runners
-from benchmarks.queries import CHECKPOINTS, running, stream_of
+from benchmarks.queries import CHECKPOINTS, loads_of, running, stream_of
 from benchmarks.report import Section, Target
 from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter
 from zmq_datasource.messages.rows import message_rows, times_of
@@ -75,12 +75,12 @@ def measure_latency(spark: SparkSession, times: Times) -> Iterator[Measurement]:
         yield from measured("latency", f"{rate:,} messages/s", "ms", paced, times)
 
 
-def our_latency(spark: SparkSession, rate: int, times: Times) -> Sample:
-    """The median of messages at this rate through the source."""
+def our_latency(spark: SparkSession, rate: int, times: Times, loads: int = 1) -> Sample:
+    """The median of messages at this rate through the source, or several that share them in one query."""
     with temporary_directory() as scratch, peer("push", size=_SIZE, rate=rate, shape="stamped") as push:
         push.go()
-        options = {"socketType": "PULL", "connect": push.endpoint, "walLocation": str(scratch / "log")}
-        found = median_latency(stream_of(spark, "zmq", options).select("value"), times, _sent)
+        stream = loads_of(spark, {"connect": push.endpoint}, scratch, loads)
+        found = median_latency(stream.select("value"), times, _sent)
         push.stop()
         return found
 

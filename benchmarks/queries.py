@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,12 @@ def stream_of(spark: SparkSession, source: str, options: Mapping[str, str]) -> D
     return spark.readStream.format(source).options(**options).load()
 
 
+def loads_of(spark: SparkSession, options: Mapping[str, str], scratch: Path, loads: int) -> DataFrame:
+    """The union of so many PULL sources that share the messages, each with a log of its own."""
+    logs = ({"socketType": "PULL", **options, "walLocation": str(scratch / f"log{n}")} for n in range(loads))
+    return reduce(DataFrame.union, [stream_of(spark, "zmq", log) for log in logs])
+
+
 @contextmanager
 def running(writer: DataStreamWriter, checkpoint: Path) -> Iterator[StreamingQuery]:
     """The query of this writer, until the end of the block."""
@@ -106,11 +113,15 @@ def done(query: StreamingQuery) -> Done:
         error = query.exception()
         raise error if error is not None else RuntimeError("the query has stopped")
     progress = query.lastProgress
-    if progress is None or progress.sources[0].endOffset is None:
+    if progress is None:
+        return _NOTHING
+    # Spark leaves a source without new messages out of a micro-batch of several sources.
+    ends = [source.endOffset or source.startOffset for source in progress.sources]
+    if not any(ends):
         return _NOTHING
     ended = datetime.fromisoformat(progress.timestamp).timestamp()
     ended += progress.durationMs.get("triggerExecution", 0) / 1000
-    rows = _rows(json.loads(progress.sources[0].endOffset))
+    rows = sum(_rows(json.loads(end)) for end in ends if end)
     return Done(progress.batchId if progress.numInputRows else -1, rows, ended)
 
 
@@ -148,13 +159,18 @@ def live_rate(
     times: Times,
     size: int,
     trigger: str = "",
+    loads: int = 1,
 ) -> Sample:
-    """Rows a second from a PUSH that never pauses; ``options`` are without the endpoint and the place of the log."""
+    """Rows a second from a PUSH that never pauses; ``options`` are without the endpoint and the place of the log.
+
+    Args:
+        loads: How many sources, each with a log of its own, share the messages in one query.
+    """
     with temporary_directory() as scratch, peer("push", size=size) as push:
         options = {"connect": push.endpoint, **options}
-        if source != "tutorial":
-            options |= {"socketType": "PULL", "walLocation": str(scratch / "log")}
-        writer = stream_of(spark, source, options).writeStream.format("noop")
+        is_ours = source != "tutorial"
+        stream = loads_of(spark, options, scratch, loads) if is_ours else stream_of(spark, source, options)
+        writer = stream.writeStream.format("noop")
         if trigger:
             writer = writer.trigger(processingTime=trigger)
         with running(writer, scratch / "checkpoint") as query:

@@ -40,6 +40,7 @@ _WITH_SPARK: Mapping[str, Callable[[SparkSession, Times], Iterator[Measurement]]
     "transactions": transactions.measure_transactions,
     "loss": loss.measure_loss,
     "latency": latency.measure_latency,
+    "scaling": scaling.measure_loads,
 }
 _SECONDS, _WARM_UP = 10.0, 3.0
 _OUTPUT = Path(__file__).parent

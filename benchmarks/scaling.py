@@ -1,4 +1,4 @@
-"""What reading costs where an executor does not see the log. Without Spark."""
+"""Several logs in one query, and what reading costs where an executor does not see the log."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+from benchmarks.latency import our_latency
 from benchmarks.measure import MEGA, Measurement, Sample, Times, measured, size_name, temporary_directory
 from benchmarks.peers import child
 from benchmarks.processes import cpu_seconds, per_message
+from benchmarks.queries import live_rate
 from benchmarks.report import Section
 from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter, read_index
 from zmq_datasource.log.chunk import read_chunk
@@ -21,15 +25,30 @@ from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.source.chunk_server import ChunkServer
 from zmq_datasource.source.remote_chunks import RemoteChunks
 
+_LOADS = (1, 2, 4)
 _READ_SIZES = (100, 10_000)
 _READ_BYTES = 256 << 20
 _FILES, _DRIVER = "the files", "from the driver"
 SECTION = Section(
     "scaling",
-    "Reading elsewhere",
+    "Several logs, and reading elsewhere",
+    "*several logs*: messages of 100 bytes a second of one query in which so many loads of a PULL, each with a log of "
+    "its own, share the messages of one PUSH that never pauses (two cores for all). *One message a second*: the "
+    "milliseconds from sending a message until the user's function has it, each after a second of silence. "
     "*read by one task*: megabytes of `value` a second that one task reads of a log, from its files, which the system "
     "has in memory, or from the driver's process, encrypted, over loopback.",
 )
+
+
+def measure_loads(spark: SparkSession, times: Times) -> Iterator[Measurement]:
+    """Messages a second, and milliseconds after silence, of a query with one, two and four loads."""
+    names = {loads: f"{loads} load{'s' * (loads > 1)}" for loads in _LOADS}
+    rates = {
+        name: partial(live_rate, spark, "zmq", {}, times, size=100, loads=n) for n, name in names.items()
+    }
+    yield from measured("scaling", "100 B, several logs", "messages/s", rates, times)
+    delays = {name: partial(our_latency, spark, 1, times, loads=n) for n, name in names.items()}
+    yield from measured("scaling", "one message a second", "ms", delays, times)
 
 
 def measure_scaling(times: Times) -> Iterator[Measurement]:
