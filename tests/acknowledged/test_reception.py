@@ -513,11 +513,11 @@ class Disk:
         self.fault: LogWriteError | None = None
         write = StagedFiles.write
 
-        def write_or_refuse(files: StagedFiles, attempt: str, offset: int, parts: Any) -> int:
+        def write_or_refuse(files: StagedFiles, name: str, offset: int, parts: Any, durably: bool) -> int:
             if self.fault is not None:
-                write(files, attempt, offset, parts[:1])  # and part of it is in the file
+                write(files, name, offset, parts[:1], durably)  # and part of it is in the file
                 raise self.fault
-            return write(files, attempt, offset, parts)
+            return write(files, name, offset, parts, durably)
 
         monkeypatch.setattr(StagedFiles, "write", write_or_refuse)
 

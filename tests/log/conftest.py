@@ -10,7 +10,6 @@ import pytest
 
 from tests.log.machines import Machines, MemoryBucket, WatchedBucket, WatchedDirectory
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.buckets import Bucket
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Location
@@ -21,7 +20,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     """What is in each bucket of this test."""
     made = MemoryBucket()
     monkeypatch.setattr(Bucket, "connect", made.connect)
-    monkeypatch.setattr(BucketStore, "times", HoldTimes(settling_seconds=0.0))
     monkeypatch.setattr(LogStorage, "request_interval", 0.0)
     return made
 

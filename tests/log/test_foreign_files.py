@@ -106,8 +106,8 @@ def location(tmp_path: Path) -> Path:
     ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins_here=True))
     notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
     ReaderRecords(storage).write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
-    storage.staged_files().write(ATTEMPT, 0, [b"rows"])
-    storage.staged_files().finish(ATTEMPT)
+    storage.staged_files().create()
+    storage.staged_files().write(f"{ATTEMPT}.arrow", 0, [b"rows"])
     return tmp_path / "log"
 
 
@@ -138,9 +138,7 @@ def _use(location: Path) -> list[str]:
         storage.open_chunks()
         storage.is_written()
         storage.feed()
-        staged = storage.staged_files()
-        if staged.names():
-            Staging(staged).recover(0.0)
+        Staging(storage.staged_files()).recover(0.0)
 
     errors = []
     for act in (read, follow, look, write, read):

@@ -14,7 +14,7 @@ from tests.support import at_failpoints, batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.log import directory_store, local_files
 from zmq_datasource.log.layout import chunk_name, open_chunk_name
-from zmq_datasource.log.local_files import OpenChunkFiles
+from zmq_datasource.log.local_files import LocalFiles
 from zmq_datasource.log.open_chunk import OpenChunkTail
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -222,7 +222,7 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
             refused.append(name)
             raise OSError(errno.EIO, "Input/output error")
 
-    def refuse_to_remove(it: OpenChunkFiles, name: str) -> None:
+    def refuse_to_remove(it: LocalFiles, name: str) -> None:
         refused.append(name)
         raise DiskFaultError("Input/output error")
 
@@ -232,7 +232,7 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
     if step == "link":
         at_failpoints(monkeypatch, refuse_once)
     else:
-        monkeypatch.setattr(OpenChunkFiles, "remove", refuse_to_remove)
+        monkeypatch.setattr(LocalFiles, "remove", refuse_to_remove)
     assert log.cut().result() == groups
     assert refused
     append(log, b"more")

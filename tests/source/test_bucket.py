@@ -51,9 +51,7 @@ def server() -> Iterator[BucketServer]:
 @pytest.fixture
 def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The location of a log in the bucket."""
-    monkeypatch.setattr(
-        BucketStore, "times", HoldTimes(beat_seconds=0.1, check_seconds=0.05, settling_seconds=0.05)
-    )
+    monkeypatch.setattr(BucketStore, "times", HoldTimes(beat_seconds=0.1, check_seconds=0.05))
     monkeypatch.setattr(LogStorage, "request_interval", 0.0)
     return server.location(uuid.uuid4().hex)
 

@@ -34,7 +34,7 @@ from zmq_datasource.log.storage import LogStorage
 
 point, file, quick = sys.argv[1:4]
 if quick:
-    BucketStore.times = HoldTimes(0.1, 1.0, 0.05, 0.05)
+    BucketStore.times = HoldTimes(0.1, 1.0, 0.05)
 LogStorage.request_interval = 0.0
 
 def reach(name):

@@ -7,6 +7,7 @@ of others, ``tests/log/test_store.py`` shows.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -34,7 +35,7 @@ def location_in(endpoint: str, prefix: str) -> str:
 def serve(root: Path, endpoint: str, faults: Faults, stopped: threading.Event) -> None:
     """Serve the files below a directory, each prefix a directory in it, until ``stopped``."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    handler = type("Handler", (_Handler,), {"root": root, "faults": faults})
+    handler = type("Handler", (_Handler,), {"root": root, "faults": faults, "replacing": threading.Lock()})
     root.mkdir(parents=True, exist_ok=True)
     with ThreadingHTTPServer((host, int(port)), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -46,6 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     root: Path
     faults: Faults
+    replacing: threading.Lock
 
     def log_message(self, *_: object) -> None: ...
 
@@ -85,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (FileNotFoundError, IsADirectoryError):
             self._error(404, "NoSuchKey")
             return
-        headers = {"Last-Modified": formatdate(modified, usegmt=True), "ETag": f'"{modified}"'}
+        headers = {"Last-Modified": formatdate(modified, usegmt=True), "ETag": _tag(content)}
         if (asked := self.headers.get("Range")) is None:
             self._answer(200, content, headers)
             return
@@ -100,14 +102,17 @@ class _Handler(BaseHTTPRequestHandler):
         whole = path.with_name(f".{uuid.uuid4().hex}")
         whole.write_bytes(content)
         try:
-            if self.headers.get("If-None-Match") == "*":
-                os.link(whole, path)
-            else:
-                os.replace(whole, path)
-        except FileExistsError:
+            with self.replacing:
+                if (tag := self.headers.get("If-Match")) is not None and tag != _tag(path.read_bytes()):
+                    raise FileExistsError(f"{path} has changed")
+                if self.headers.get("If-None-Match") == "*":
+                    os.link(whole, path)
+                else:
+                    os.replace(whole, path)
+        except (FileExistsError, FileNotFoundError):
             self._error(412, "PreconditionFailed")
         else:
-            self._answer(200, b"", {"ETag": f'"{path.name}"'}, changes=True)
+            self._answer(200, b"", {"ETag": _tag(content)}, changes=True)
         finally:
             whole.unlink(missing_ok=True)
 
@@ -150,6 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+
+def _tag(content: bytes) -> str:
+    return f'"{hashlib.md5(content).hexdigest()}"'
 
 
 def _described(key: str, path: Path) -> str:

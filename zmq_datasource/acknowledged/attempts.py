@@ -145,10 +145,7 @@ class Attempts:
         Raises:
             LogError: A file cannot be read or deleted.
         """
-        self._staging.recover(now)
-        parts = ((attempt, self._staging.get(attempt)) for attempt in self._files.names())
-        is_committed = self._transactions.is_committed
-        self._staging.remove([a for a, part in parts if part and is_committed(part.producer, part.number)])
+        self._staging.recover(now, self._transactions.is_committed)
 
     def close(self) -> None:
         """Delete the files of unfinished attempts."""

@@ -8,15 +8,12 @@ import resource
 import socket
 import struct
 from contextlib import suppress
-from pathlib import Path
 
 from zmq_datasource.errors import OptionError
 
 # The mode of a file that only its owner may read: the log and its neighbours hold whole messages.
 PRIVATE = 0o600
 
-_PROC = Path("/proc")
-_ENDED_STATES = ("Z", "X")
 _SIOCGIFADDR = 0x8915  # Linux
 _MOST_ADDRESSES = 8
 
@@ -70,39 +67,6 @@ def _is_ipv4(host: str) -> bool:
 
 
 # Processes.
-
-
-def process_mark() -> str:
-    """A text that identifies this process, also after its number is used again; empty except on Linux."""
-    machine, state = _machine(), _state(os.getpid())
-    return f"{machine} {os.getpid()} {state[1]}" if machine and state else ""
-
-
-def is_gone(mark: str) -> bool:
-    """Whether the process with this mark ran on this machine and has ended. False if that cannot be found out."""
-    machine, _, process = mark.rpartition(" ")[0].rpartition(" ")
-    if not machine or machine != _machine() or not process.isdecimal():
-        return False
-    state = _state(int(process))
-    return state is None or state[0] in _ENDED_STATES or state[1] != mark.rpartition(" ")[2]
-
-
-def _machine() -> str:
-    """The machine's boot and the namespace of process numbers: within these a number means one process at a time."""
-    with suppress(OSError):
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
-    return ""
-
-
-def _state(process: int) -> tuple[str, str] | None:
-    """The state of a process and the time at which it started; None if there is no such process."""
-    with suppress(OSError):
-        # The second field, in brackets, is a name that may itself contain spaces and brackets.
-        fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
-        return fields[0], fields[19]
-    return None
-
 
 # How many forks lead from the first process to this one.
 _forks = 0

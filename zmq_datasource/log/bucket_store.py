@@ -5,17 +5,16 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import os
 import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -28,12 +27,11 @@ from zmq_datasource.errors import (
     OptionError,
 )
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.machine import is_gone, process_mark
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
 from zmq_datasource.log.files import read_file, this_process, writing
 from zmq_datasource.log.range_file import RangeFile
-from zmq_datasource.log.store import Content, Entry, Holding, Part
+from zmq_datasource.log.store import Content, Entry, Holding
 from zmq_datasource.options.types import Location
 
 _log = logging.getLogger(__name__)
@@ -53,17 +51,18 @@ SILENT_SECONDS = 12.0
 _MOST_CHECK_GAP_SECONDS = 4.0
 # How long the end of a hold waits for the thread that refreshes it.
 _JOIN_SECONDS = 5.0
-# ``_LASTING``: texts of errors that stay, for which obstore has no class of its own. ``_PASSING``: texts of errors that
-# pass, although their class, or another text in them, means an error that stays.
+# How soon a process looks again at a key that another one has just changed.
+_CHANGED_PAUSE = 0.01  # seconds
+# Texts of errors that stay, for which obstore has no class of its own.
 _LASTING = re.compile(
     "NoSuchBucket|ContainerNotFound|The specified bucket does not exist|incorrectly configured region"
     "|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|InvalidToken|MethodNotAllowed|NotImplemented"
 )
+# Texts of errors that pass, although their class, or another text in them, means an error that stays.
 _PASSING = re.compile("RequestTimeTooSkewed|ExpiredToken|TokenExpired")
-_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
 
-# The id of the process that has started obstore's threads. In a forked child, a request would never end.
-_threads_of: dict[str, int] = {}
+# What a bucket calls one version of an object: its ``e_tag``, its ``version``, or both.
+_Version: TypeAlias = Mapping[str, str]
 
 
 class HoldTimes(NamedTuple):
@@ -73,20 +72,18 @@ class HoldTimes(NamedTuple):
         beat_seconds: How often a holder refreshes its key.
         silent_seconds: The time without a refresh after which another process may take the key.
         check_seconds: How often a process that waits for a key checks it.
-        settling_seconds: How long a process that has taken over a key waits before it reads the record again: if two
-            processes take over a key at the same time, the last one to write the record has it.
     """
 
     beat_seconds: float = 3.0
     silent_seconds: float = SILENT_SECONDS
     check_seconds: float = 1.0
-    settling_seconds: float = 1.0
 
 
 class BucketStore:
     """A bucket as a ``Store``.
 
-    A new object is put with the condition that its key is free. The bucket checks the condition in the same step.
+    A new object is put with the condition that its key is free, and the record of a held key with the condition that it
+    is still the version that was read. The bucket checks the condition in the same step.
 
     Args:
         location: The bucket's URI; see the module ``buckets``.
@@ -104,8 +101,8 @@ class BucketStore:
         self._bucket = Bucket.read(location)
         self._obstore = import_obstore()
         self._connections: dict[bool, Any] = {}
-        self._seen: dict[str, _Seen] = {}
-        self._checking = threading.Lock()
+        # Since when the record of a key has not changed, and when it was last read; monotonic seconds.
+        self._seen: dict[str, tuple[_Record, float, float]] = {}
 
     def __reduce__(self) -> tuple[type[Self], tuple[Location, HoldTimes]]:
         return type(self), (self.location, self.times)
@@ -126,35 +123,24 @@ class BucketStore:
         self.list()  # reports a missing bucket now
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
-        if after:
-            return self._list_after(prefix, after)
         with self._using(f"listing {self.path_of(prefix)}") as bucket:
-            found = self._obstore.list_with_delimiter(bucket, prefix or None)
-        entries = [Entry(_name(path), 0, 0.0, True) for path in found["common_prefixes"]]
-        entries += [
-            Entry(_name(about["path"]), about["size"], about["last_modified"].timestamp(), False)
-            for about in found["objects"]
-        ]
-        return [entry for entry in entries if entry.name and not entry.name.startswith(".")]
-
-    def _list_after(self, prefix: str, after: str) -> Sequence[Entry]:
-        with self._using(f"listing {self.path_of(prefix)}") as bucket:
-            pages = self._obstore.list(bucket, prefix, offset=f"{prefix}/{after}")
-            found = [about for page in pages for about in page]
-        below = len(prefix) + 1
-        return [
-            Entry(about["path"][below:], about["size"], about["last_modified"].timestamp(), False)
-            for about in found
-            if "/" not in about["path"][below:]
-        ]
+            if after:
+                pages = self._obstore.list(bucket, prefix, offset=f"{prefix}/{after}")
+                objects, directories = [about for page in pages for about in page], []
+            else:
+                found = self._obstore.list_with_delimiter(bucket, prefix or None)
+                objects, directories = found["objects"], found["common_prefixes"]
+        below = len(prefix) + 1 if prefix else 0
+        entries = [Entry(path[below:], 0, 0.0, True) for path in directories]
+        entries += [_entry(about["path"][below:], about) for about in objects]
+        return [entry for entry in entries if entry.name and entry.name[0] != "." and "/" not in entry.name]
 
     def find(self, key: str) -> Entry | None:
         try:
             with self._using(f"looking for {self.path_of(key)}") as bucket:
-                found = self._obstore.head(bucket, key)
+                return _entry(key.rpartition("/")[2], self._obstore.head(bucket, key))
         except FileNotFoundError:
             return None
-        return Entry(_name(key), found["size"], found["last_modified"].timestamp(), False)
 
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
         with self._using(f"reading {self.path_of(key)}") as bucket:
@@ -175,33 +161,36 @@ class BucketStore:
         if isinstance(content, Path):
             with writing(f"writing {self.path_of(key)}"):
                 content = [read_file(content)]
-        self._put_new(key, content)
-
-    def _put_new(self, key: str, parts: Sequence[Part]) -> None:
-        content = memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("B")
-        while not self._put(key, content, "create"):
-            with suppress(FileNotFoundError):  # it was deleted, so the key is free again
-                if not self._has_content(key, content):
+        whole = memoryview(content[0] if len(content) == 1 else b"".join(content)).cast("B")
+        while not self.put_if(key, whole, "create"):
+            with (
+                suppress(FileNotFoundError),
+                self.open(key) as file,
+            ):  # after a deletion the key is free again
+                if file.read() != whole:
                     raise KeyTakenError(
                         f"writing {self.path_of(key)}: there is such an object with other content"
                     )
                 return
 
-    def _has_content(self, key: str, content: memoryview) -> bool:
-        with self._using(f"reading {self.path_of(key)}") as bucket:
-            found = self._obstore.get(bucket, key)
-            return found.meta["size"] == content.nbytes and memoryview(found.bytes()) == content
-
     def put(self, key: str, content: bytes) -> None:
-        self._put(key, memoryview(content), "overwrite")
+        self.put_if(key, content, "overwrite")
 
-    def _put(self, key: str, content: memoryview, mode: str) -> bool:
-        """Put an object; return False if the mode is ``create`` and the key is taken."""
-        with self._using(f"writing {self.path_of(key)}", content.nbytes > _LARGE_BYTES) as bucket:
+    def put_if(self, key: str, content: bytes | memoryview, mode: str | _Version) -> bool:
+        """Put an object.
+
+        Args:
+            mode: ``overwrite``; ``create``, if the key is free; or the version that the object has.
+
+        Returns:
+            False if the bucket has refused the condition.
+        """
+        exceptions = self._obstore.exceptions
+        with self._using(f"writing {self.path_of(key)}", len(content) > _LARGE_BYTES) as bucket:
             failpoints.reach("log.store.before_put")
             try:
                 self._obstore.put(bucket, key, content, mode=mode, use_multipart=False)
-            except self._obstore.exceptions.AlreadyExistsError:
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return False
             except FileNotFoundError as e:  # the bucket
                 raise LogWriteError(f"writing {self.path_of(key)}: {self._text_of(e)}") from None
@@ -220,10 +209,6 @@ class BucketStore:
         exceptions, connection = self._obstore.exceptions, self._connected(is_large)
         try:
             yield connection
-        except FileNotFoundError as e:
-            if _NO_BUCKET.search(str(e)):
-                raise LogWriteError(f"{act}: {self._text_of(e)}") from None
-            raise FileNotFoundError(2, "no such object", act.partition(" ")[2]) from None
         except (exceptions.BaseError, OSError, ValueError) as e:
             refused = isinstance(
                 e,
@@ -233,6 +218,8 @@ class BucketStore:
                 | exceptions.InvalidPathError,
             )
             stays = (refused or _LASTING.search(str(e))) and not _PASSING.search(str(e))
+            if isinstance(e, FileNotFoundError) and not stays:
+                raise FileNotFoundError(2, "no such object", act.partition(" ")[2]) from None
             raise (LogWriteError if stays else DiskFaultError)(f"{act}: {self._text_of(e)}") from None
 
     def _text_of(self, error: Exception) -> str:
@@ -240,11 +227,6 @@ class BucketStore:
         return self._bucket.without_secrets(str(error).partition("\n\n")[0])
 
     def _connected(self, is_large: bool) -> Any:
-        if _threads_of.setdefault("obstore", os.getpid()) != os.getpid():
-            raise OptionError(
-                f"using object storage in process {os.getpid()}, which was forked after its parent had used it: a fork "
-                "does not take over the threads of obstore. Start the process with spawn"
-            )
         if is_large not in self._connections:
             times = {"timeout": _ALL} if is_large else {"timeout": _ALL, "read_timeout": _ANSWER}
             try:
@@ -259,79 +241,60 @@ class BucketStore:
 
     def hold(self, key: str, wait: float, note: str = "") -> BucketHold:
         deadline = time.monotonic() + wait
-        mine = _Record(this_process(), note, process_mark(), uuid.uuid4().hex, 0)
-        _held.add(mine.nonce)
-        try:
-            self._wait_and_claim(key, mine, deadline)
-        except BaseException:
-            _held.discard(mine.nonce)
-            raise
-        return BucketHold(self, key, mine)
-
-    def _wait_and_claim(self, key: str, mine: _Record, deadline: float) -> None:
+        mine = _Record(this_process(), note, uuid.uuid4().hex, 0)
         while True:
-            found, is_held = self._observe(key)
-            if not is_held and self._claim(key, found, mine):
-                return
-            if is_held and found is not None and time.monotonic() >= deadline:
+            found, version, is_held = self._observe(key)
+            # If obstore repeats a put whose answer was lost, the bucket refuses it, and this process has the key.
+            if found.nonce == mine.nonce or (
+                not is_held and self.put_if(key, mine.content, version or "create")
+            ):
+                return BucketHold(self, key, mine)
+            left = deadline - time.monotonic()
+            if is_held and left <= 0:
                 raise LogLockedError(
                     f"{self.path_of(key)} is held by {found.name}. That process counts as gone when it has given no "
                     f"sign of life for {self.times.silent_seconds:.0f} s"
                 )
             check_signals()
-            time.sleep(min(self.times.check_seconds, max(0.01, deadline - time.monotonic())))
+            time.sleep(min(self.times.check_seconds, max(_CHANGED_PAUSE, left)))
 
-    def _claim(self, key: str, found: _Record | None, mine: _Record) -> bool:
-        self._put(key, memoryview(mine.content), "create" if found is None else "overwrite")
-        if found is not None:
-            # Another process may overwrite the record at this moment. The last one to do so has the key.
-            time.sleep(self.times.settling_seconds)
-        now = self.record(key)
-        return now is not None and now.nonce == mine.nonce
-
-    def _observe(self, key: str) -> tuple[_Record | None, bool]:
+    def _observe(self, key: str) -> tuple[_Record, _Version, bool]:
         """Read the record of a key, and remember since when it has not changed.
 
         Returns:
-            The record, and whether its process holds the key: it has not been silent for ``silent_seconds``.
+            The record, its version, and whether its process holds the key: it has not released it, and has not been
+            silent for ``silent_seconds``.
         """
-        with self._checking:
-            found, now = self.record(key), time.monotonic()
-            if found is None or found.is_free:
-                self._seen.pop(key, None)
-                return found, False
-            seen = self._seen.get(key)
-            is_same = seen is not None and seen.record == found and now - seen.last < _MOST_CHECK_GAP_SECONDS
-            since = seen.since if seen is not None and is_same else now
-            self._seen[key] = _Seen(found, since, now)
-            return found, now - since < self.times.silent_seconds
+        found, version = self.record(key)
+        now = time.monotonic()
+        seen, since, last = self._seen.get(key, (found, now, now))
+        if seen != found or now - last >= _MOST_CHECK_GAP_SECONDS:
+            since = now
+        self._seen[key] = found, since, now
+        return found, version, bool(found.nonce) and now - since < self.times.silent_seconds
+
+    def record(self, key: str) -> tuple[_Record, _Version]:
+        """The record of the last holder of a key, and its version; no version if there is no record."""
+        try:
+            with self._using(f"reading {self.path_of(key)}") as bucket:
+                found = self._obstore.get(bucket, key)
+                version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+                return _Record.read(bytes(found.bytes())), version
+        except FileNotFoundError:
+            return _NO_RECORD, {}
 
     def holder(self, key: str) -> Holding | None:
-        found, is_held = self._observe(key)
-        return Holding(found.name, found.note) if found is not None and is_held else None
+        found, _, is_held = self._observe(key)
+        return Holding(found.name, found.note) if is_held else None
 
     def note(self, key: str) -> str:
-        found = self.record(key)
-        return "" if found is None else found.note
-
-    def record(self, key: str) -> _Record | None:
-        """The record of the last holder of a key."""
-        try:
-            with self.open(key) as file:
-                return _Record.read(file.read())
-        except FileNotFoundError:
-            return None
+        return self.record(key)[0].note
 
 
+@cache
 def bucket_at(location: Location) -> BucketStore:
     """Return this process's only ``BucketStore`` for a location, which compares all checks of a holder."""
-    key = os.getpid(), location
-    if key not in _buckets:
-        _buckets[key] = BucketStore(location)
-    return _buckets[key]
-
-
-_buckets: dict[tuple[int, Location], BucketStore] = {}
+    return BucketStore(location)
 
 
 class _Record(NamedTuple):
@@ -340,14 +303,12 @@ class _Record(NamedTuple):
     Attributes:
         name: The name of the process, for messages.
         note: The note of the process.
-        process: The mark of the process, by which others on the same machine see whether it has ended.
         nonce: A random text for this hold; empty after its release.
         beat: The number of refreshes.
     """
 
     name: str
     note: str
-    process: str
     nonce: str
     beat: int
 
@@ -356,32 +317,14 @@ class _Record(NamedTuple):
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
-            return cls("an unknown process", "", "", str(content), 0)
+            return cls("an unknown process", "", str(content), 0)
 
     @property
     def content(self) -> bytes:
         return json.dumps(self._asdict()).encode()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the key is free: it was released, its process has ended, or this process no longer has this hold.
 
-        A put without an answer may leave a record of a hold that this process never got.
-        """
-        without_hold = self.process and self.process == process_mark() and self.nonce not in _held
-        return not self.nonce or bool(without_hold) or is_gone(self.process)
-
-
-class _Seen(NamedTuple):
-    """A record, the time since which it has not changed, and the time of the last check; monotonic seconds."""
-
-    record: _Record
-    since: float
-    last: float
-
-
-# The nonces of the holds of this process.
-_held: set[str] = set()
+_NO_RECORD = _Record("", "", "", 0)
 
 
 class BucketHold:
@@ -405,35 +348,36 @@ class BucketHold:
         atexit.unregister(self._end)
         failpoints.reach("log.store.before_release")
         try:
-            if self._is_mine():
-                self._store.put(self._key, self._record._replace(nonce="").content)
+            self._write(self._record._replace(nonce=""))
         except LogError as e:
             _log.warning(
                 "%s; another process can take the key after %.0f s", e, self._store.times.silent_seconds
             )
-        _held.discard(self._record.nonce)
 
     def _end(self) -> None:
         self._ending.set()
         self._thread.join(_JOIN_SECONDS)
 
-    def _is_mine(self) -> bool:
-        found = self._store.record(self._key)
-        if found is not None and found.nonce != self._record.nonce:
-            self._lost = found.name
-        # Without a record the bucket has lost its content, and nothing is put there.
-        return found is not None and self._lost is None
-
     def _refresh(self) -> None:
         while self._lost is None and not self._ending.wait(self._store.times.beat_seconds):
             try:
                 failpoints.reach("log.store.before_beat")
-                if self._is_mine():
-                    self._record = self._record._replace(beat=self._record.beat + 1)
-                    self._store.put(self._key, self._record.content)
+                self._write(self._record._replace(beat=self._record.beat + 1))
             except Exception as e:  # the next beat tries again, and a put reports the same fault
                 _log.debug("refreshing %s: %s", self._store.path_of(self._key), e)
 
+    def _write(self, record: _Record) -> None:
+        """Replace this process's record. Do nothing if it is gone, or another process has taken the key.
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
+        The record may change between the reading and the put, which the bucket then refuses: the next call sees why.
+        """
+        found, version = self._store.record(self._key)
+        if version and found.nonce != self._record.nonce:
+            self._lost = found.name
+        elif version:  # otherwise the bucket has lost its content, and nothing is put there
+            self._store.put_if(self._key, record.content, version)
+            self._record = record
+
+
+def _entry(name: str, about: Mapping[str, Any]) -> Entry:
+    return Entry(name, about["size"], about["last_modified"].timestamp(), False)

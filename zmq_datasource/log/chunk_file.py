@@ -17,7 +17,7 @@ from zmq_datasource.errors import LogError, LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
 from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.layout import Chunk, compact_name
-from zmq_datasource.log.local_files import OpenChunkFiles
+from zmq_datasource.log.local_files import LocalFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
@@ -78,18 +78,18 @@ class ChunkFile:
     Args:
         files: The directory.
         name: Its name until then: hidden, or that of a finished attempt (``staging``).
-        encoder: For an existing file, its encoder after all of its bytes; None for a new file.
+        encoder: Encodes the file.
 
     Attributes:
         size: The bytes on the disk.
     """
 
-    def __init__(self, files: OpenChunkFiles, name: str, encoder: Encoder | None = None) -> None:
+    def __init__(self, files: LocalFiles, name: str, encoder: Encoder | None = None) -> None:
         self._files = files
         self._name = name
         self._encoder = encoder or Encoder()
         self._unwritten: list[Part] = []
-        self.size = 0 if encoder is None else encoder.size
+        self.size = 0
 
     def append(self, batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> None:
         """Add a batch with its checksum and this metadata; ``write`` makes it durable."""
@@ -105,6 +105,11 @@ class ChunkFile:
         if self._unwritten:
             self.size = self._files.write(self._name, self.size, self._unwritten, durably)
         self._unwritten = []
+
+    def rename(self, name: str) -> None:
+        """Force the file to the disk, and give it another name, durably."""
+        self._files.rename(self._name, name)
+        self._name = name
 
     def end(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> None:
         """Write the last batch and the footer. ``put`` follows.

@@ -4,55 +4,48 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
+import filecmp
 import os
-import re
+import random
 import stat
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
 
-from zmq_datasource.errors import DiskFaultError, KeyTakenError, LogLockedError, LogWriteError, OptionError
+from zmq_datasource.errors import DiskFaultError, KeyTakenError, LogLockedError, OptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import (
     MOUNT_AGAIN,
-    add_directory,
     make_directory,
     open_file,
     open_to_read,
     read_file,
     reading,
     sync_directory,
-    sync_file,
     this_process,
     writing,
 )
-from zmq_datasource.log.store import Content, Entry, Holding, Part
+from zmq_datasource.log.store import Content, Entry, Holding
 from zmq_datasource.options.types import LocalPath
 
-_log = logging.getLogger(__name__)
-
 _HIDDEN = "."
-_TEMPORARY = re.compile(r"\.put-[0-9a-f]{32}")
+_TEMPORARY = ".put-"
 # A disk writes a sector as a whole or not at all.
 _SECTOR_BYTES = 512
-_COMPARED_BYTES = 1 << 20
-# Attempts to list a directory. All of its names may disappear during a listing.
-_LISTINGS = 10
 # How often the holder of a key checks its file.
 _CHECK_SECONDS = 1.0
 # flock has no wait with a deadline.
 _LOCK_PAUSE = 0.05  # seconds
-# For a lock on a full disk, where its holder could not write its name.
-_NAMELESS = "a process that could not write its name"
+# The longest pause after which a lock that another process only looks at is tried again. A look takes some µs.
+_LOOK_PAUSE = 0.001  # seconds
 
 
 class DirectoryStore:
@@ -92,56 +85,33 @@ class DirectoryStore:
 
     def create(self, *directories: str) -> None:
         with writing(f"making {self.root}"):
-            make_directory(self.root)
-            for directory in directories:
+            for directory in ("", *directories):
                 make_directory(self.root / directory)
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         directory = self.root / prefix
         try:
-            for _ in range(_LISTINGS):
-                # If two names are added during a scan, it may show only the second one. But it shows every name that
-                # was there before, so names that are newer than a first listing are left out.
-                with reading(directory):
+            with reading(directory):
+                while True:
+                    # If two names are added during a scan, it may show only the second one. But it shows every name
+                    # that was there before, so names that are newer than a first listing are left out.
                     there = [name for name in os.listdir(directory) if _is_listed(name, after)]
-                newest = max(there, default="")
-                found = [entry for entry in self._entries(directory, after) if entry.name <= newest]
-                if found or not there:  # otherwise all names were deleted meanwhile
-                    return found
-            return []
+                    newest = max(there, default="")
+                    found = [entry for entry in _entries(directory, after) if entry.name <= newest]
+                    if found or not there:  # otherwise all names were deleted meanwhile
+                        return found
         except FileNotFoundError:
             self._check_root()
             return []
-
-    def _entries(self, directory: Path, after: str) -> Iterator[Entry]:
-        with reading(directory), os.scandir(directory) as found:
-            for entry in found:
-                if not _is_listed(entry.name, after):
-                    continue
-                try:
-                    is_directory, about = entry.is_dir(), entry.stat()
-                except FileNotFoundError:
-                    if entry.is_symlink():  # a link to nothing is listed, so that opening it fails
-                        yield Entry(entry.name, 0, 0.0, False)
-                    continue  # it was deleted meanwhile
-                if is_directory:
-                    yield Entry(entry.name, 0, 0.0, True)
-                else:
-                    yield Entry(entry.name, about.st_size, about.st_mtime, False)
 
     def find(self, key: str) -> Entry | None:
         path = self.path_of(key)
         try:
             with reading(path):
-                about = os.stat(path)
+                return _entry(os.path.basename(path), os.stat(path))
         except FileNotFoundError:
             self._check_root()
             return None
-        return Entry(os.path.basename(path), about.st_size, about.st_mtime, False)
-
-    def directory_of(self, prefix: str) -> Path:
-        """The directory of the keys with this prefix."""
-        return self.root / prefix
 
     def open(self, key: str, whole: bool = True) -> pa.NativeFile:
         path = self.path_of(key)
@@ -154,77 +124,53 @@ class DirectoryStore:
 
     def put_new(self, key: str, content: Content) -> None:
         path = self.root / key
-        if isinstance(content, Path):
-            self._link_new(content, path)
-            return
-        with self._temporary_file(path, content) as temporary:
+        with self._synced_file(path, content) as file:
             failpoints.reach("log.store.before_link")
-            while not _link(temporary, path):
-                try:
-                    same = _has_content(path, content)
-                except FileNotFoundError as e:
-                    if path.is_symlink():
-                        raise LogWriteError(
-                            f"writing {path}: there is a link, and no file where it leads"
-                        ) from e
-                    continue  # it was deleted, so the name is free again
-                if not same:
-                    raise KeyTakenError(f"writing {path}: there is such a file with other content")
-                sync_file(path)  # the earlier call may have failed before this
-                break
+            try:
+                os.link(file, path)
+            except FileExistsError as e:
+                if not _is_same(file, path):
+                    raise KeyTakenError(f"writing {path}: there is such a file with other content") from e
             failpoints.reach("log.store.after_link")
-
-    def _link_new(self, file: Path, path: Path) -> None:
-        """Link a file of this file system to a second name, which must be free."""
-        with writing(f"writing {path}"):
-            failpoints.reach("log.store.before_link")
-            if not _link(file, path) and not _is_same(file, path):
-                raise KeyTakenError(f"writing {path}: there is such a file with other content")
-            failpoints.reach("log.store.after_link")
-            sync_directory(path.parent)
 
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
         try:
-            with self._temporary_file(path, [content]) as temporary:
+            with self._synced_file(path, [content]) as file:
                 failpoints.reach("log.store.before_rename")
-                os.rename(temporary, path)
+                os.rename(file, path)
                 failpoints.reach("log.store.after_rename")
         except DiskFaultError as e:
-            code = getattr(e.__cause__, "errno", None)
-            if code not in (errno.ENOSPC, errno.EDQUOT):
+            if getattr(e.__cause__, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             with writing(f"writing {path}"):
                 if not _overwrite_in_place(path, content):
                     raise
 
     @contextmanager
-    def _temporary_file(self, path: Path, parts: Sequence[Part]) -> Iterator[Path]:
-        """Write a temporary file beside a path for a block that links or renames it; delete it afterwards."""
-        temporary = path.with_name(f".put-{uuid.uuid4().hex}")
-        with writing(f"writing {path}"):
-            try:
+    def _synced_file(self, path: Path, content: Content) -> Iterator[Path]:
+        """Yield a file with this content, for a block that gives it its name; then force the name to the disk.
+
+        Without a file of the caller it is a temporary one beside its name, which is deleted after the block.
+        """
+        with writing(f"writing {path}"), ExitStack() as stack:
+            if isinstance(content, Path):
+                yield content
+            else:
+                temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+                stack.callback(_remove, temporary)
                 failpoints.reach("log.store.before_write")
-                self._add_directory(path.parent)
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
-                with open(descriptor, "wb") as file:
-                    for part in parts:
+                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
+                    for part in content:
                         file.write(part)
                     file.flush()
                     failpoints.reach("log.store.after_write")
-                    os.fsync(descriptor)
+                    os.fsync(file.fileno())
                     failpoints.reach("log.store.after_sync")
                 yield temporary
-            finally:
-                with suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            stack.close()
             failpoints.reach("log.store.after_unlink")
             sync_directory(path.parent)
-
-    def _add_directory(self, directory: Path) -> None:
-        """Make a missing directory of a key, but not one directly in the root: only ``create`` makes these."""
-        if directory.parent not in (self.root, self.root.parent):
-            add_directory(directory)
 
     def delete(self, key: str) -> None:
         path = self.root / key
@@ -249,11 +195,9 @@ class DirectoryStore:
         the call.
         """
         directory = self.root / prefix
-        with suppress(FileNotFoundError), reading(directory):
-            for name in os.listdir(directory):
-                if _TEMPORARY.fullmatch(name):
-                    with writing(f"deleting {directory / name}"):
-                        (directory / name).unlink(missing_ok=True)
+        with writing(f"cleaning {directory}"):
+            for path in directory.glob(f"{_TEMPORARY}*"):
+                path.unlink(missing_ok=True)
 
     def _check_root(self) -> None:
         """Raise an error if the whole store is away. Called when an object is not found."""
@@ -263,53 +207,37 @@ class DirectoryStore:
     def hold(self, key: str, wait: float, note: str = "") -> DirectoryHold:
         deadline = time.monotonic() + wait
         path = self.root / key
-        warned = False
-        file = self._lock_file(path)
-        try:
-            while not _is_locked(file, path):
-                if not _is_at(file, path):  # its holder has deleted the file
-                    file.close()
-                    file = self._lock_file(path)
-                    continue
-                if time.monotonic() >= deadline:
-                    raise LogLockedError(f"{path} is held by {_name_in(_content(file))}")
-                if not warned:
-                    warned = True
-                    _log.info("%s: another process holds it; waiting for up to %.0f s", path, wait)
-                check_signals()
-                time.sleep(_LOCK_PAUSE)
-            return DirectoryHold(path, file, _sign(file, path, note))
-        except BaseException:
-            file.close()
-            raise
-
-    def _lock_file(self, path: Path) -> IO[bytes]:
-        with writing(f"holding {path}"):
-            self._add_directory(path.parent)
-            # Not in append mode, in which pwrite would write at the end.
-            return open(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE), "r+b", buffering=0)
+        while True:
+            with writing(f"holding {path}"):
+                if (file := _locked_file(path)) is not None:
+                    return DirectoryHold(path, file, note)
+            if time.monotonic() >= deadline:
+                raise LogLockedError(f"{path} is held by {self._read_holding(key).process}")
+            check_signals()
+            time.sleep(_LOCK_PAUSE)
 
     def holder(self, key: str) -> Holding | None:
         path = self.root / key
         try:
-            with reading(path), open(_open_to_lock(path), "rb", buffering=0) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    content = _content(file)
-                    return Holding(_name_in(content), _note_in(content))
+            with reading(path), open(open_file(path), "rb", buffering=0) as file:
+                if not _flock(file, fcntl.LOCK_SH):
+                    return _holding_in(file.read())
         except FileNotFoundError:
             self._check_root()
         return None
 
     def note(self, key: str) -> str:
+        return self._read_holding(key).note
+
+    def _read_holding(self, key: str) -> Holding:
+        """What the last holder of a key has written about itself."""
         path = self.root / key
         try:
             with reading(path):
-                return _note_in(read_file(path))
+                return _holding_in(read_file(path))
         except FileNotFoundError:
             self._check_root()
-        return ""
+        return _holding_in(b"")
 
 
 class DirectoryHold:
@@ -319,10 +247,18 @@ class DirectoryHold:
     the holder writes a signature into the file, and checks it.
     """
 
-    def __init__(self, path: Path, file: IO[bytes], signature: bytes) -> None:
-        self._path, self._file, self._signature = path, file, signature
+    def __init__(self, path: Path, file: IO[bytes], note: str) -> None:
+        self._path, self._file = path, file
         self._next_check = 0.0
         self._lost: str | None = None
+        content = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
+        self._signature: bytes | None = content
+        try:
+            os.pwrite(file.fileno(), content, 0)
+            os.ftruncate(file.fileno(), len(content))
+        except OSError:
+            # The lock holds without the name: a log that has filled its disk must be opened to be emptied.
+            self._signature = None
 
     @property
     def lost(self) -> str | None:
@@ -332,111 +268,85 @@ class DirectoryHold:
             with suppress(OSError):  # the next put reports this fault
                 found = read_file(self._path)
                 if found != self._signature:
-                    self._lost = _name_in(found)
+                    self._lost = _holding_in(found).process
         return self._lost
 
     def release(self) -> None:
         self._file.close()
 
 
-def _is_locked(file: IO[bytes], path: Path) -> bool:
-    """Try to lock a file; return whether this process has the lock of the file that is now at the path."""
-    with writing(f"holding {path}"):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+def _holding_in(content: bytes) -> Holding:
+    name, note, *_ = [*content.decode(errors="replace").split("\n"), ""]
+    return Holding(name or "a process that could not write its name", note)
+
+
+def _locked_file(path: Path) -> IO[bytes] | None:
+    """Open and lock the file at a path, which is made if there is none; None if another process holds it."""
+    while True:
+        with ExitStack() as stack:
+            # Not in append mode, in which pwrite would write at the end.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+            file = stack.enter_context(open(descriptor, "r+b", buffering=0))
+            if not _lock(file):
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    stack.pop_all()
+                    return file
+        # The holder before has deleted the file.
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file; return False if another process holds it.
+
+    ``holder`` asks with a shared lock, because flock has no question that takes none. So a lock that is refused, and is
+    not held by one process alone, is free.
+    """
+    while not _flock(file, fcntl.LOCK_EX):
+        if not _flock(file, fcntl.LOCK_SH):
             return False
-    return _is_at(file, path)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0, _LOOK_PAUSE))  # random, so that two processes do not meet again
+    return True
 
 
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    with suppress(FileNotFoundError), reading(path):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
-
-
-def _sign(file: IO[bytes], path: Path, note: str) -> bytes:
-    """Write this process's name and the note into a locked file; return the content, or nothing if the disk refuses."""
-    content = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
+def _flock(file: IO[bytes], kind: int) -> bool:
     try:
-        # Overwrites the old content, which works on a full disk too.
-        os.pwrite(file.fileno(), content, 0)
-        os.ftruncate(file.fileno(), len(content))
-    except OSError as e:
-        # The lock holds without the name, and a log that has filled its disk must be opened to be emptied.
-        _log.warning("writing the name of this process into the lock %s: %s", path, e.strerror)
-        return b""
-    return content
-
-
-def _content(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read()
-
-
-def _name_in(content: bytes) -> str:
-    return content.decode(errors="replace").partition("\n")[0] or _NAMELESS
-
-
-def _note_in(content: bytes) -> str:
-    return "".join(content.decode(errors="replace").splitlines()[1:2])
-
-
-def _open_to_lock(path: Path) -> int:
-    try:
-        return os.open(
-            path, os.O_RDWR
-        )  # a shared file system does not lock a file that is only open for reading
-    except PermissionError:
-        return os.open(path, os.O_RDONLY)
-    except OSError as e:
-        if e.errno != errno.EROFS:
-            raise
-        return os.open(path, os.O_RDONLY)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_listed(name: str, after: str) -> bool:
     return name > after and not name.startswith(_HIDDEN)
 
 
-def _link(temporary: Path, path: Path) -> bool:
-    """Link a file to its name; return False if the name is taken."""
-    try:
-        os.link(temporary, path)
-    except FileNotFoundError:
-        if not path.exists():
-            raise
-        return False
-    except FileExistsError:
-        return False
-    except OSError as e:
-        if e.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        raise LogWriteError(
-            f"writing {path}: {e.strerror}; the file system must have hard links: set another walLocation"
-        ) from e
-    return True
+def _entries(directory: Path, after: str) -> Iterator[Entry]:
+    with os.scandir(directory) as found:
+        for entry in found:
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                if _is_listed(entry.name, after):
+                    yield _entry(entry.name, entry.stat())
+
+
+def _entry(name: str, about: os.stat_result) -> Entry:
+    if stat.S_ISDIR(about.st_mode):
+        return Entry(name, 0, 0.0, True)
+    return Entry(name, about.st_size, about.st_mtime, False)
 
 
 def _is_same(file: Path, path: Path) -> bool:
-    """Whether both paths name the same file."""
-    return file.exists() and os.path.samefile(file, path)
+    """Whether both files have the same content; False if there is nothing to read at the path."""
+    try:
+        return filecmp.cmp(file, path, shallow=False)
+    except FileNotFoundError:  # it was deleted meanwhile, or is a link that leads nowhere
+        return False
 
 
-def _has_content(path: Path, parts: Sequence[Part]) -> bool:
-    """Whether a file has exactly this content; FileNotFoundError if there is none."""
-    views = [
-        memoryview(part).cast("B") for part in parts
-    ]  # in one format, because views of different formats are never equal
-    with open(open_file(path), "rb") as file:
-        if os.fstat(file.fileno()).st_size != sum(view.nbytes for view in views):
-            return False
-        return all(
-            file.read(len(part := view[begin : begin + _COMPARED_BYTES])) == part
-            for view in views
-            for begin in range(0, view.nbytes, _COMPARED_BYTES)
-        )
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _overwrite_in_place(path: Path, content: bytes) -> bool:
@@ -444,16 +354,10 @@ def _overwrite_in_place(path: Path, content: bytes) -> bool:
 
     On a full disk this lets a reader record that it needs less, so that chunks can be deleted.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        size = max(os.fstat(descriptor).st_size, len(content))
-        if size > _SECTOR_BYTES:
-            return False
-        os.pwrite(descriptor, content.ljust(size), 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return True
+    with suppress(FileNotFoundError), open(path, "r+b", buffering=0) as file:
+        size = max(os.fstat(file.fileno()).st_size, len(content))
+        if size <= _SECTOR_BYTES:
+            file.write(content.ljust(size))
+            os.fsync(file.fileno())
+            return True
+    return False

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,21 +36,28 @@ MOUNT_AGAIN = (
 )
 # Errors that may pass: room is made, files are closed, a file system is mounted or connected again.
 _TRANSIENT = frozenset(
-    {
-        *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS),
-        *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLCK, errno.ENODEV, errno.ENXIO),
-        *(
-            errno.ESTALE,
-            errno.ETIMEDOUT,
-            errno.EHOSTDOWN,
-            errno.EHOSTUNREACH,
-            errno.ENETDOWN,
-            errno.ENETUNREACH,
-        ),
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
-        *((errno.EREMOTEIO,) if sys.platform == "linux" else ()),
-    }
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EMFILE", "ENFILE", "ENOMEM", "EIO", "EREMOTEIO", "EROFS", "EAGAIN"),
+        *("EINTR", "EBUSY", "ENOLCK", "ENODEV", "ENXIO", "ESTALE", "ETIMEDOUT", "EHOSTDOWN"),
+        *("EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED"),
+        "ENOTCONN",
+    )
+    if hasattr(errno, name)  # macOS has no EREMOTEIO
 )
+_ANOTHER_USER = "; set walLocation to a directory that this user can write"
+_NO_HARD_LINKS = "; set walLocation to a directory that this user can write, on a file system with hard links"
+_HINTS = {
+    errno.ENOENT: f". {MOUNT_AGAIN}",
+    errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
+    errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
+    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+    errno.EROFS: _ANOTHER_USER,
+    errno.EACCES: _ANOTHER_USER,
+    errno.EPERM: _NO_HARD_LINKS,
+    errno.EOPNOTSUPP: _NO_HARD_LINKS,
+    errno.ENOSYS: _NO_HARD_LINKS,
+}
 
 
 @contextmanager
@@ -65,22 +71,11 @@ def writing(act: str) -> Iterator[None]:
         DiskFaultError: An error that may pass.
         LogWriteError: Another error.
     """
-    hints = {
-        errno.ENOENT: f". {MOUNT_AGAIN}",
-        errno.ENOSPC: "; free space there, or set a smaller walMaxBytes",
-        errno.EDQUOT: "; raise the quota, or set a smaller walMaxBytes",
-        errno.EMFILE: "; raise the limit of open files (ulimit -n)",
-        errno.EROFS: "; set walLocation to a directory that can be written",
-        errno.EACCES: "; set walLocation to a directory that this user can write",
-        errno.EPERM: "; set walLocation to a directory that this user can write",
-    }
     try:
         yield
     except OSError as e:
-        hint = hints.get(e.errno or 0, "")
-        passes = is_transient(e) or isinstance(e, FileNotFoundError)
-        kind = DiskFaultError if passes else LogWriteError
-        raise kind(f"{act}: {e.strerror or e}{hint}") from e
+        kind = DiskFaultError if is_transient(e) or isinstance(e, FileNotFoundError) else LogWriteError
+        raise kind(f"{act}: {e.strerror or e}{_HINTS.get(e.errno or 0, '')}") from e
 
 
 def this_process() -> str:
@@ -150,24 +145,17 @@ def unreadable(act: str, e: Exception) -> LogError:
 
 def make_directory(path: Path) -> None:
     """Make a directory and all missing parents, durably."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
-    with suppress(PermissionError):  # a user may write to a directory that it may not read
-        sync_directory(path.parent)
+    if not path.is_dir():
+        make_directory(path.parent)
+        add_directory(path)
 
 
 def add_directory(path: Path) -> None:
-    """Make a directory durably, if it is missing. Its parent must be there.
-
-    Raises:
-        FileNotFoundError: The parent is missing.
-    """
-    if path.is_dir():
-        return
-    path.mkdir(mode=0o700, exist_ok=True)
-    sync_directory(path.parent)
+    """Make a directory durably, if it is missing. FileNotFoundError if its parent is missing."""
+    if not path.is_dir():
+        path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(PermissionError):  # a user may write to a directory that it may not read
+            sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:

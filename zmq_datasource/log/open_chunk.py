@@ -303,7 +303,7 @@ class OpenChunkTail:
     """
 
     def __init__(self, storage: LogStorage, first: int) -> None:
-        self._descriptor = storage.open_chunk_files().open(first)
+        self._descriptor = storage.open_chunk_files().open_chunk(first)
         self._read = MAGIC_BYTES
         self._partition = storage.partition
         self._next = self.first = first

@@ -71,7 +71,7 @@ def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastT
         if storage.directory is not None:
             for first in storage.open_chunks():
                 _recover_open_chunk(storage, first, index)
-            storage.open_chunk_files().remove_all()
+            storage.open_chunk_files().remove_hidden()
         with ReaderRecords(storage).exclusive():
             storage.remove_temporaries()
             _check_positions(storage, index.end)
@@ -120,7 +120,7 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> N
     if first < index.end:  # it is sealed already
         return
     path = storage.path_of(open_chunk_name(first))
-    content = storage.open_chunk_files().read(first)
+    content = storage.open_chunk_files().read_chunk(first)
     try:
         groups = read_groups(content, storage.partition, first)
     except DamagedChunkError as e:

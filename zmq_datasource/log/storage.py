@@ -43,7 +43,7 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_partition_name,
 )
-from zmq_datasource.log.local_files import OpenChunkFiles, StagedFiles
+from zmq_datasource.log.local_files import LocalFiles, StagedFiles
 from zmq_datasource.log.store import Content, Hold, Store
 
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
@@ -88,9 +88,7 @@ class LogStorage:
     @property
     def directory(self) -> Path | None:
         """The partition's directory; None in a bucket."""
-        return (
-            self.store.directory_of(str(self.partition)) if isinstance(self.store, DirectoryStore) else None
-        )
+        return self.store.root / str(self.partition) if isinstance(self.store, DirectoryStore) else None
 
     def __repr__(self) -> str:
         return f"LogStorage({self.root!r}, {self.partition})"
@@ -117,9 +115,7 @@ class LogStorage:
 
     def staged_files(self) -> StagedFiles:
         """The files of transactions that are not committed."""
-        if self.directory is None:
-            return StagedFiles(None)
-        return StagedFiles(self.directory, self.log_id_again)
+        return StagedFiles(self.directory)
 
     # The log's id.
 
@@ -328,10 +324,10 @@ class LogStorage:
         if isinstance(self.store, DirectoryStore):
             self.store.uncache(self.key(chunk_name(first)))
 
-    def open_chunk_files(self) -> OpenChunkFiles:
+    def open_chunk_files(self) -> LocalFiles:
         """The files of open chunks, which only a directory has."""
         assert self.directory is not None, "a chunk in a bucket does not grow"
-        return OpenChunkFiles(self.directory)
+        return LocalFiles(self.directory)
 
     def open_chunks(self) -> list[int]:
         """The first ids of the open chunks: at most one, if nothing went wrong."""

@@ -63,7 +63,7 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
     for first in storage.open_chunks():
         path = storage.path_of(open_chunk_name(first))
         with suppress(FileNotFoundError):  # it was sealed meanwhile
-            content = storage.open_chunk_files().read(first)
+            content = storage.open_chunk_files().read_chunk(first)
             try:
                 damaged = read_groups(content, storage.partition, first).damaged
             except DamagedChunkError as e:
