@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.support import batch_of, free_endpoint, keep_handlers, stream_options, wait_for
+from tests.support import batch_of, bind_when_free, free_endpoint, keep_handlers, stream_options, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
@@ -309,10 +310,16 @@ def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: D
             if isinstance(share, LogInputPartition)
         ]
 
-    with querying(log, serveLog=free_endpoint()) as query:
+    endpoint = free_endpoint()
+    with querying(log, serveLog=endpoint) as query:
         start = query.initialOffset()
         end = query.latestOffset(start, ALL)
         shares = elsewhere(query, start, end)
+        (access,) = {share.access for share in shares}
+        assert access is not None
+        assert access.endpoints == (endpoint,)
+        # Nothing that is shown of a task has the secret.
+        assert repr(access.secret) not in repr(shares) + repr(access)
         log.discard(3)
         assert ids(query, shares) == [4, 5, 6, 7, 8, 9]
         counted(query, end, 4)
@@ -322,6 +329,8 @@ def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: D
         unmounted(log.path)
         with pytest.raises(DiskFaultError, match="It was there before"):
             ids(query, shares)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as sock:
+        bind_when_free(sock, endpoint)  # the query's end has freed it
 
 
 def unmounted(path: Path) -> None:

@@ -14,14 +14,12 @@ from tests.support import (
     REPOSITORY,
     Socket,
     bound,
-    free_endpoint,
     keep_handlers,
     stop_sooner,
     stream_options,
     wait_for,
 )
 from zmq_datasource.errors import EndpointError, OptionError
-from zmq_datasource.spark.partition_reader import LogInputPartition, read_log_partition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.transport import opened
 
@@ -54,51 +52,6 @@ def test_local_mode_is_found_on_the_command_line_of_the_jvm(words: list[str], lo
         check=True,
     )
     assert said.stdout == f"{local}\n"
-
-
-def test_a_remote_task_reads_the_same_rows_as_a_local_one(
-    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    where = free_endpoint()
-    reader = ZmqStreamReader(
-        stream_options(connect=endpoint, socketType="PULL", walLocation=tmp_path, serveLog=where)
-    )
-    try:
-        start = reader.initialOffset()
-        reader.latestOffset(start, ALL)  # from here on it receives
-        for number in range(10):
-            push.send(b"%d" % number)
-
-        def all_there() -> dict[str, dict[str, int]] | None:
-            end = reader.latestOffset(start, ALL)
-            return end if end["next"] == 10 else None
-
-        (share,) = reader.partitions(start, wait_for(all_there, "ten messages") or {})
-        assert isinstance(share, LogInputPartition)
-        assert share.access is not None
-        assert share.access.endpoints == (where,)
-        here = [row for batch in reader.read(share) for row in batch.to_pylist()]
-        elsewhere = LogInputPartition(
-            "/not/here", 0, share.pieces, share.rows, share.log_id, True, access=share.access
-        )
-        assert [row for batch in read_log_partition(elsewhere) for row in batch.to_pylist()] == here
-        assert [row["value"] for row in here] == [b"%d" % number for number in range(10)]
-        # Nothing that is shown of a task has the secret.
-        assert share.access.secret.hex() not in repr(share) + caplog.text
-        assert repr(share.access.secret) not in repr(share.access)
-    finally:
-        reader.stop()
-    with zmq.Context() as other, other.socket(zmq.ROUTER) as again:
-        wait_for(lambda: _binds(again, where), "the port to be free")
-
-
-def _binds(sock: Socket, endpoint: str) -> bool:
-    try:
-        sock.bind(endpoint)
-    except zmq.ZMQError:
-        return False
-    return True
 
 
 def test_an_endpoint_in_use_is_an_error(
