@@ -507,7 +507,7 @@ def test_replay_requests_and_replies_are_decoded_by_the_other_side() -> None:
     for with_topic, topic, none in ((True, b"t", b""), (False, None, None)):
         assert read_reply(reply(9, [b"t", b"v"], with_topic)) == Reply(9, topic, b"v")
         assert read_reply(reply(9, [b"v"], with_topic)) == Reply(9, none, b"v")
-        assert read_reply(end_of_replay(with_topic)) == Reply(None, none, b"")
+        assert read_reply(end_of_replay(with_topic)) is None
 
 
 @pytest.mark.parametrize(
@@ -518,12 +518,12 @@ def test_replay_requests_and_replies_are_decoded_by_the_other_side() -> None:
         ([b"", b"", NINE, b"v"], Reply(9, b"", b"v")),
         ([NINE, b"v"], Reply(9, None, b"v")),
         ([b"", NINE, b""], Reply(9, None, b"")),
-        ([b"", END, b""], Reply(None, None, b"")),
-        ([b"", b"", END, b""], Reply(None, b"", b"")),
-        ([b"", b"t", END, b""], Reply(None, b"t", b"")),
+        ([b"", END, b""], None),
+        ([b"", b"", END, b""], None),
+        ([b"", b"t", END, b""], None),
     ],
 )
-def test_replies_of_both_versions_are_read(frames: list[bytes], read: Reply) -> None:
+def test_replies_of_both_versions_are_read(frames: list[bytes], read: Reply | None) -> None:
     assert read_reply(frames) == read
 
 
@@ -554,7 +554,7 @@ def test_any_frames_are_a_reply_or_are_refused(frames: list[bytes]) -> None:
         read = read_reply(frames)
     except UnfitError:
         return
-    assert read.value == frames[-1]
+    assert read is None or read.value == frames[-1]
 
 
 def test_numbers_at_the_ends_of_their_range_are_tracked() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
@@ -377,21 +376,29 @@ def test_memory_is_a_few_hundred_bytes_a_publisher(publishers: int) -> None:
 # Replays.
 
 
-def replay(tracked: SequenceTracker, numbers: Sequence[int], onwards: bool = False) -> list[int]:
-    return [n for n in numbers if tracked.track_replayed(KEY, n, 0, onwards, SequenceFindings())]
+def replay(tracked: SequenceTracker, numbers: Sequence[int]) -> list[int]:
+    return [n for n in numbers if tracked.track_replayed(KEY, n, 0, SequenceFindings())]
 
 
-def test_a_replay_fills_gaps_and_nothing_else() -> None:
+def test_a_replay_fills_gaps_and_goes_on_where_the_live_flow_is() -> None:
     tracked = tracker()
     receive(tracked, 0, 5)
-    assert replay(tracked, range(10)) == [1, 2, 3, 4]
+    assert replay(tracked, range(8)) == [1, 2, 3, 4, 6, 7]
+    assert replay(tracked, range(8)) == []
     assert (tracked.totals.lost, tracked.totals.healed, tracked.totals.late) == (0, 4, 0)
-    assert replay(tracker(), range(10)) == []
+
+
+def test_the_first_number_in_a_gap_that_a_replay_has_left_is_no_restart() -> None:
+    """The publisher no longer has it for a replay, and the live flow has waited with it."""
+    tracked = tracker(Numbering(("publisher",), counts_from=0))
+    replay(tracked, range(3, 6))
+    findings = receive(tracked, 0, 1, 3)
+    assert (findings.restarts, findings.overlapping, missing(tracked)) == ([], [2], [(2, 2)])
 
 
 def test_messages_that_a_replay_brought_first_are_overlapping_in_the_live_flow() -> None:
     tracked = tracker()
-    assert replay(tracked, range(3, 10), onwards=True) == list(range(3, 10))
+    assert replay(tracked, range(3, 10)) == list(range(3, 10))
     findings = receive(tracked, 5, 6, 7, 8, 9, 10, 11)
     assert findings.overlapping == [0, 1, 2, 3, 4]
     assert not findings.duplicates
@@ -401,14 +408,14 @@ def test_messages_that_a_replay_brought_first_are_overlapping_in_the_live_flow()
 
 def test_a_live_flow_that_begins_after_the_replay_has_no_overlap() -> None:
     tracked = tracker()
-    replay(tracked, range(10), onwards=True)
+    replay(tracked, range(10))
     assert not receive(tracked, 10, 11).overlapping
     assert receive(tracked, 0).restarts == [KEY]
 
 
 def test_a_restart_while_the_live_flow_catches_up_is_found() -> None:
     tracked = tracker()
-    replay(tracked, range(10), onwards=True)
+    replay(tracked, range(10))
     findings = receive(tracked, 4, 5, 0, 1)
     assert findings.overlapping == [0, 1]
     assert findings.restarts == [KEY]
@@ -418,17 +425,17 @@ def test_a_replay_from_before_a_restart_does_not_overlap_messages_after_it() -> 
     tracked = tracker(ENDPOINT)
     tracked.connections[KEY] = 1
     receive(tracked, *range(11), 20)
-    replay(tracked, [21], onwards=True)
+    replay(tracked, [21])
     tracked.connections[KEY] = 2
     assert receive(tracked, 12, 13, 14).restarts == [KEY]
-    replay(tracked, [15, 16, 17], onwards=True)
+    replay(tracked, [15, 16, 17])
     findings = receive(tracked, 15, 16, 17, 18)
     assert (findings.overlapping, findings.duplicates) == ([0, 1, 2], [])
 
 
 def test_messages_on_a_new_connection_do_not_overlap_a_replay() -> None:
     tracked = tracker(ENDPOINT)
-    replay(tracked, range(1000), onwards=True)
+    replay(tracked, range(1000))
     tracked.connections[KEY] = 1
     findings = receive(tracked, *range(500))
     assert findings.overlapping == []
@@ -436,30 +443,9 @@ def test_messages_on_a_new_connection_do_not_overlap_a_replay() -> None:
 
 
 def test_what_a_replay_no_longer_has_is_a_gap() -> None:
-    tracked = tracker()
-    tracked.begin(KEY, 0)
-    assert replay(tracked, [3, 4], onwards=True) == [3, 4]
+    tracked = tracker(Numbering(("publisher",), counts_from=0))
+    assert replay(tracked, [3, 4]) == [3, 4]
     assert missing(tracked) == [(0, 2)]
-
-
-@given(st.integers(0, 10), st.integers(0, 30), st.sets(st.integers(0, 29)), st.randoms(use_true_random=False))
-def test_history_the_live_flow_and_a_replay_give_each_message_once(
-    joined: int, replayed_to: int, lost: set[int], chance: random.Random
-) -> None:
-    """History first, then the live flow from somewhere before the end of it, then a replay for the gaps."""
-    tracked, got = tracker(), list[int]()
-    got += replay(tracked, [n for n in range(replayed_to) if n not in lost], onwards=True)
-    live = [n for n in range(min(joined, replayed_to), 31) if n == 30 or chance.random() < 0.7]
-    findings = receive(tracked, *live)
-    got += [n for row, n in enumerate(live) if row not in findings.overlapping]
-    assert not findings.duplicates
-    assert not findings.restarts or 0 in live
-    if not findings.restarts:
-        got += replay(tracked, range(31))
-        assert len(got) == len(set(got))
-        first = tracked.counters[KEY].floor  # older messages are not tracked
-        assert sorted(n for n in got if n >= first) == list(range(first, 31))
-        assert tracked.totals.lost == 0
 
 
 @given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
@@ -489,7 +475,7 @@ def test_a_replay_ahead_and_the_live_flow_in_any_order_give_each_message_once(
         elif step == "ask":
             replies = list(range(tracked.next_number(KEY) or 0, sent))
         elif step == "reply" and replies:
-            got += replay(tracked, [replies.pop(0)], onwards=True)
+            got += replay(tracked, [replies.pop(0)])
     live.append(sent)
     while live:
         receive_live()
@@ -501,7 +487,7 @@ def test_a_replay_ahead_and_the_live_flow_in_any_order_give_each_message_once(
 def test_a_restart_behind_a_proxy_does_not_overlap_a_replay() -> None:
     tracked = tracker()
     receive(tracked, *range(10))
-    replay(tracked, range(10, 20), onwards=True)
+    replay(tracked, range(10, 20))
     findings = receive(tracked, *range(15))
     assert (findings.restarts, findings.overlapping) == ([KEY], [])
 
@@ -509,20 +495,20 @@ def test_a_restart_behind_a_proxy_does_not_overlap_a_replay() -> None:
 def test_a_message_overlaps_a_replay_only_once() -> None:
     tracked = tracker()
     receive(tracked, *range(10))
-    replay(tracked, range(10, 15), onwards=True)
+    replay(tracked, range(10, 15))
     assert receive(tracked, 10, 11, 12).overlapping == [0, 1, 2]
-    replay(tracked, range(15, 20), onwards=True)
+    replay(tracked, range(15, 20))
     assert receive(tracked, 11).duplicates == [0]
 
 
 def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
     tracked, findings = tracker(ENDPOINT), SequenceFindings()
     receive(tracked, 0, 1, 5)
-    replay(tracked, range(6, 20), onwards=True)
+    replay(tracked, range(6, 20))
     tracked.connections[KEY] = 1
     tracked.restart(KEY, 7, findings)
     assert (findings.restarts, [(gap.first, gap.last) for gap in findings.abandoned]) == ([KEY], [(2, 4)])
-    assert replay(tracked, range(8), onwards=True) == list(range(8))
+    assert replay(tracked, range(8)) == list(range(8))
     assert receive(tracked, 6, 7, 8).overlapping == [0, 1]
     assert (tracked.totals.lost, tracked.totals.restarts, tracked.counters[KEY].epoch) == (3, 1, 1)
 
@@ -574,7 +560,7 @@ def test_each_gap_says_when_it_was_noticed() -> None:
     assert noticed(beyond) == [(0, 2, 4)]
     replayed, findings = tracker(), SequenceFindings()
     receive(replayed, 0)
-    replayed.track_replayed(KEY, 5, 11, True, findings)
+    replayed.track_replayed(KEY, 5, 11, findings)
     assert noticed(replayed) == [(1, 4, 11)]
 
 
@@ -621,20 +607,9 @@ def test_announcements_are_tracked_like_messages() -> None:
 
 def test_after_an_announcement_no_replay_is_ahead() -> None:
     tracked = tracker()
-    replay(tracked, range(5), onwards=True)
+    replay(tracked, range(5))
     tracked.announce(KEY, 6, 0)
     assert receive(tracked, 3).duplicates == [0]  # and not overlapping
-
-
-def test_a_counter_begun_by_a_replay_keeps_its_gaps_when_restored() -> None:
-    tracked = tracker()
-    receive(tracked, 0, 3, key=b"other")
-    tracked.begin(KEY, 5)
-    receive(tracked, 7)
-    again = tracker()
-    state.restore(again, saved_by(tracked))
-    assert missing(again) == [(5, 6)]
-    assert missing(again, b"other") == [(1, 2)]
 
 
 def test_a_new_connection_may_be_to_another_publisher() -> None:
@@ -682,7 +657,7 @@ def test_messages_below_a_forgotten_gap_are_late_and_above_it_duplicates() -> No
 
 def test_each_forgotten_counter_is_counted_and_begins_again() -> None:
     tracked = tracker(counters=1)
-    replay(tracked, range(3, 6), onwards=True)
+    replay(tracked, range(3, 6))
     receive(tracked, 1, key=b"other")
     receive(tracked, 5)
     assert tracked.totals.forgotten == 2
@@ -692,14 +667,14 @@ def test_each_forgotten_counter_is_counted_and_begins_again() -> None:
 
 def test_messages_older_than_a_replay_are_late() -> None:
     tracked = tracker()
-    replay(tracked, range(5, 9), onwards=True)
+    replay(tracked, range(5, 9))
     receive(tracked, 3, 4)
     assert tracked.totals.late == 2
 
 
 def test_a_message_that_the_live_flow_repeats_behind_a_replay_is_a_duplicate() -> None:
     tracked = tracker()
-    replay(tracked, range(5, 8), onwards=True)
+    replay(tracked, range(5, 8))
     findings = receive(tracked, 5, 5)
     assert (findings.overlapping, findings.duplicates) == ([0], [1])
     assert tracked.next_number(KEY) == 8
@@ -715,7 +690,7 @@ def test_interleaved_counters_keep_their_places_and_numbers() -> None:
 
 def test_a_replay_crosses_the_wrap_of_a_counter() -> None:
     tracked = tracker(Numbering(("publisher",), end=15, restarts=False))
-    assert replay(tracked, [14, 15, 0, 1], onwards=True) == [14, 15, 0, 1]
+    assert replay(tracked, [14, 15, 0, 1]) == [14, 15, 0, 1]
     assert (tracked.next_number(KEY), len(tracked.gaps)) == (2, 0)
     findings = receive(tracked, 15, 0, 1, 2, 4)
     assert (findings.overlapping, findings.duplicates, missing(tracked)) == ([0, 1, 2], [], [(19, 19)])
@@ -726,7 +701,7 @@ def test_a_replay_keeps_the_bound_of_gaps() -> None:
     tracked, findings = SequenceTracker(ENDPOINT, 1000, 1), SequenceFindings()
     tracked.connections[KEY] = 3
     for number in (0, 2, 4):
-        tracked.track_replayed(KEY, number, 0, True, findings)
+        tracked.track_replayed(KEY, number, 0, findings)
     assert [(gap.first, gap.last) for gap in findings.abandoned] == [(1, 1)]
     assert tracked.is_same_publisher(KEY)
 

@@ -62,9 +62,6 @@ class Filler:
     def finish(self, seconds: float) -> None:
         self.asked.append("finish")
 
-    def hurry_replays(self) -> bool:
-        return False
-
     def is_connected(self) -> bool:
         return True
 

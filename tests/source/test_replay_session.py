@@ -1,362 +1,480 @@
-"""When a session asks for messages, and which replies it believes: without a socket, with a clock."""
+"""Replays in many orders of loss, delay and restarts, from a seed: a session, an intake and a publisher, no sockets.
+
+The publisher keeps its newest messages, and a run of it counts from 0. ``World`` draws what happens next; when all
+works again, ``judge`` compares the rows with what was sent.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import deque
+
 import pytest
 
+from tests.support import stream_options
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.columns import integers_of
-from zmq_datasource.messages.framing.replay import END, request
-from zmq_datasource.options import Numbering
-from zmq_datasource.sequences import Gap, Keys, Sample, SequenceTracker, runs_of
-from zmq_datasource.sequences.tracker import SequenceFindings
+from zmq_datasource.messages.framing.replay import end_of_replay, reply, request
+from zmq_datasource.messages.raw import raw_of
+from zmq_datasource.sequences import Gap
+from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.source.replay_session import ReplaySession
 
 FEED = "tcp://feed:1"
 KEY = FEED.encode()
-TIMEOUT = 10.0
+TIMEOUT = 5.0
 
 
-class Asking:
-    """A session, and the tracker of a live flow that has brought the numbers 0 to 4; at the time 0."""
+class World:
+    """A publisher, its connections, and the receiver of its messages.
 
-    def __init__(self, heard: int = 5, sample: bool = False) -> None:
+    Args:
+        seed: What happens.
+        buffer: How many messages the publisher keeps.
+        options: Options of the source.
+    """
+
+    def __init__(self, seed: int = 0, buffer: int = 1000, **options: str) -> None:
+        self.draw = random.Random(seed)
         self.now = 0.0
+        self._buffer = buffer
+        self._options = stream_options(
+            connect=FEED, framing="vllm", replayEndpoint="tcp://replays:1", onMalformed="keep", **options
+        )
+        self.rows: list[tuple[int, int]] = []  # run and number, as the value says
+        self.numbers: list[int] = []  # as the column says
+        self.given_up: list[Gap] = []
+        self.unheard: set[int] = set()  # given up because no request was answered
+        # The run whose first live message had a higher number than the run before it: that looks like no restart.
+        self.unnoticed = -1
+        self.starts: list[int] = []
+        self._unanswered = 0
+        self.run = -1
+        self.restarts = self.redials = 0
+        self.connection: int | None = None
+        self._connections = 0
+        self.answers = True
+        self.restart_publisher()
+        self._saved = b""
+        self.open()
+
+    # The publisher.
+
+    def restart_publisher(self) -> None:
+        """The publisher ends, and another run starts. What its sockets held is gone."""
+        self.run += 1
+        self.sent = 0
+        self.kept: deque[tuple[int, bytes]] = deque(maxlen=self._buffer)
+        self.live: deque[tuple[int, bytes]] = deque()
+        self.replies: deque[list[bytes]] = deque()
+        self.connection = None
+        self.restarts += 1
+
+    def publish(self, count: int = 1, delivered: bool = True) -> None:
+        for _ in range(count):
+            message = self.sent, b"%d.%d" % (self.run, self.sent)
+            self.kept.append(message)
+            if delivered and self.connection is not None:
+                self.live.append(message)
+            self.sent += 1
+
+    def answer(self) -> None:
+        """The publisher answers what it was asked; its queue may overflow, but not at the first reply."""
+        while self.session.outbox:
+            start = int.from_bytes(self.session.outbox[0][1], "big")
+            assert list(self.session.outbox.popleft()) == request(start)
+            self.starts.append(start)
+            if self.answers:
+                have = [reply(n, [b"t", value], True) for n, value in self.kept if n >= start]
+                self.replies.extend([*have, end_of_replay(True)])
+
+    def lose_replies(self) -> None:
+        """Lose, double and swap some replies behind the first, or all from one on."""
+        first, rest = list(self.replies)[:1], list(self.replies)[1:]
+        end = rest[-1:]
+        rest = [each for each in rest[:-1] if self.draw.random() < 0.8]
+        rest += self.draw.choices(rest, k=min(2, len(rest)))
+        self.draw.shuffle(rest)
+        if self.draw.random() < 0.3:
+            rest, end = rest[: len(rest) // 2], []
+        self.replies = deque([*first, *rest, *end])
+
+    def connect(self) -> None:
+        """The live flow has a new connection. It is assumed that what the former one has brought was received."""
+        if self.session.holds_live and self.live:
+            return
+        self.hear(len(self.live))
+        self._connections += 1
+        self.connection = self._connections
+        self.session.note_live(self.now)
+
+    # The receiver, as ``Receiver`` does it.
+
+    def open(self) -> None:
+        """Start the query, from what its log has."""
         self.counters = SourceCounters()
-        self.tracker = SequenceTracker(Numbering(("endpoint",)), 10, 10)
-        self.it = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters, self.tracker)
-        self.it.reachable = True
-        self.it.silence.restart(self.now)
-        self.live(1)
-        if heard:
-            self.hear(*range(heard))
-        if sample:
-            self.tracker.counters[KEY].sample = Sample.of(4, b"4")
+        self.intake = Intake(self._options, self.counters)
+        assert self.intake.restore(self._saved)
+        tracker = self.intake.tracker
+        assert tracker is not None
+        self.tracker = tracker
+        first = None if self._options.replay_from is None else self._options.replay_from.sequence or 0
+        self.session = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters, tracker, first)
+        self.session.reachable = True
+        self.live.clear()
+        self.replies.clear()
+        self._connections = 0
+        self.connection = None
+        self.session.start(self.now)
 
-    def live(self, connection: int | None) -> None:
-        """Set the connection of the live flow."""
-        self.it.live = connection
-        self.tracker.connections[KEY] = connection or 0
+    def kill_query(self) -> None:
+        """The query dies: the state is that of its last row."""
+        self.open()
 
-    def hear(self, *numbers: int) -> None:
-        """Receive these numbers by the live flow."""
-        self.tracker.track(runs_of(Keys([KEY]), integers_of(numbers)), lambda row: 0)
-        self.it.silence.restart(self.now)
+    def hear(self, count: int) -> None:
+        """The live flow brings messages, unless it waits."""
+        if self.session.holds_live or not self.live:
+            return
+        messages = [self.live.popleft() for _ in range(min(count, len(self.live)))]
+        if (
+            self.rows
+            and self.rows[-1][0] < self.run
+            and messages[0][0] >= (self.tracker.next_number(KEY) or 0)
+        ):
+            self.unnoticed = self.run
+        self.session.note_live(self.now)
+        raw = raw_of([[b"t", n.to_bytes(8, "big"), value] for n, value in messages])
+        batch, _ = self.intake.read(raw, [Arrival(0, len(messages), FEED, self._connections)])
+        self._keep(batch)
 
-    def step(self, live_waits: bool = False) -> list[Gap]:
-        return self.it.step(live_waits, self.tracker.next_number(KEY) or 0, self.now)
+    def reply(self, count: int) -> None:
+        """Replies arrive."""
+        for _ in range(min(count, len(self.replies))):
+            self._unanswered = 0
+            self.session.receive(self.replies.popleft(), self.now)
 
-    def asked(self) -> list[int]:
-        """Take the requests: the sequences from which on they ask."""
-        starts = [int.from_bytes(frames[1], "big") for frames in self.it.outbox]
-        assert list(self.it.outbox) == [request(start) for start in starts]
-        self.it.outbox.clear()
-        return starts
+    def take(self) -> None:
+        """Take the replies, and let the session act."""
+        self.tracker.connections[KEY] = self._connections
+        self.session.live = self.connection
+        replies, restarted = self.session.take(self.now)
+        self._redial()
+        if replies:
+            arrival = Arrival(0, len(replies), FEED, self._connections)
+            self._keep(self.intake.read_replies(replies, arrival, restarted)[0])
+        given_up = self.session.step(bool(self.live), self.now)
+        self.given_up += given_up
+        self._unanswered += self.session.redial  # the request has ended without its end marker
+        if self._unanswered >= 3:
+            self.unheard.update(n for gap in given_up for n in range(gap.first, gap.last + 1))
+        self._redial()
 
-    def reply(self, *numbers: int | None, value: str = "") -> None:
-        """Receive these replies; None is the last reply of a replay."""
-        for number in numbers:
-            frames = (
-                [END, b""] if number is None else [number.to_bytes(8, "big"), f"{value}{number}".encode()]
-            )
-            self.it.receive([b"", *frames], self.now)
+    def _redial(self) -> None:
+        if self.session.redial:
+            self.session.redial = False
+            self.redials += 1
+            self.replies.clear()
 
-    def take(self) -> tuple[list[int | None], bool]:
-        """Take replies, track them, and return them and whether the publisher has restarted."""
-        onwards = self.it.onwards
-        replies, restarted = self.it.take(self.now)
-        if restarted:
-            self.tracker.restart(KEY, 0, SequenceFindings())
-        for reply in replies:
-            assert reply.sequence is not None
-            self.tracker.track_replayed(KEY, reply.sequence, 0, onwards, SequenceFindings())
-        return [reply.sequence for reply in replies], restarted
+    def _keep(self, batch: object) -> None:
+        columns = batch.to_pydict()  # type: ignore[attr-defined]
+        for value, number in zip(columns["value"], columns["sequence"], strict=True):
+            run, _, sent = value.decode().partition(".")
+            self.rows.append((int(run), int(sent)))
+            self.numbers.append(number)
+        if columns["value"]:
+            self._saved = self.intake.state()
 
-    def redials(self) -> bool:
-        """Whether the session asks for a new connection; reset it, as the link does."""
-        redial, self.it.redial = self.it.redial, False
-        return redial
-
-    def times(self, seconds: float) -> list[float]:
-        """The times at which the session asks in the next ``seconds``, if each replay is empty."""
-        asked, end = [], self.now + seconds
+    def run_for(self, seconds: float, tick: float = 0.05) -> None:
+        """Let time pass while everything works."""
+        end = self.now + seconds
         while self.now < end:
-            self.now += 0.5
-            if not self.it.is_due(self.now):
-                continue
-            self.step()
-            asked += [self.now] * len(self.asked())
-            self.reply(None)
-            assert self.take() == ([], False)
-            self.step()
-        return asked
+            self.now += tick
+            self.hear(100)
+            self.answer()
+            self.reply(1000)
+            self.take()
 
-    def lost(self) -> int:
-        return self.tracker.totals.lost
+    # What happens, and what must be true.
+
+    def step(self) -> None:
+        """Something happens."""
+        draw, happens = self.draw, self.draw.random()
+        if happens < 0.25:
+            self.publish(draw.randint(1, 4), delivered=draw.random() < 0.7)
+        elif happens < 0.45:
+            self.hear(draw.randint(1, 3))
+        elif happens < 0.55:
+            self.answer()
+        elif happens < 0.7:
+            self.reply(draw.randint(1, 5))
+        elif happens < 0.85:
+            self.now += draw.choice([0.01, 0.1, 1.0, TIMEOUT])
+        else:
+            self._disturb()
+        self.take()
+
+    def _disturb(self) -> None:
+        match self.draw.randrange(9):
+            case 0 | 1:
+                self.lose_replies()
+            case 2:
+                self.connection = None
+            case 3:
+                self.connect()
+            case 4:
+                self.session.reachable = self.answers = not self.answers
+            case 5:
+                self.session.reconnected(self.now)
+                self.replies.clear()
+            case 6:
+                self.kill_query()
+            case 7:
+                self.session.note_pause(self.now)
+            case 8 if self.draw.random() < 0.5:
+                self.restart_publisher()
+
+    def judge(self) -> None:
+        """When everything works again, each message is a row once, or known to be lost."""
+        self.answers = self.session.reachable = True
+        self.run_for(TIMEOUT + 1)
+        if self.connection is None:
+            self.connect()
+        self.run_for(40)
+        self.publish()
+        self.run_for(3 * TIMEOUT + 5)
+        assert self.numbers == [sent for _, sent in self.rows]
+        assert len(set(self.rows)) == len(self.rows), "a message came twice"
+        runs = [run for run, _ in self.rows]
+        assert runs == sorted(runs), "a message of an earlier run came after a later run's"
+        lost = {n for gap in self.tracker.missing(KEY) for n in range(gap.first, gap.last + 1)}
+        have = {sent for run, sent in self.rows if run == self.run}
+        floor = self.tracker.counters[KEY].floor  # older messages are not tracked
+        assert not have & lost
+        if self.unnoticed != self.run:
+            assert have | lost >= set(range(max(min(have), floor), self.sent)), (
+                "a message is missing, and does not count as lost"
+            )
+        assert self.sent - 1 in have
+        assert all(gap.final for gap in self.tracker.missing(KEY)), "a gap is still asked for"
+        gaps = [gap for gap in self.tracker.gaps if gap.healed is None]
+        assert self.tracker.totals.lost == sum(gap.size for gap in gaps)
+        assert self.tracker.totals.duplicates == 0
+        assert lost & {n for n, _ in self.kept} <= self.unheard, "the publisher has it, and answers"
 
 
-# What follows.
+@pytest.mark.parametrize("replay_from", ["", "earliest", "0"])
+@pytest.mark.parametrize("buffer", [5, 1000])
+def test_in_any_order_of_faults_each_message_is_a_row_once_or_counts_as_lost(
+    buffer: int, replay_from: str
+) -> None:
+    for seed in range(50):
+        world = World(seed, buffer, **({"replayFrom": replay_from} if replay_from else {}))
+        try:
+            for _ in range(world.draw.randint(10, 120)):
+                world.step()
+            world.judge()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+# When it asks.
+
+
+def heard(buffer: int = 1000, **options: str) -> World:
+    """A world whose live flow has brought the numbers 0 to 4; the session has asked for nothing."""
+    world = World(buffer=buffer, **options)
+    world.connect()
+    world.publish(5)
+    world.hear(5)
+    return world
+
+
+def with_gap(buffer: int = 1000) -> World:
+    """A world whose session has asked for the missing numbers 5, 6 and 8."""
+    world = heard(buffer)
+    for delivered in (False, False, True, False, True):
+        world.publish(delivered=delivered)
+    world.hear(2)
+    world.take()
+    return world
+
+
+def asked(world: World, seconds: float) -> list[float]:
+    """The times at which the session asks, while everything works."""
+    times, end = [], world.now + seconds
+    while world.now < end:
+        before = len(world.starts)
+        world.run_for(0.5, tick=0.5)
+        times += [world.now] * (len(world.starts) - before)
+    return times
 
 
 def test_a_silent_feed_is_asked_after_a_second_and_then_more_and_more_rarely() -> None:
-    asking = Asking()
-    assert asking.times(200) == [1, 3, 7, 15, 31, 63, 123, 183]
-    asking.it.silence.restart(asking.now)
-    assert asking.times(5) == [201, 203]
-    asking.it.extend_deadlines(asking.now)  # nothing was received in the meantime: that was no silence
-    assert asking.times(5) == [209]
-    assert asking.it.hurry() is False
-    asking.it.silence.restart(asking.now)
-    assert asking.it.hurry() is True
-    assert asking.times(1) == [210.5]
-    assert asking.it.hurry() is False
+    world = heard()
+    assert asked(world, 130) == [1.5, 4, 8.5, 17, 33.5, 66, 126.5]  # and half a second for each answer
+    world.publish()
+    assert asked(world, 2) == [132]
 
 
-def test_a_publisher_that_is_not_connected_is_not_asked() -> None:
-    asking = Asking()
-    asking.it.reachable = False
-    assert asking.times(100) == []
-    assert asking.it.hurry() is False
+def test_a_pause_of_receiving_is_no_silence() -> None:
+    world = heard()
+    world.now = 10
+    world.session.note_pause(world.now)
+    assert not world.session.is_due(10.9)
+    assert world.session.is_due(11)
 
 
-def test_a_feed_whose_messages_wait_is_not_silent() -> None:
-    asking = Asking()
-    asking.now = 1.0
-    asking.step(live_waits=True)
-    assert asking.asked() == []
-    assert not asking.it.is_due(1.5)
+def test_a_feed_whose_publisher_is_away_or_whose_messages_wait_is_not_asked() -> None:
+    world = heard()
+    world.session.reachable = False
+    assert asked(world, 10) == []
+    world.session.reachable = True
+    world.publish()
+    world.now += 2
+    world.take()
+    assert not world.session.outbox
 
 
-def test_a_request_for_losses_at_the_end_of_a_burst_begins_with_the_sample() -> None:
-    asking = Asking(sample=True)
-    asking.now = 1.0
-    asking.step()
-    assert asking.asked() == [4]
-    asking.reply(4, 5, 6, None)
-    assert asking.take() == ([4, 5, 6], False)
-    assert asking.step() == []
-    assert asking.tracker.next_number(KEY) == 7
-    assert not asking.it.is_due(1.5)
-    assert asking.it.is_due(2.0), "it has brought something, so there may be more"
+def test_a_gap_is_healed_by_one_request_that_takes_nothing_beyond_it() -> None:
+    world = with_gap()
+    world.publish(5)
+    world.answer()
+    world.reply(100)
+    world.take()
+    assert world.starts == [5]
+    assert world.numbers == [0, 1, 2, 3, 4, 7, 9, 5, 6, 8]
+    world.run_for(0.5)
+    assert world.starts == [5]
 
 
-# Gaps.
+def test_requests_for_gaps_have_a_pause_between_them() -> None:
+    world = with_gap()
+    world.run_for(0.05)
+    world.publish(delivered=False)
+    world.publish()
+    world.hear(1)
+    world.take()
+    assert not world.session.outbox
+    world.now += 0.1
+    world.take()
+    assert world.session.outbox
 
 
-def with_gaps() -> Asking:
-    """A session that has asked for the missing numbers 5, 6 and 8."""
-    asking = Asking()
-    asking.hear(7, 9)
-    assert asking.step() == []
-    assert asking.asked() == [5]
-    return asking
+def test_what_the_publisher_no_longer_has_is_given_up_with_the_first_answer() -> None:
+    world = with_gap(buffer=2)
+    world.run_for(0.05)
+    assert [(gap.first, gap.last) for gap in world.given_up] == [(5, 6)]
+    assert world.numbers[-1] == 8
+    assert world.redials == 0
 
 
-def test_a_gap_is_filled_by_one_request() -> None:
-    asking = with_gaps()
-    asking.reply(5, 6, 7, 8, 9, None)
-    assert asking.take() == ([5, 6, 7, 8, 9], False)
-    assert asking.step() == []
-    assert (asking.lost(), asking.tracker.totals.duplicates) == (0, 0)
-    asking.now = 0.9
-    asking.step()
-    assert asking.asked() == []
+def test_gaps_are_given_up_after_three_unanswered_requests_on_new_connections() -> None:
+    world = with_gap()
+    world.answers = False
+    world.run_for(3 * TIMEOUT - 0.5)
+    assert (world.starts, world.redials, world.given_up) == ([5, 5, 5], 2, [])
+    world.run_for(1)
+    assert [(gap.first, gap.last) for gap in world.given_up] == [(5, 6), (8, 8)]
+    world.answers = True
+    world.run_for(10)
+    assert 5 not in world.starts[3:], "what is given up is not asked for again"
 
 
-def test_gaps_are_asked_for_again_as_long_as_each_replay_fills_some() -> None:
-    asking = with_gaps()
-    for sequence, start in ((6, 5), (5, 8)):
-        asking.reply(sequence, None)
-        asking.take()
-        assert asking.step() == []
-        asking.now += 0.2
-        assert asking.step() == []
-        assert asking.asked() == [start]
-    asking.reply(None)
-    asking.take()
-    assert [(gap.first, gap.last) for gap in asking.step()] == [(8, 8)], "a whole replay had nothing of it"
-    assert not asking.redials()
+def test_the_live_flow_waits_for_history_until_a_request_is_unanswered_and_it_has_messages() -> None:
+    world = World(replayFrom="earliest")
+    world.answers = False
+    world.run_for(2 * TIMEOUT + 1)
+    assert (world.starts, world.redials) == ([0, 0, 0], 2)
+    world.publish(3)
+    world.connect()
+    world.publish(2)
+    world.hear(5)
+    assert world.numbers == []
+    world.run_for(TIMEOUT)
+    assert world.numbers == [3, 4]
 
 
-def test_requests_have_a_pause_between_them() -> None:
-    asking = with_gaps()
-    asking.reply(5, None)
-    asking.take()
-    asking.step()
-    assert asking.asked() == []
-    asking.now = 0.1
-    asking.step()
-    assert asking.asked() == [6]
+# Which publisher replies.
 
 
-def test_after_silence_a_request_is_repeated_three_times_on_new_connections() -> None:
-    asking = with_gaps()
-    given_up: list[Gap] = []
-    asked = []
-    while not given_up and asking.now < 100:
-        asking.now += 0.5
-        given_up = asking.step()
-        asked += [(asking.now, start, asking.redials()) for start in asking.asked()]
-    assert asked == [(10.0, 5, True), (20.0, 5, True)]
-    assert asking.now == 30.0
-    assert [(gap.first, gap.last) for gap in given_up] == [(5, 6), (8, 8)]
+@pytest.mark.parametrize("sent", [5, 30])
+def test_another_message_or_none_under_the_last_number_shows_a_restart(sent: int) -> None:
+    world = heard()
+    world.publish(10)
+    world.hear(10)
+    world.restart_publisher()
+    world.publish(sent)
+    world.connect()
+    world.run_for(10)
+    assert world.starts[:3] == [14, 0, sent - 1]
+    assert world.numbers[15:] == list(range(sent))
+    assert (world.tracker.totals.restarts, world.tracker.totals.lost) == (1, 0)
 
 
-def test_a_reply_and_a_pause_extend_the_deadline_of_a_request() -> None:
-    asking = with_gaps()
-    asking.now = 9.0
-    asking.reply(5)
-    asking.now = 18.0
-    assert not asking.it.is_due(asking.now)
-    asking.it.extend_deadlines(asking.now)
-    asking.now = 27.0
-    assert not asking.it.is_due(asking.now)
-    asking.now = 28.0
-    assert asking.it.is_due(asking.now)
-
-
-def test_a_request_that_cannot_be_sent_ends_by_silence() -> None:
-    asking = Asking()
-    asking.hear(7)
-    asking.step()
-    asking.it.blocked()
-    assert not asking.it.outbox
-    asking.now = TIMEOUT
-    asking.step()
-    assert asking.asked() == [5]
-
-
-# Which publisher sent the replies.
-
-
-def test_replies_without_a_request_are_dropped() -> None:
-    asking = Asking()
-    asking.reply(5, 6, None)
-    assert asking.it.pending == 0
-    assert asking.take() == ([], False)
-
-
-def test_replies_are_counted_until_they_are_taken() -> None:
-    asking = with_gaps()
-    asking.reply(5, 6)
-    assert asking.it.pending == 2
-    assert asking.it.pending_bytes > 2
-    asking.take()
-    assert (asking.it.pending, asking.it.pending_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize("what", ["our connection", "the live connection", "a restart"])
-def test_a_request_is_void_after_a_change_of(what: str) -> None:
-    asking = with_gaps()
-    asking.reply(5, 6)
-    if what == "our connection":
-        asking.it.reconnected(asking.now)
-    elif what == "the live connection":
-        asking.live(2)
-    else:
-        asking.hear(0)
-    assert asking.take() == ([], False)
-    assert asking.redials(), "late replies are not taken for new ones"
-    assert asking.it.pending == 0
+def test_the_same_message_on_a_new_connection_shows_no_restart() -> None:
+    world = with_gap()
+    world.connect()
+    world.run_for(10)
+    assert world.starts[:3] == [5, 9, 5], "the gap waits for the comparison"
+    assert sorted(world.numbers) == list(range(10))
+    assert world.tracker.totals.restarts == 0
 
 
 def test_a_replay_with_another_message_on_the_same_connection_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asking = Asking(sample=True)
-    asking.now = 1.0
-    asking.step()
-    asking.asked()
-    asking.reply(4, 5, None, value="another ")
-    assert asking.take() == ([], False)
-    assert asking.redials()
+    world = heard()
+    world.kept = deque((n, b"another") for n in range(10))
+    world.run_for(2)
     assert "repeats sequence 4 with another value" in caplog.text
-    asking.step()
-    assert asking.asked() == []
+    assert (world.numbers, world.redials) == ([0, 1, 2, 3, 4], 1)
 
 
-def reconnected() -> Asking:
-    """A session whose live flow has a new connection, and that has asked onwards."""
-    asking = Asking(sample=True)
-    asking.live(2)
-    asking.now = 1.0
-    asking.step()
-    assert asking.asked() == [4]
-    return asking
+@pytest.mark.parametrize("what", ["our connection", "the live connection", "a restart"])
+def test_a_request_is_void_after_a_change_of(what: str) -> None:
+    world = with_gap()
+    world.answer()
+    if what == "our connection":
+        world.session.reconnected(world.now)
+    elif what == "the live connection":
+        world.connect()
+    else:
+        world.live.append((0, b"1.0"))
+        world.hear(1)
+    rows = len(world.rows)
+    world.reply(100)
+    world.take()
+    assert (len(world.rows), world.redials) == (rows, 1)
+    assert not world.session.replies
 
 
-def test_the_same_message_on_a_new_connection_confirms_the_publisher() -> None:
-    asking = reconnected()
-    asking.reply(4, 5, None)
-    assert asking.take() == ([4, 5], False)
-    assert asking.tracker.is_same_publisher(KEY)
-    assert asking.tracker.totals.restarts == 0
-
-
-def test_another_message_on_a_new_connection_shows_a_restart() -> None:
-    asking = reconnected()
-    asking.reply(4, 5, None, value="another ")
-    assert asking.take() == ([], False)
-    assert asking.redials()
-    assert asking.asked() == [0]
-    asking.reply(0, 1, 2, None)
-    assert asking.take() == ([0, 1, 2], True)
-    assert (asking.tracker.totals.restarts, asking.tracker.next_number(KEY)) == (1, 3)
-
-
-def test_a_publisher_without_the_sample_is_asked_for_all_messages() -> None:
-    asking = reconnected()
-    asking.reply(None)
-    assert asking.take() == ([], False)
-    assert asking.step() == []
-    assert asking.asked() == [0]
-    assert not asking.redials()
-
-
-def test_older_gaps_are_asked_for_only_once_the_publisher_is_confirmed() -> None:
-    asking = Asking(sample=True)
-    asking.hear(7)
-    asking.live(2)
-    asking.step()
-    assert asking.asked() == [4], "what follows the last known message, not the gap"
-    asking.reply(4, 8, None)
-    asking.take()
-    assert asking.tracker.is_same_publisher(KEY)
-    asking.step()
-    asking.now = 0.2
-    asking.step()
-    assert asking.asked() == [5]
-
-
-def test_replies_that_are_not_valid_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    asking = with_gaps()
-    asking.it.receive([b"", b"?"], 0)
-    assert asking.counters.malformed_replies == 1
+def test_replies_without_a_request_and_replies_that_are_not_valid_are_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = heard()
+    world.replies.extend([reply(5, [b"t", b"0.5"], True), [b"", b"?"]])
+    world.reply(2)
+    assert not world.session.replies
+    assert world.counters.malformed_replies == 1
     assert "is not valid" in caplog.text
-    assert asking.it.pending == 0
 
 
-# History.
+def test_pending_replies_are_counted_until_they_are_taken() -> None:
+    world = with_gap()
+    world.answer()
+    world.reply(100)
+    assert len(world.session.replies) == 4  # 5 to 8
+    assert world.session.reply_bytes > 4
+    world.take()
+    assert (world.session.replies, world.session.reply_bytes) == ([], 0)
 
 
-def test_the_live_flow_waits_for_history_until_it_has_come() -> None:
-    asking = Asking(heard=0)
-    asking.it.fetch_history(0, 0)
-    assert asking.asked() == [0]
-    assert asking.it.awaits_history
-    asking.reply(0, 1, None)
-    assert asking.take() == ([0, 1], False)
-    assert asking.step() == []
-    assert not asking.it.awaits_history
-
-
-def test_a_request_for_history_is_repeated_while_the_live_flow_is_silent() -> None:
-    asking = Asking(heard=0)
-    asking.it.fetch_history(0, 0)
-    asking.asked()
-    asking.now = TIMEOUT
-    asking.step(live_waits=False)
-    assert (asking.asked(), asking.redials(), asking.it.awaits_history) == ([0], True, True)
-    asking.now = 2 * TIMEOUT
-    asking.step(live_waits=True)
-    assert (asking.asked(), asking.it.awaits_history) == ([], False)
+def test_a_request_that_cannot_be_sent_is_not_sent_later() -> None:
+    world = with_gap()
+    world.session.blocked()
+    assert not world.session.outbox
+    world.now += TIMEOUT
+    world.take()
+    world.now += 0.2
+    world.take()
+    assert len(world.session.outbox) == 1

@@ -304,10 +304,6 @@ class Acceptor:
         """Cut the log's chunk, which has the committed transactions already."""
         return self._log.cut()
 
-    def hurry_replays(self) -> bool:
-        """Return False: senders repeat by themselves what is not confirmed."""
-        return False
-
     def is_connected(self) -> bool:
         """See ``log.Filler``."""
         return bool(self._open.watch.open_connections().inodes)

@@ -35,7 +35,7 @@ class FillerFacts(NamedTuple):
 
 
 class Filler(Protocol):
-    """Used by one thread in a ``with`` block. Any thread may call ``facts`` and ``hurry_replays`` at any time.
+    """Used by one thread in a ``with`` block. Any thread may call ``facts`` at any time.
 
     Attributes:
         drain_seconds: Limit of the time for which messages on their way are received after a stop.
@@ -68,9 +68,6 @@ class Filler(Protocol):
 
     def finish(self, seconds: float) -> None:
         """Append the last messages, and answer open requests for so many ``seconds``. Called at the end."""
-
-    def hurry_replays(self) -> bool:
-        """Whether requested messages (a replay) may still arrive although the sockets are silent."""
 
     def is_connected(self) -> bool:
         """Whether a socket has a connection, over which messages may come."""

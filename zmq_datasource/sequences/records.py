@@ -262,16 +262,12 @@ class Ahead:
     """A replay is ahead of the live flow, which will bring the same messages once more.
 
     Attributes:
-        expected: The number after the replayed ones.
-        begin: The position of the first replayed message.
-        connection: The live connection at that moment. Only this one brings the messages again.
-        received: The last position that the live flow has brought since; None before.
+        connection: The live connection, which alone brings the messages again.
+        position: From where on it may bring them: after the last message that it has brought.
     """
 
-    expected: int
-    begin: int
     connection: int
-    received: int | None = None
+    position: int
 
 
 @dataclass

@@ -45,7 +45,7 @@ def save(tracker: SequenceTracker) -> SavedTracker:
         numbering=tracker.numbering,
         totals=asdict(tracker.totals),
         names=names,
-        expected=tracker.next_numbers(),
+        expected=list(tracker.expected.values()),
         counters=list(map(tracker.counters.__getitem__, names)),
         gaps=list(tracker.gaps),
         next_gap=tracker.gaps.next_serial,

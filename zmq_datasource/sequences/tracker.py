@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import cast
 
 from msgspec.structs import replace
 
@@ -29,8 +28,7 @@ class SequenceTracker:
     Attributes:
         connections: How many connections each endpoint has had, where messages are counted by endpoint. The receiver
             updates it before each call.
-        expected: The number that each counter expects, the counter that was silent for longest first. None while a
-            replay is ahead of the counter's live flow.
+        expected: The number that each counter expects, the counter that was silent for longest first.
         counters: The other state of each counter.
     """
 
@@ -42,7 +40,7 @@ class SequenceTracker:
         self._max_counters = max_counters
         self._turn = None if numbering.end is None else numbering.end + 1
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
-        self.expected: dict[Key, int | None] = {}
+        self.expected: dict[Key, int] = {}
         self.counters: dict[Key, Counter] = {}
         self._ahead: dict[Key, Ahead] = {}
         # The connection of its endpoint that brought each counter's latest message to this process.
@@ -64,6 +62,8 @@ class SequenceTracker:
             for offset in range(count):
                 if self.expected.get(key) == first + offset:  # as expected, like all that follow in this run
                     self.expected[key] = first + count
+                    if self._ahead:
+                        self._ahead.pop(key, None)  # the live flow has caught up
                     break
                 place = run.place(offset)
                 self._track_one(key, first + offset, place, when(place), findings)
@@ -96,15 +96,16 @@ class SequenceTracker:
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
         gap = self.gaps.find(key, position) if position < expected else None
-        if key in self._ahead and gap is None and self._comes_after_replay(key, position, expected):
-            if position >= self._ahead[key].begin:
+        follows_replay = key in self._ahead and self._follows_replay(key, position, expected)
+        if follows_replay and gap is None:
+            if position >= counter.floor:
                 self.totals.overlapping += 1
                 findings.overlapping.append(row)
             else:  # older than the first message that the publisher had for the replay
                 self.totals.late += 1
         elif position == expected:
             self._expect(key, counter, position + 1)
-        elif self._has_restarted(key, number, position < expected):
+        elif not follows_replay and self._has_restarted(key, number, position < expected):
             self._restart(key, counter, number, when, findings)
         elif position > expected:
             self._add_gap(key, counter, expected, position - 1, when, findings)
@@ -183,13 +184,6 @@ class SequenceTracker:
 
     # Replays.
 
-    def begin(self, key: Key, number: int) -> None:
-        """Add a counter that expects ``number``, unless the counter is known."""
-        if key not in self.expected:
-            self.counters[key] = Counter(number, self.gaps.next_serial)
-            self.expected[key] = number
-            self._move_to_end({key})
-
     def restart(self, key: Key, when: int, findings: SequenceFindings) -> None:
         """Begin an epoch that expects the first number, because a replay has shown that the publisher has restarted."""
         counter = self.counters[key]
@@ -201,39 +195,33 @@ class SequenceTracker:
         """Whether the endpoint's present connection is that of the latest message, or the counter is not known."""
         return key not in self.counters or self._is_on_connection(key)
 
-    def track_replayed(
-        self, key: Key, number: int, when: int, onwards: bool, findings: SequenceFindings
-    ) -> bool:
-        """Track a replayed message.
+    def track_replayed(self, key: Key, number: int, when: int, findings: SequenceFindings) -> bool:
+        """Track a replayed message. The replay may get ahead of the live flow.
 
         Args:
             when: When it was received, in microseconds since the epoch.
-            onwards: Whether the replay may get ahead of the live flow. Otherwise it only fills gaps.
 
         Returns:
-            Whether the message was missing. Otherwise it was received before, or the live flow will bring it.
+            Whether the message is new. Otherwise it was received before.
         """
+        connection = self._connection(key)
         if key not in self.expected:
-            if not onwards:
-                return False
-            self.begin(key, number)
-        expected, counter = self._position_expected(key), self.counters[key]
-        position = self._position(counter, expected, number)
-        gap = self.gaps.find(key, position) if position < expected else None
-        if gap is not None:
-            self._heal(gap, position, when)
-        elif onwards and position >= expected:
-            if position > expected:
-                self._add_gap(key, counter, expected, position - 1, when, findings)
-            connection, ahead = self._connection(key), self._ahead.get(key)
-            begin = position if ahead is None else ahead.begin
-            received = ahead.received if ahead is not None and ahead.connection == connection else None
-            self._expect(key, counter, position + 1)
-            self._ahead[key] = Ahead(number + 1, begin, connection, received)
-            self.expected[key] = None
-            self.note_connection(key)
+            self._add_counter(key, number, when, findings)
+            self._ahead[key] = Ahead(connection, self.counters[key].floor)
         else:
-            return False
+            expected, counter = self._position_expected(key), self.counters[key]
+            position = self._position(counter, expected, number)
+            if position >= expected:
+                if position > expected:
+                    self._add_gap(key, counter, expected, position - 1, when, findings)
+                self._expect(key, counter, position + 1)
+                if key not in self._ahead or self._ahead[key].connection != connection:
+                    self._ahead[key] = Ahead(connection, expected)
+                self.note_connection(key)
+            elif (gap := self.gaps.find(key, position)) is not None:
+                self._heal(gap, position, when)
+            else:
+                return False
         self._move_to_end({key})
         self._forget(findings)
         return True
@@ -244,34 +232,21 @@ class SequenceTracker:
 
     def next_number(self, key: Key) -> int | None:
         """The number that a counter expects; None if the counter is not known."""
-        if key not in self.expected:
-            return None
-        expected = self.expected[key]
-        return self._ahead[key].expected if expected is None else expected
+        return self.expected.get(key)
 
-    def next_numbers(self) -> list[int]:
-        """The numbers that all counters expect, in the order of ``expected``."""
-        numbers = list(self.expected.values())
-        if self._ahead:
-            numbers = list(map(self.next_number, self.expected))
-        return cast("list[int]", numbers)  # only a replay that is ahead leaves a None
+    def _follows_replay(self, key: Key, position: int, expected: int) -> bool:
+        """Whether a message of the live flow is one that the replay has brought or left out.
 
-    def _comes_after_replay(self, key: Key, position: int, expected: int) -> bool:
-        """Whether a message of the live flow is one that the replay has brought, or an older one.
-
-        Otherwise the live flow has caught up, or has changed: it has a new connection, its numbers go back, or it
-        repeats messages from before the replay. Then the replay is no longer ahead.
+        Otherwise the live flow has caught up, or has changed: it has a new connection, or its numbers go back. Then the
+        replay is no longer ahead.
         """
-        ahead = self._ahead[key]
-        if (
-            position < expected
-            and ahead.connection == self._connection(key)
-            and (ahead.received is None or position > ahead.received)
-            and (position >= ahead.begin or position < self.counters[key].floor)
-        ):
-            ahead.received = position
-            return True
-        self.expected[key] = ahead.expected
+        ahead, floor = self._ahead[key], self.counters[key].floor
+        if position < expected and ahead.connection == self._connection(key):
+            if position >= ahead.position:
+                ahead.position = position + 1
+                return True
+            if position < floor == ahead.position:
+                return True
         del self._ahead[key]
         return False
 
@@ -296,9 +271,7 @@ class SequenceTracker:
         return position if self._turn is None else position % self._turn
 
     def _position_expected(self, key: Key) -> int:
-        expected = self.next_number(key)
-        assert expected is not None, key
-        return expected + self.counters[key].turn
+        return self.expected[key] + self.counters[key].turn
 
     def _position(self, counter: Counter, expected: int, number: int) -> int:
         if self._turn is None:

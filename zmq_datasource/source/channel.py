@@ -80,7 +80,6 @@ class Channel:
             except BaseException:
                 self.opened.close(linger=0)
                 raise
-            self.replayer.session.silence.restart(time.monotonic())
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.RCVTIMEO, self._wait_ms)
@@ -105,9 +104,9 @@ class Channel:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
-    def waits_for_history(self) -> bool:
+    def waits_for_replay(self) -> bool:
         """Whether the live flow is not received yet, because a replay brings older messages first."""
-        return self.replayer is not None and self.replayer.session.awaits_history
+        return self.replayer is not None and self.replayer.session.holds_live
 
     def keep_alive(self) -> None:
         """Keep the connections working while nothing is received; call it every few hundred milliseconds.
@@ -123,7 +122,7 @@ class Channel:
             self.replayer.keep_alive()
             if watch.connections != self._known_connections:
                 self._known_connections = watch.connections
-                self.replayer.session.silence.restart(time.monotonic())
+                self.replayer.session.note_live(time.monotonic())
 
     def receive(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
         """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded.
@@ -141,7 +140,7 @@ class Channel:
             now = time.monotonic()
             self._silent_from = now + _SILENT_SECONDS
             if self.replayer is not None:
-                self.replayer.session.silence.restart(now)
+                self.replayer.session.note_live(now)
         if taken.excess:
             self._counters.oversize += 1
             _log.error(
@@ -187,7 +186,9 @@ class Replayer(Link):
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
-        self.session = ReplaySession(str(endpoint), str(connect), timeout, counters, tracker)
+        first = options.replay_from
+        replay_from = None if first is None else tracker.numbering.counts_from or tracker.numbering.start
+        self.session = ReplaySession(str(endpoint), str(connect), timeout, counters, tracker, replay_from)
         super().__init__(spec, self.session, _ask_for_topics)
 
     def keep_alive(self) -> None:
@@ -201,26 +202,24 @@ class Replayer(Link):
         """Receive the replies that are there, at most ``most``, until ``most_bytes`` are pending. Returns how many."""
         session, receive, now = self.session, self.receive, time.monotonic()
         for received in range(most):
-            if session.pending_bytes >= most_bytes or (frames := receive()) is None:
+            if session.reply_bytes >= most_bytes or (frames := receive()) is None:
                 return received
             session.receive(frames, now)
         return most
 
-    def fetch_history(self, start: int) -> None:
-        """See ``ReplaySession.fetch_history``."""
-        self.session.fetch_history(start, time.monotonic())
+    def start(self) -> None:
+        """See ``ReplaySession.start``."""
+        self.session.start(time.monotonic())
         self.send_outbox()
 
     def take(self) -> tuple[Sequence[Reply], bool]:
         """See ``ReplaySession.take``."""
         self.check_connection()
-        taken = self.session.take(time.monotonic())
-        self.send_outbox()
-        return taken
+        return self.session.take(time.monotonic())
 
-    def step(self, live_waits: bool, start: int | None) -> list[Gap]:
-        """See ``ReplaySession.step``."""
-        given_up = self.session.step(live_waits, start, time.monotonic())
+    def step(self, live_waits: bool) -> Sequence[Gap]:
+        """See ``ReplaySession.step``. Call it after each ``take``."""
+        given_up = self.session.step(live_waits, time.monotonic())
         self.send_outbox()
         return given_up
 

@@ -47,7 +47,9 @@ class Incidents:
             self._restarts.warn("a publisher has restarted: %s", self._name(key))
         if self.tracker is not None:
             self._warn_of_duplicates(self.tracker, messages)
-        if not self._options.replay_endpoint:
+        if self._options.replay_endpoint:
+            self.report_lost([gap for gap in findings.abandoned if not gap.final])
+        else:
             self.report_lost(findings.gaps)
 
     def _warn_of_duplicates(self, tracker: SequenceTracker, messages: int) -> None:

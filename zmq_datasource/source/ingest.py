@@ -349,7 +349,7 @@ class Ingest:
     def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
         """Wait until ``timeout`` seconds have passed, no message has come for ``idle_timeout``, or the log is full.
 
-        Then seal. Before silence ends the wait, the publishers are asked for messages after the last one.
+        Then seal.
 
         Returns:
             The durable end of the log.
@@ -361,7 +361,7 @@ class Ingest:
             self._receiving.raise_failure()
             idle_from = time.monotonic() if self.log.fault else max(idle_from, self._receiving.last_received)
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
-            if idle and not self.filler.hurry_replays():
+            if idle:
                 break
             time.sleep(WAIT_MS / 1000)
         # If there are durable messages, do not wait for a full disk: the query reads them, and its commit makes room.

@@ -173,13 +173,12 @@ class Intake(CarriedState):
                     counter.sample = Sample.of(number, fields.values[at].as_py())
 
     def read_replies(
-        self, replies: Sequence[Reply], arrival: Arrival, onwards: bool, restarted: bool
+        self, replies: Sequence[Reply], arrival: Arrival, restarted: bool
     ) -> tuple[pa.RecordBatch, Findings]:
-        """Turn replayed messages into rows, without those that were not missing.
+        """Turn replayed messages into rows, without those that were received before.
 
         Args:
             arrival: When the replies were received, and the endpoint of the publisher's live messages.
-            onwards: Whether the replay may get ahead of the live flow.
             restarted: Whether these replies show that the publisher has restarted.
 
         Returns:
@@ -193,23 +192,21 @@ class Intake(CarriedState):
         if restarted:
             self.tracker.restart(key, timestamp, tracked)
         kept = [
-            reply
-            for reply in replies
-            if reply.sequence is not None
-            and self.tracker.track_replayed(key, reply.sequence, timestamp, onwards, tracked)
+            reply for reply in replies if self.tracker.track_replayed(key, reply.sequence, timestamp, tracked)
         ]
         counter = self.tracker.counters.get(key)
         topic = None if counter is None else counter.topic
         topics = [topic if reply.topic is None else reply.topic for reply in kept]
-        sequences = [reply.sequence for reply in kept if reply.sequence is not None]
+        sequences = [reply.sequence for reply in kept]
         fields = Fields(
             binary_of([reply.value for reply in kept]), binary_of(topics), None, integers_of(sequences)
         )
-        if sequences and counter is not None and sequences[-1] + 1 == self.tracker.next_number(key):
-            counter.sample = Sample.of(sequences[-1], kept[-1].value)
+        for reply in kept:
+            if counter is not None and reply.sequence + 1 == self.tracker.next_number(key):
+                counter.sample = Sample.of(reply.sequence, reply.value)
         messages = [
-            [*([] if reply.topic is None else [reply.topic]), sequence.to_bytes(8, "big"), reply.value]
-            for reply, sequence in zip(kept, sequences, strict=True)
+            [*([] if reply.topic is None else [reply.topic]), reply.sequence.to_bytes(8, "big"), reply.value]
+            for reply in kept
         ]
         origins = self._endpoints([arrival._replace(messages=len(kept))])
         batch = make_batch(self._options.framing, fields, raw_of(messages), [(timestamp, len(kept))], origins)
@@ -233,24 +230,6 @@ class Intake(CarriedState):
             # Without a value in the batch, Arrow's sum is null.
             size = pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
             self._counters.count(batch.num_rows, size)
-
-    def first_sequence(self, endpoint: str) -> int | None:
-        """The first sequence of the history to ask an endpoint's publisher for; None if there is none to ask for.
-
-        It is the number after the last received message, or ``replayFrom`` in a new log.
-        """
-        assert self.tracker is not None, "a replay needs numbered messages"
-        key = endpoint.encode()
-        known = self.tracker.next_number(key)
-        if known is not None:
-            return known
-        wanted = self._options.replay_from
-        if wanted is None:
-            return None
-        if wanted.sequence is None:
-            return self.tracker.numbering.start
-        self.tracker.begin(key, wanted.sequence)
-        return wanted.sequence
 
     # log.CarriedState
 

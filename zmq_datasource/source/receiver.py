@@ -23,7 +23,7 @@ from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
 from zmq_datasource.source.incidents import Incidents
-from zmq_datasource.source.intake import Arrival, Findings, Intake
+from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
@@ -73,7 +73,6 @@ class Receiver:
         self.intake = Intake(options, counters)
         self.channels = make_channels(options, counters, self.intake.tracker, replay_timeout)
         self._incidents = Incidents(options, self.intake.tracker)
-        self._poller: zmq.Poller | None = None
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
@@ -92,41 +91,24 @@ class Receiver:
                 stack.callback(channel.close)
             self._opened = stack.pop_all()
         self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
-        self._ask_for_history()
-        self._watch_sockets()
+        for channel in self.channels:
+            if channel.replayer is not None:
+                channel.replayer.start()
         self._await_peers_until = time.monotonic() + self._options.connect_timeout
         return self
 
     def __exit__(self, *error: object) -> None:
         self._opened.close()
 
-    def _ask_for_history(self) -> None:
-        for channel in self.channels:
-            if channel.replayer is not None:
-                start = self.intake.first_sequence(channel.name)
-                if start is not None:
-                    channel.replayer.fetch_history(start)
-
-    def _watch_sockets(self) -> None:
-        """Make the poller of all sockets, if there are several. It leaves out a live flow that waits for history."""
-        if len(self.channels) == 1 and not self._replayers:
-            return
-        self._poller = zmq.Poller()
-        for channel in self.channels:
-            if not channel.waits_for_history:
-                self._poller.register(channel.socket, zmq.POLLIN)
-        for replayer in self._replayers:
-            self._poller.register(replayer.socket, zmq.POLLIN)
-
     @property
     def pending(self) -> int:
         """The number of messages that were received and not taken yet."""
-        return self._inbox.messages + sum(replayer.session.pending for replayer in self._replayers)
+        return self._inbox.messages + sum(len(replayer.session.replies) for replayer in self._replayers)
 
     @property
     def pending_bytes(self) -> int:
         """The bytes of the pending messages."""
-        return self._inbox.size + sum(replayer.session.pending_bytes for replayer in self._replayers)
+        return self._inbox.size + sum(replayer.session.reply_bytes for replayer in self._replayers)
 
     @property
     def waiting(self) -> bool:
@@ -162,18 +144,20 @@ class Receiver:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         room = min(ROUND_BYTES, self._batch_bytes)
         ready: Container[object] | None = None
-        if self._poller is not None:
-            ready = dict(self._poller.poll(WAIT_MS))
+        if len(self.channels) > 1 or self._replayers:
+            sockets = [channel.socket for channel in self.channels if not channel.waits_for_replay]
+            sockets += [replayer.socket for replayer in self._replayers]
+            ready = set(zmq.select(sockets, [], [], WAIT_MS / 1000)[0])
         received = 0
         for _ in self.channels:
             channel = self.channels[self._turn]
             self._turn = (self._turn + 1) % len(self.channels)
             replayer = channel.replayer
             if ready is not None and replayer is not None and replayer.socket in ready:
-                before = replayer.session.pending_bytes
+                before = replayer.session.reply_bytes
                 received += replayer.receive_replies(most, before + room)
-                room -= replayer.session.pending_bytes - before
-            if room > 0 and (ready is None or (channel.socket in ready and not channel.waits_for_history)):
+                room -= replayer.session.reply_bytes - before
+            if room > 0 and (ready is None or (channel.socket in ready and not channel.waits_for_replay)):
                 before = self._inbox.size
                 messages = channel.receive(self._inbox, most, room, wait=ready is None).messages
                 if messages:
@@ -195,7 +179,7 @@ class Receiver:
             messages = self._inbox.messages
             batch, findings = self.intake.read(self._inbox.hand_over(), arrivals)
             batches.append(batch)
-            self._act_on(findings, messages)
+            self._incidents.act_on(findings, messages)
         for channel in self.channels:
             if channel.replayer is not None:
                 batches += self._take_replayed(channel, channel.replayer)
@@ -209,33 +193,14 @@ class Receiver:
         connection = tracker.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
-        was = replayer.session.awaits_history, replayer.socket
-        onwards = replayer.session.onwards
         replies, restarted = replayer.take()
         if replies:
             arrival = self._arrival(channel, len(replies))
-            batch, findings = self.intake.read_replies(replies, arrival, onwards, restarted)
+            batch, findings = self.intake.read_replies(replies, arrival, restarted)
             batches.append(batch)
-            self._act_on(findings, len(replies))
-        given_up = replayer.step(channel.waiting, self.intake.first_sequence(channel.name))
-        tracker.gaps.mark_final(given_up)
-        self._incidents.report_lost(given_up)
-        if (replayer.session.awaits_history, replayer.socket) != was:
-            self._watch_sockets()
+            self._incidents.act_on(findings, len(replies))
+        self._incidents.report_lost(replayer.step(channel.waiting))
         return batches
-
-    def _act_on(self, findings: Findings, messages: int) -> None:
-        self._incidents.act_on(findings, messages)
-        if self._options.replay_endpoint:
-            self._incidents.report_lost([gap for gap in findings.abandoned if not gap.final])
-
-    def hurry_replays(self) -> bool:
-        """Make replays ask at once for messages after the last one. Returns whether they may bring more messages.
-
-        Any thread may call it.
-        """
-        asking = [replayer.session.hurry() for replayer in self._replayers]  # a list, so that all of them ask
-        return any(asking)
 
     def keep_alive(self) -> None:
         """Keep the connections working while nothing is received; see ``Channel.keep_alive``."""
@@ -269,7 +234,7 @@ class Receiver:
         """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
         self.keep_alive()
         for replayer in self._replayers:
-            replayer.session.extend_deadlines(time.monotonic())
+            replayer.session.note_pause(time.monotonic())
 
     def report_absent(self) -> None:
         """Log, at the end of a read, the endpoints at which no peer has answered."""
@@ -351,10 +316,6 @@ class LogReceiver:
     def is_connected(self) -> bool:
         """See ``Receiver.is_connected``."""
         return self.receiver.is_connected()
-
-    def hurry_replays(self) -> bool:
-        """See ``Receiver.hurry_replays``."""
-        return self.receiver.hurry_replays()
 
     def facts(self) -> FillerFacts:
         """The figures of the receiver as of now."""

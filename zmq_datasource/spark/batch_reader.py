@@ -135,7 +135,7 @@ class ZmqLiveReader(DataSourceReader):
                 if taken:
                     idle_from = now
                 idle = options.idle_timeout is not None and now - idle_from >= options.idle_timeout
-                if idle and not receiver.hurry_replays():
+                if idle:
                     break
                 if receiver.batch_ready or next_id + receiver.pending >= most:
                     messages = self._take(receiver, most - next_id)

@@ -26,9 +26,9 @@ TOPIC_WANTED = b"topic:"
 
 
 class Reply(NamedTuple):
-    """A replayed message; or the end of a replay, if ``sequence`` is None."""
+    """A replayed message."""
 
-    sequence: int | None
+    sequence: int
     topic: bytes | None
     value: bytes
 
@@ -64,8 +64,8 @@ def end_of_replay(with_topic: bool) -> list[bytes]:
     return [b"", *([b""] if with_topic else []), END, b""]
 
 
-def read_reply(frames: list[bytes]) -> Reply:
-    """Decode a reply.
+def read_reply(frames: list[bytes]) -> Reply | None:
+    """Decode a reply; None is the end of a replay.
 
     Raises:
         UnfitError: The frames are not a reply of this protocol.
@@ -78,7 +78,7 @@ def read_reply(frames: list[bytes]) -> Reply:
     if len(number) != 8:
         raise UnfitError(f"the sequence of a reply has {len(number)} bytes, 8 expected")
     if number == END and not value:
-        return Reply(None, topic, value)
+        return None
     sequence = int.from_bytes(number, "big")
     if sequence >= 2**63:
         raise UnfitError(f"the sequence {sequence} is outside 0 to {2**63 - 1}")
