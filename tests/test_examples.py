@@ -114,7 +114,7 @@ def test_a_declarative_pipeline_reads_the_log_and_sends_to_a_consumer(
                     feed.send_json({"city": "Oslo", "temperature": temperature})
                 sealed = 2 * (run + 1)
                 wait_for(
-                    lambda sealed=sealed: list(tmp_path.glob(f"weather/wal/0/*-{sealed:020}.arrow")),
+                    lambda sealed=sealed: list(tmp_path.glob(f"weather/wal/chunks/*-{sealed:020}.arrow")),
                     "a chunk with them",
                     60,
                 )

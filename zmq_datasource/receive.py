@@ -13,7 +13,6 @@ from zmq_datasource.host.locations import check_location
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.readiness import Readiness
 from zmq_datasource.host.signals import StopFlag, forget_signal
-from zmq_datasource.log import PARTITION
 from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
@@ -211,7 +210,7 @@ class _Receiver:
 def _why_full(ingest: Ingest) -> str:
     """Say that the log is full, which reader is furthest behind, and what to do."""
     full = f"{ingest.storage} has reached walMaxBytes, and receiving waits"
-    readers = {name: record.needs(PARTITION) for name, record in ingest.readers.others().items()}
+    readers = {name: record.next for name, record in ingest.readers.others().items()}
     if not readers:
         return (
             f"{full}: no query has read it yet, so nothing is deleted. Start one "

@@ -65,7 +65,7 @@ def test_data_of_an_older_number_is_refused_without_a_file(context: Context, tmp
         attempt = uuid.uuid4().hex
         assert sender.ask("H", "W", attempt=attempt, producer="q")["committed"] == 5
         assert sender.data("q", 4, b"b", attempt=attempt)["kind"] == "X"
-        assert not any((tmp_path / "0" / "staging").iterdir())
+        assert not any((tmp_path / "chunks" / "staging").iterdir())
 
 
 @pytest.mark.parametrize("restarted", [False, True])

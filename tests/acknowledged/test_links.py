@@ -141,15 +141,15 @@ def values(location: Path | str) -> list[bytes]:
 
 
 def chunks(location: Path) -> list[Path]:
-    return sorted((location / "0").glob("[0-9]*.arrow"))
+    return sorted((location / "chunks").glob("[0-9]*.arrow"))
 
 
 def staged(location: Path) -> list[Path]:
-    return list((location / "0" / "staging").iterdir())
+    return list((location / "chunks" / "staging").iterdir())
 
 
 def staged_path(location: Path, attempt: str) -> Path:
-    return location / "0" / "staging" / f"{attempt}.arrow"
+    return location / "chunks" / "staging" / f"{attempt}.arrow"
 
 
 def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_commit_waits_while_the_log_is_away(tmp_path: Path) -> None:
     with Receiver(location) as receiver:
         attempt = receiver.stage(LARGE)
         location.rename(away)
-        (location / "0").mkdir(parents=True)  # the mount point, below the mounted directory
+        (location / "chunks").mkdir(parents=True)  # the mount point, below the mounted directory
         receiver.commit([attempt], LARGE)
         assert receiver.settled() == []
         shutil.rmtree(location)

@@ -168,7 +168,7 @@ class Side:
 
     @property
     def files(self) -> list[str]:
-        return [file.name for file in (self.path / "0" / "staging").iterdir()]
+        return [file.name for file in (self.path / "chunks" / "staging").iterdir()]
 
 
 @pytest.fixture
@@ -245,12 +245,12 @@ def test_the_size_of_staged_attempts_is_known_without_the_disk(
     monkeypatch.setattr(StagedFiles, "size_of", refuse)
     side.data(b"a", b"b")
     assert [type(answer) for answer in [*side.end(2), *side.wait(0)]] == [Staged]
-    (file,) = (side.path / "0" / "staging").iterdir()
+    (file,) = (side.path / "chunks" / "staging").iterdir()
     assert 0 <= side.reception.attempts.staged_bytes - file.stat().st_size <= 4096  # whole blocks
 
 
 def on_disk(side: Side) -> int:
-    return sum(file.stat().st_blocks * 512 for file in (side.path / "0" / "staging").iterdir())
+    return sum(file.stat().st_blocks * 512 for file in (side.path / "chunks" / "staging").iterdir())
 
 
 def test_staged_attempts_are_bounded_on_disk(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_restart_reads_only_the_head_of_each_staged_attempt(tmp_path: Path) ->
     side.data(b"c", attempt=OTHER, number=1)
     side.end(1, attempt=OTHER, number=1)
     side.wait(0)
-    torn = tmp_path / "0" / "staging" / f"{OTHER}.arrow"
+    torn = tmp_path / "chunks" / "staging" / f"{OTHER}.arrow"
     torn.write_bytes(torn.read_bytes()[:-8])
     side = Side(tmp_path)
     assert len(side.files) == 2

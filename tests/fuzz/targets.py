@@ -79,7 +79,7 @@ def framing(data: bytes) -> None:
     messages = messages_of(rest)
     batch, _ = Intake(given, counters).read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     batch.validate(full=True)
-    rows = to_rows(number_rows(batch, 0, 0), include_frames=True)
+    rows = to_rows(number_rows(batch, 0), include_frames=True)
     rows.validate(full=True)
     controls = len(messages) - rows.num_rows
     assert controls >= 0, "a message became two"
@@ -137,7 +137,7 @@ def _open_chunk() -> tuple[bytes, list[bytes]]:
         for begin in range(0, 30, 10):
             log.append(batch_of(values[begin : begin + 10]))
             log.flush().result()
-        content = storage.open_chunk_files().read(0).to_pybytes()
+        content = storage.open_chunk_files().read_chunk(0).to_pybytes()
         log.close()
     return content, values
 
@@ -157,7 +157,7 @@ def _damaged(content: bytes, data: bytes) -> pa.Buffer:
 def open_chunk(data: bytes) -> None:
     """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
     content, values = _open_chunk()
-    groups = read_groups(_damaged(content, data), 0, 0)
+    groups = read_groups(_damaged(content, data), 0)
     read = [value for batch in groups[0] for value in batch.column("value").to_pylist()]
     assert read == values[: len(read)], "other rows than were written"
 
@@ -167,14 +167,14 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     """A chunk of three batches, and its values."""
     values = [b"%d" % number * number for number in range(30)]
     batches = [batch_of(values[begin : begin + 10]) for begin in range(0, 30, 10)]
-    facts = ChunkFacts(0, 0, len(values), times_of(batches), PastTimes(), Incarnations(((0, "fuzz"),)))
+    facts = ChunkFacts(0, len(values), times_of(batches), PastTimes(), Incarnations(((0, "fuzz"),)))
     return b"".join(encode_chunk(batches, facts.to_metadata())), values
 
 
 class _InMemory:
     """A directory of one file."""
 
-    partition, retry_seconds = 0, 0.0
+    retry_seconds = 0.0
 
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content
@@ -228,9 +228,9 @@ def tables(data: bytes) -> None:
     """A value that is a table with any bytes changed, cut anywhere: rows that are sound, or none, and why."""
     content, reader = _table()
     value = _damaged(content, data)
-    message = number_rows(batch_of([value.to_pybytes()]), 0, 0)
+    message = number_rows(batch_of([value.to_pybytes()]), 0)
     unfit: list[UnfitValueError] = []
-    found = list(reader.rows(message, lambda _, __, why: unfit.append(why)))
+    found = list(reader.rows(message, lambda _, why: unfit.append(why)))
     for batch in found:
         batch.validate(full=True)
         assert batch.schema == reader.schema

@@ -27,7 +27,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     before = os.umask(0)
     try:
         place = tmp_path / "place"
-        for path in (place, place / "log", place / "log" / "0"):
+        for path in (place, place / "log", place / "log" / "chunks"):
             path.mkdir()
         yield place
     finally:

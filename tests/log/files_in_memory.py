@@ -1,4 +1,4 @@
-"""A partition's storage that only counts: for what decides about chunks and reads none."""
+"""A storage that only counts: for what decides about chunks and reads none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RecordsInMemory:
     def _all(self) -> dict[str, ReaderRecord]:
         if self.error is not None:
             raise self.error
-        return {name: ReaderRecord({0: needed}, 1e9) for name, needed in self.needs.items()}
+        return {name: ReaderRecord(needed, 1e9) for name, needed in self.needs.items()}
 
     @contextmanager
     def _placing(self) -> Iterator[None]:

@@ -117,8 +117,8 @@ class Machines:
         self.connect = connect
         self.running: list[LogWriter] = []
 
-    def storage(self, partition: int = 0) -> LogStorage:
-        return LogStorage(self.connect(), partition)
+    def storage(self) -> LogStorage:
+        return LogStorage(self.connect())
 
     def writer(self, storage: LogStorage | None = None, wait: float = 0.0, **changes: Any) -> LogWriter:
         settings = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **changes}
@@ -133,7 +133,7 @@ class Machines:
 
     def lose_lock(self) -> None:
         """As a storage that has given the lock to another host, or has lost its object: the writer is not told."""
-        self.connect().delete(f"0/{LOCK_NAME}")
+        self.connect().delete(LOCK_NAME)
 
     def rows(self, retry_seconds: float = 0.0) -> list[tuple[int, bytes]]:
         """What another machine reads."""
@@ -146,7 +146,7 @@ class Machines:
             found += zip(batch.column("id").to_pylist(), batch.column("value").to_pylist(), strict=True)
         return found
 
-    def names(self, prefix: str = "0") -> list[str]:
+    def names(self, prefix: str = "chunks") -> list[str]:
         """What is in a directory of the store."""
         return sorted(entry.name for entry in self.connect().list(prefix))
 

@@ -41,7 +41,7 @@ from zmq_datasource.messages.columns import FRAMING, LOG_SCHEMA, MESSAGE_SCHEMA
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 
-GOLDEN = DATA / "log-format-2"
+GOLDEN = DATA / "log-format-3"
 
 
 @pytest.fixture
@@ -51,19 +51,13 @@ def storage(tmp_path: Path) -> LogStorage:
     return made
 
 
-def partition_of(storage: LogStorage, partition: int) -> LogStorage:
-    made = storage.of(partition)
-    made.open_log()
-    return made
-
-
-def facts(batches: list[pa.RecordBatch], first: int = 0, partition: int = 0, writer: str = "w") -> ChunkFacts:
+def facts(batches: list[pa.RecordBatch], first: int = 0, writer: str = "w") -> ChunkFacts:
     end = first + sum(batch.num_rows for batch in batches)
-    return ChunkFacts(partition, first, end, times_of(batches), PastTimes(), Incarnations(((first, writer),)))
+    return ChunkFacts(first, end, times_of(batches), PastTimes(), Incarnations(((first, writer),)))
 
 
 def put(storage: LogStorage, batches: list[pa.RecordBatch], first: int = 0, writer: str = "w") -> str:
-    return write_chunk(storage, batches, facts(batches, first, storage.partition, writer), {}).name
+    return write_chunk(storage, batches, facts(batches, first, writer), {}).name
 
 
 def write(storage: LogStorage, *sizes: int) -> str:
@@ -92,25 +86,22 @@ def test_a_chunk_is_an_arrow_file_that_others_can_read(storage: LogStorage) -> N
     assert table.column("value").to_pylist() == values(storage, name, 0, 7)
 
 
-def test_the_documented_lines_add_partition_and_id(storage: LogStorage) -> None:
+def test_the_documented_lines_add_the_id(storage: LogStorage) -> None:
     _, lines, _ = (REPOSITORY / "docs" / "log-format.md").read_text().split("```", 2)
-    partition = partition_of(storage, 2)
     for first in (0, 3):
-        put(partition, [batch_of([b"v"] * 3)], first)
+        put(storage, [batch_of([b"v"] * 3)], first)
     found: dict[str, Any] = {}
-    exec(lines.removeprefix("python").replace("/data/wal/weather/0", partition.path_of("")), found)
-    messages = found["messages"].select(["partition", "id", "value"])
-    assert messages.to_pydict() == {"partition": [2] * 6, "id": list(range(6)), "value": [b"v"] * 6}
+    exec(lines.removeprefix("python").replace("/data/wal/weather/chunks", storage.path_of("")), found)
+    messages = found["messages"].select(["id", "value"])
+    assert messages.to_pydict() == {"id": list(range(6)), "value": [b"v"] * 6}
 
 
 def test_rows_have_the_ids_that_the_name_says_and_the_framing(storage: LogStorage) -> None:
     batch = decode_plain(raw_of([[b"topic", b"value %d" % i] for i in range(4)]), [(0, 4)])
     framed = batch.replace_schema_metadata({FRAMING: b"sequenced"})
-    partition = partition_of(storage, 3)
-    name = write_chunk(partition, [framed] * 2, facts([framed] * 2, 7, 3), {b"state": b"x" * 10_000}).name
-    rows = list(read_chunk(partition, name, 9, 13))
+    name = write_chunk(storage, [framed] * 2, facts([framed] * 2, 7), {b"state": b"x" * 10_000}).name
+    rows = list(read_chunk(storage, name, 9, 13))
     assert [row.column("id").to_pylist() for row in rows] == [[9, 10], [11, 12]]
-    assert all(row.column("partition").to_pylist() == [3, 3] for row in rows)
     assert all(row.schema.equals(LOG_SCHEMA) for row in rows)
     assert all(row.schema.metadata == {FRAMING: b"sequenced"} for row in rows)
 
@@ -164,16 +155,13 @@ def test_a_chunk_of_another_writer_is_none_of_the_logs(storage: LogStorage) -> N
         list(read_chunk(storage, name, 0, 5, writer="another"))
 
 
-@pytest.mark.parametrize(("partition", "first"), [(0, 5), (0, 10**19), (1, 0)])
-def test_a_chunk_that_was_renamed_or_copied_to_another_place_is_named(
-    storage: LogStorage, partition: int, first: int
-) -> None:
-    name = write(storage, 5)
-    elsewhere, renamed = partition_of(storage, partition), chunk_name(first)
-    shutil.move(storage.path_of(name), elsewhere.path_of(renamed))
-    with pytest.raises(DamagedChunkError, match="written as the ids 0 to 4 of partition 0") as error:
-        values(elsewhere, renamed, first, first + 5)
-    assert elsewhere.path_of(renamed) in str(error.value)
+@pytest.mark.parametrize("first", [5, 10**19])
+def test_a_chunk_that_was_renamed_is_named(storage: LogStorage, first: int) -> None:
+    name, renamed = write(storage, 5), chunk_name(first)
+    shutil.move(storage.path_of(name), storage.path_of(renamed))
+    with pytest.raises(DamagedChunkError, match="written as the ids 0 to 4; the file was renamed") as error:
+        values(storage, renamed, first, first + 5)
+    assert storage.path_of(renamed) in str(error.value)
 
 
 def test_a_batch_in_the_place_of_another_one_is_damage(storage: LogStorage) -> None:
@@ -242,18 +230,17 @@ def test_the_format_of_a_log_never_changes() -> None:
     storage, begin = LogStorage(str(GOLDEN)), 1_700_000_000_000_000
     assert read_saved_state(storage) == b"two"
     assert read_facts(storage, 4) == ChunkFacts(
-        *(0, 4, 6, Times(begin + 2, begin + 2), PastTimes(1, (begin + 1,))),
+        *(4, 6, Times(begin + 2, begin + 2), PastTimes(1, (begin + 1,))),
         Incarnations(((0, "1f00ba11"), (4, "2f00ba11"))),
     )
 
 
-def test_a_log_of_format_1_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    location = tmp_path / "log"
-    shutil.copytree(DATA / "log-format-1", location)
-    drain = r"log\.json: .* version 1, .* to its end with the release that wrote it; .* walLocation .* new checkpoint"
+def test_a_log_of_an_older_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text('{"format": 2, "log": "0123456789abcdef0123456789abcdef"}')
+    drain = r"log\.json: .* version 2, .* to its end with the release that wrote it; .* walLocation .* new checkpoint"
     for use in (LogStorage.log_id, LogStorage.open_log):
         with pytest.raises(LogFormatError, match=drain):
-            use(LogStorage(str(location)))
+            use(LogStorage(str(tmp_path)))
 
 
 _CUT_WHILE_READ = """

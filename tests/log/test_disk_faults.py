@@ -136,7 +136,7 @@ def test_a_full_disk_holds_a_push_back_and_costs_nothing(context: Context, disk:
         assert ingest.counters.pauses["diskFault"] >= 1
         assert ingest.counters.paused_seconds["diskFault"] > 0
     assert numbers(disk / "log") == list(range(MESSAGES))
-    assert not list((disk / "log" / "0").glob(".*.arrow"))
+    assert not list((disk / "log" / "chunks").glob(".*.arrow"))
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EDQUOT, errno.ESTALE])
@@ -172,14 +172,14 @@ def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -
     store = Full(str(tmp_path))
     reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
     with ThreadPoolExecutor(1) as executor:
-        placed = executor.submit(reader.keep_everything, lambda: {0: log.earliest})
+        placed = executor.submit(reader.keep_everything, lambda: log.earliest)
         wait_for(lambda: store.attempts > 1, "a second attempt")
         wait_for(lambda: log.commit(30) or log.earliest == 20, "room")
         store.has_room.set()
         placed.result(30)
     record = ReaderRecords(LogStorage(str(tmp_path))).read("desk")
     assert record is not None
-    assert record.next == {0: 20}
+    assert record.next == 20
     reader.end()
     log.close()
 
@@ -270,7 +270,7 @@ def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: 
     try:
         push.connect(sides["pull"])
         push.send(b"-1")
-        wait_for(lambda: location.exists() and list(location.glob("0/0*.arrow")), "the first chunk")
+        wait_for(lambda: location.exists() and list(location.glob("chunks/0*.arrow")), "the first chunk")
         blocker = fill_disk(disk)
         with pushing(push) as sent:
             wait_for(lambda: sent() and not push.poll(300, zmq.POLLOUT), "the sender is held back")
@@ -321,7 +321,7 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
     for read in reads:
         with no_free_file(), pytest.raises(DiskFaultError, match="Too many open files"):
             read()
-    share = LogInputPartition(storage.store, 0, [Slice(name, 0, 2)], MessageRows(), "a log", True)
+    share = LogInputPartition(storage.store, [Slice(name, 0, 2)], MessageRows(), "a log", True)
     caplog.set_level(logging.INFO)
     set_up_worker()  # which a process does once, and reads a file for
     with no_free_file() as end, ThreadPoolExecutor() as pool:
@@ -357,7 +357,7 @@ def test_silent_connections_end_no_receiver(limit: str, context: Context, tmp_pa
     try:
         push.connect(endpoint)
         push.send(b"0")
-        wait_for(lambda: list(tmp_path.glob("0/0*.arrow")), "the first chunk")
+        wait_for(lambda: list(tmp_path.glob("chunks/0*.arrow")), "the first chunk")
         silent += [stdlib_socket.create_connection((host, int(port))) for _ in range(100)]
         open_files = Path(f"/proc/{process.pid}/fd")
         wait_for(
@@ -394,7 +394,7 @@ def test_a_proxy_outlives_a_listing_that_fails(
         sealing = (
             threading.current_thread().name == "zmq-log-sealer"
         )  # which lists after its first chunk, too
-        if str(path) == str(tmp_path / "0") and not sealing and len(refused) < 3:
+        if str(path) == str(tmp_path / "chunks") and not sealing and len(refused) < 3:
             refused.append(path)
             raise OSError(errno.EMFILE, "Too many open files")
         return scandir(path)

@@ -21,7 +21,7 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, parse_chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.recovery import open_partition
+from zmq_datasource.log.recovery import open_for_writing
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
@@ -128,7 +128,7 @@ def _all_rows(chunks: Iterable[Counted]) -> Rows:
 
 
 def _is_there(world: World, chunk: Counted) -> bool:
-    held = world.get(f"0/{chunk_name(chunk.first)}")
+    held = world.get(f"chunks/{chunk_name(chunk.first)}")
     return held is not None and held.content == chunk.content
 
 
@@ -146,7 +146,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
     def run(store: Steps) -> None:
         storage = LogStorage(store)
         _retry(tries, lambda: storage.open_log(name))
-        opened = _retry(tries, lambda: open_partition(storage, 0.0, ""))
+        opened = _retry(tries, lambda: open_for_writing(storage, 0.0, ""))
         end, past = opened.chunks.end, opened.past
         incarnations = opened.chunks.incarnations.and_then(end, name, opened.chunks.earliest)
         contents = Contents()
@@ -156,7 +156,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
             first, end = end, end + count
             rows = [b"%s%d.%d" % (name.encode(), number, i) for i in range(count)]
             batches = [batch_of(rows)]
-            facts = ChunkFacts(0, first, end, times_of(batches), past, incarnations)
+            facts = ChunkFacts(first, end, times_of(batches), past, incarnations)
             state = state_metadata(b"", end)
             try:
                 chunk = _retry(tries, lambda: write_chunk(storage, batches, facts, state))  # noqa: B023 - called at once

@@ -108,7 +108,7 @@ def test_a_file_system_that_remembers_that_a_name_was_not_there_hides_nothing_fo
     followed = Followed(anywhere, 5)
     followed.look()
     find, began = followed.store.find, followed.now
-    hidden = f"0/{chunk_name(5)}"
+    hidden = f"chunks/{chunk_name(5)}"
     monkeypatch.setattr(followed.store, "find", lambda key: None if key == hidden else find(key))
     followed.write(1)
     while followed.follower.durable_end < 6:
@@ -233,7 +233,7 @@ def test_an_older_look_does_not_replace_a_newer_one(tmp_path: Path) -> None:
     listed, go_on = threading.Event(), threading.Event()
 
     def slow(verb: str, key: str) -> None:
-        if threading.current_thread() is metrics and key == f"0/{chunk_name(2)}":
+        if threading.current_thread() is metrics and key == f"chunks/{chunk_name(2)}":
             listed.set()
             assert go_on.wait(30)
 

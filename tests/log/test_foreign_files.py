@@ -57,16 +57,16 @@ INSTEAD: dict[str, Callable[[Path], object]] = {
 }
 PLACES = (
     "log.json",
-    "0",
-    f"0/{chunk_name(ROWS // CHUNKS)}",
-    f"0/{chunk_name(2 * ROWS // CHUNKS)}",
-    "0/writer.lock",
+    "chunks",
+    f"chunks/{chunk_name(ROWS // CHUNKS)}",
+    f"chunks/{chunk_name(2 * ROWS // CHUNKS)}",
+    "writer.lock",
     "readers/all.records.lock",
     "readers",
     "readers/billing.json",
     "readers/subscriber.billing.json",
-    "0/staging",
-    f"0/staging/{ATTEMPT}.arrow",
+    "chunks/staging",
+    f"chunks/staging/{ATTEMPT}.arrow",
 )
 # Names that nothing of ours has, though some are much like it.
 STRANGE = (
@@ -103,9 +103,9 @@ def location(tmp_path: Path) -> Path:
     for _ in range(CHUNKS):
         _fill(log, ROWS // CHUNKS)
     log.close()
-    ReaderRecords(storage).write("billing", ReaderRecord({0: 3}, 60.0, begins_here=True))
+    ReaderRecords(storage).write("billing", ReaderRecord(3, 60.0, begins_here=True))
     notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
-    ReaderRecords(storage).write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
+    ReaderRecords(storage).write("subscriber.billing", ReaderRecord(3, 60.0, subscriber=notes))
     storage.staged_files().create()
     storage.staged_files().write(f"{ATTEMPT}.arrow", 0, [b"rows"])
     return tmp_path / "log"
@@ -132,7 +132,7 @@ def _use(location: Path) -> list[str]:
 
     def look() -> None:
         storage = LogStorage(str(location))
-        assert storage.partitions() in ([0], [])
+        storage.chunks()
         ReaderRecords(storage).all()
         read_positions(storage, ROWS)
         storage.open_chunks()
@@ -172,7 +172,7 @@ def test_a_foreign_file_is_an_error_that_names_it(
 
 def test_strange_names_are_as_if_they_were_not_there(location: Path) -> None:
     made = []
-    for directory in (location, location / "0", location / "readers", location / "0" / "staging"):
+    for directory in (location, location / "chunks", location / "readers", location / "chunks" / "staging"):
         for name in STRANGE:
             if directory.name == "readers" and name.endswith(b".json"):
                 continue  # any name is a reader's
@@ -190,7 +190,7 @@ def test_strange_names_are_as_if_they_were_not_there(location: Path) -> None:
 def test_a_log_may_be_reached_by_links(location: Path, tmp_path: Path) -> None:
     """A chunk on another disk, and the whole log by another name."""
     (tmp_path / "other").mkdir()
-    for chunk in list((location / "0").glob("*.arrow")):
+    for chunk in list((location / "chunks").glob("*.arrow")):
         shutil.move(chunk, tmp_path / "other" / chunk.name)
         chunk.symlink_to(tmp_path / "other" / chunk.name)
     (tmp_path / "link").symlink_to(location)

@@ -181,7 +181,7 @@ def test_a_position_is_not_recorded_where_the_log_is_not(tmp_path: Path, left: L
     held = Reader(LogStorage(str(place.path)), "desk", 1e9)
     place.goes()
     with pytest.raises(DiskFaultError, match="Mount or restore it"):
-        held.move({0: 1}, lazily=False)
+        held.move(1, lazily=False)
     assert place.files == []
     held.end()
 

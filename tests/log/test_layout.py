@@ -9,7 +9,6 @@ from zmq_datasource.log.layout import (
     open_chunk_name,
     parse_chunk_name,
     parse_open_chunk_name,
-    parse_partition_name,
 )
 
 
@@ -35,8 +34,6 @@ def test_names_that_are_not_chunks_are_recognised(name: str) -> None:
     assert parse_chunk_name(name) is None
 
 
-def test_an_open_chunk_and_a_partition() -> None:
+def test_an_open_chunk() -> None:
     assert parse_open_chunk_name(open_chunk_name(5)) == 5
     assert parse_open_chunk_name(chunk_name(5)) is None
-    partitions = {"0": 0, "7": 7, "10": 10, "07": None, "": None, "-1": None, "x": None, "9" * 11: None}
-    assert {name: parse_partition_name(name) for name in partitions} == partitions

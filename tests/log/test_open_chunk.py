@@ -13,7 +13,7 @@ import pytest
 from tests.support import at_failpoints, batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
 from zmq_datasource.log import directory_store, local_files
-from zmq_datasource.log.layout import chunk_name, open_chunk_name
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.local_files import LocalFiles
 from zmq_datasource.log.open_chunk import OpenChunkTail
 from zmq_datasource.log.state import read_saved_state
@@ -62,19 +62,7 @@ def test_flushed_messages_survive_a_kill_and_the_next_writer_seals_them(tmp_path
     append(again, b"d")
     again.close()
     assert log_rows(left).column("value").to_pylist() == [b"a", b"b", b"c", b"d"]
-    assert not list(left.glob("0/.open*"))
-
-
-def test_an_open_chunk_that_was_copied_to_another_place_is_named(tmp_path: Path) -> None:
-    log = writer(tmp_path / "log")
-    append(log, b"a")
-    left = crash(tmp_path / "log", tmp_path / "left")
-    log.close()
-    (left / "1").mkdir()
-    shutil.move(left / "0" / open_chunk_name(0), left / "1" / open_chunk_name(0))
-    elsewhere = LogStorage(str(left), 1)
-    with pytest.raises(DamagedChunkError, match=r"/1/\.open.* was written as the ids 0 to 0 of partition 0"):
-        LogWriter(elsewhere, chunk_bytes=1 << 30, max_bytes=1 << 30).open()
+    assert not list(left.glob("chunks/.open*"))
 
 
 def damaged(path: Path) -> Path:
@@ -84,7 +72,7 @@ def damaged(path: Path) -> Path:
         append(log, value)
     left = crash(path / "log", path / "left")
     log.close()
-    file = next(left.glob("0/.open*"))
+    file = next(left.glob("chunks/.open*"))
     content = bytearray(file.read_bytes())
     content[content.index(b"second-value")] ^= 1
     file.write_bytes(content)
@@ -96,7 +84,7 @@ def test_a_changed_byte_before_published_groups_is_damage(tmp_path: Path) -> Non
     for _ in range(2):  # and it stays one
         with pytest.raises(DamagedChunkError, match=r"ids from 1 on are not .* up to 2, are: .* rename it"):
             writer(left)
-    assert len(list(left.glob("0/.open*"))) == 1
+    assert len(list(left.glob("chunks/.open*"))) == 1
 
 
 def after_a_hole(path: Path) -> Path:
@@ -108,7 +96,7 @@ def after_a_hole(path: Path) -> Path:
     append(log, b"3", b"4")
     left = crash(path / "log", path / "left")
     log.close()
-    (left / "0" / chunk_name(1)).unlink()
+    (left / "chunks" / chunk_name(1)).unlink()
     return left
 
 
@@ -121,7 +109,7 @@ def test_an_open_chunk_after_a_hole_is_refused(tmp_path: Path) -> None:
             match=r"open-0*3\.arrow: it holds the ids 3 to 4, .* ids 1 to 2 are missing\. Restore them",
         ):
             writer(left)
-    file = next(left.glob("0/.open*"))
+    file = next(left.glob("chunks/.open*"))
     file.write_bytes(b"")  # nothing of it had come to the disk
     with pytest.raises(LogFormatError, match=r"it begins at id 3, .* ids 1 to 2 are missing"):
         writer(left)
@@ -206,7 +194,7 @@ def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
     assert read_saved_state(LogStorage(str(tmp_path))) == b'{"messages": 50}'
     log.close()
     assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
-    assert not list(tmp_path.glob("0/.open*"))
+    assert not list(tmp_path.glob("chunks/.open*"))
 
 
 @pytest.mark.parametrize("groups", [1, 300])

@@ -106,7 +106,7 @@ def values(it: ZmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> l
 
 
 def chunks(location: Path) -> list[Path]:
-    return [location / "0" / chunk_name(chunk.first) for chunk in LogStorage(str(location)).chunks()]
+    return [location / "chunks" / chunk_name(chunk.first) for chunk in LogStorage(str(location)).chunks()]
 
 
 # Where a query begins.
@@ -127,7 +127,7 @@ def test_a_full_log_names_the_reader_that_needs_it(
     try:
         push.send(b"x" * 60_000)
         wait_for(lambda: "no query has read it yet" in caplog.text, "the warning")
-        ReaderRecords(LogStorage(str(tmp_path))).write("slow", ReaderRecord({0: 0}, 1e9))
+        ReaderRecords(LogStorage(str(tmp_path))).write("slow", ReaderRecord(0, 1e9))
         wait_for(lambda: "reader slow still needs the messages from id 0" in caplog.text, "the slow reader")
         assert f"zmq-datasource log readers drop {tmp_path} slow" in caplog.text
     finally:
@@ -188,7 +188,7 @@ def test_a_query_that_continues_under_another_name_keeps_its_messages(tmp_path: 
         end = it.latestOffset(begin, ALL)
     with reader(tmp_path, reader="renamed") as it:  # the batch was planned, not committed
         shares = it.partitions(begin, end)
-        ReaderRecords(LogStorage(str(tmp_path))).write("query", ReaderRecord({0: 5}))
+        ReaderRecords(LogStorage(str(tmp_path))).write("query", ReaderRecord(5))
         log.commit(5)
         assert [batch.num_rows for share in shares for batch in it.read(share)] == [1] * 5
     log.close()
@@ -329,7 +329,7 @@ def test_a_position_that_the_disk_refuses_is_tried_again_in_a_while(
         with monkeypatch.context() as fault:
             fault.setattr(ReaderRecords, "write", refuse)
             for number in range(10):
-                position.move({0: number}, lazily=True)
+                position.move(number, lazily=True)
         assert (len(attempts), caplog.text.count("recording the position")) == (1, 1)
     finally:
         position.end()

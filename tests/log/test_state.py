@@ -54,7 +54,7 @@ def writer(location: Path, carried: Any, **options: Any) -> LogWriter:
 def put(location: Path, first: int, rows: pa.RecordBatch, state: dict[bytes, bytes]) -> None:
     """A chunk with this entry for the state."""
     end = first + rows.num_rows
-    facts = ChunkFacts(0, first, end, times_of([rows]), PastTimes(), Incarnations(((first, "w"),)))
+    facts = ChunkFacts(first, end, times_of([rows]), PastTimes(), Incarnations(((first, "w"),)))
     write_chunk(LogStorage(str(location)), [rows], facts, state)
 
 
@@ -63,7 +63,7 @@ def saved(location: Path) -> bytes:
 
 
 def newest(location: Path) -> Path:
-    return max((location / "0").glob("[0-9]*.arrow"))
+    return max((location / "chunks").glob("[0-9]*.arrow"))
 
 
 def test_a_log_of_a_writer_without_a_state_keeps_nothing(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_change_without_a_row_is_stored_with_the_next_row(tmp_path: Path) -> N
     log.append(batch_of([b"v"]))
     log.close()
     assert saved(tmp_path) == b"two"
-    assert {path.suffix for path in (tmp_path / "0").iterdir()} == {".arrow", ".lock"}
+    assert {path.suffix for path in (tmp_path / "chunks").iterdir()} == {".arrow"}
 
 
 def test_a_state_is_that_of_the_cut_also_if_it_changes_during_the_write(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_older_chunk_is_not_taken_for_the_newest(tmp_path: Path) -> None:
     log = writer(tmp_path, Carrying("one"))
     log.append(batch_of([b"v"]))
     log.close()
-    shutil.copy(newest(tmp_path), tmp_path / "0" / chunk_name(1))
+    shutil.copy(newest(tmp_path), tmp_path / "chunks" / chunk_name(1))
     with pytest.raises(DamagedChunkError, match=chunk_name(1)):
         saved(tmp_path)
 

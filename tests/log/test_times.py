@@ -36,7 +36,7 @@ def written(location: Path, *chunks: list[int]) -> LogStorage:
 
 def facts(first: int, times: list[int], past: PastTimes) -> ChunkFacts:
     rows = [batch_of([b"v"], at) for at in times]
-    return ChunkFacts(0, first, first + len(times), times_of(rows), past, Incarnations(((0, "w"),)))
+    return ChunkFacts(first, first + len(times), times_of(rows), past, Incarnations(((0, "w"),)))
 
 
 def since(storage: LogStorage, time: int) -> int | None:

@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from zmq_datasource.errors import (
     LogWriteError,
 )
 from zmq_datasource.log import directory_store
-from zmq_datasource.log.reader import end_within_bytes, read_index, read_slices, slices
+from zmq_datasource.log.reader import end_within_bytes, read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
@@ -88,7 +87,7 @@ def test_a_torn_chunk_that_was_forced_to_the_disk_is_left_where_it_is(tmp_path: 
     log = writer(tmp_path)
     fill(log, 10)
     log.close()
-    path = next((tmp_path / "0").glob("*.arrow"))
+    path = next((tmp_path / "chunks").glob("*.arrow"))
     os.truncate(path, 100)
     with pytest.raises(DamagedChunkError):
         writer(tmp_path)
@@ -145,31 +144,6 @@ def test_a_writer_that_is_not_closed_keeps_the_lock(tmp_path: Path) -> None:
         writer(tmp_path)
 
 
-def test_a_log_has_a_writer_for_each_of_its_partitions(tmp_path: Path) -> None:
-    root = LogStorage(str(tmp_path))
-    logs = [LogWriter(root.of(n), chunk_bytes=1 << 20, max_bytes=1 << 30) for n in range(3)]
-    with ThreadPoolExecutor() as pool:  # the first one creates the log
-        list(pool.map(LogWriter.open, logs))
-    assert len({log.log_id for log in logs}) == 1
-    for n, log in enumerate(logs):
-        for _ in range(2):
-            fill(log, 5 + n)
-        assert log.durable_end == 2 * (5 + n)
-    logs[1].commit(12)
-    assert [log.earliest for log in logs] == [0, 6, 0]
-    with pytest.raises(LogLockedError):
-        LogWriter(root.of(2), chunk_bytes=1, max_bytes=1).open()
-    for log in logs:
-        log.close()
-    assert root.partitions() == [0, 1, 2]
-    for n in range(3):
-        storage = root.of(n)
-        index = read_index(storage)
-        rows = pa.Table.from_batches(read_slices(storage, slices(index.covering(0, index.end), 0, index.end)))
-        assert set(rows.column("partition").to_pylist()) == {n}
-        assert rows.column("id").to_pylist() == list(range(index.earliest, index.end))
-
-
 def test_a_writer_that_is_just_stopping_is_waited_for(tmp_path: Path) -> None:
     first = writer(tmp_path)
     second = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1, max_bytes=1)
@@ -185,7 +159,7 @@ def test_a_writer_that_is_just_stopping_is_waited_for(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("{", "reading"),
-        ('{"format": 3, "log": "x"}', "format version 3.* the release that wrote it"),
+        ('{"format": 2, "log": "x"}', "format version 2.* the release that wrote it"),
         ("[1]", "not the description of a log"),
     ],
 )
@@ -204,14 +178,14 @@ def test_chunks_without_their_log_json_are_refused(tmp_path: Path) -> None:
     log.close()
     (tmp_path / "log.json").unlink()
 
-    says = rf"{tmp_path}.*log.json is missing.*ids from 0 on.*Restore log.json"
+    says = rf"{tmp_path}.*log.json is missing.*begins at id 0.*Restore log.json"
     with pytest.raises(LogFormatError, match=says):
         writer(tmp_path)
     with pytest.raises(LogFormatError, match=r"log\.json is missing"):
         LogStorage(str(tmp_path)).log_id()
     assert not (tmp_path / "log.json").exists()
 
-    (tmp_path / "log.json").write_text(f'{{"format": 2, "log": "{log_id}"}}')
+    (tmp_path / "log.json").write_text(f'{{"format": 3, "log": "{log_id}"}}')
     again = writer(tmp_path)
     assert again.log_id == log_id
     again.close()
@@ -335,5 +309,5 @@ def test_a_writer_that_takes_over_forces_the_names_of_chunks_to_the_disk(
 
     monkeypatch.setattr(os, "fsync", fsync)
     log = writer(tmp_path)
-    assert (tmp_path / "0").stat().st_ino in forced
+    assert (tmp_path / "chunks").stat().st_ino in forced
     log.close()

@@ -32,7 +32,6 @@ def stream(table: pa.Table | pa.RecordBatch, **options: Any) -> bytes:
 def log_of(*values: bytes | None) -> pa.RecordBatch:
     count = len(values)
     columns = {
-        "partition": pa.array([3] * count, pa.int32()),
         "id": pa.array(range(count), pa.int64()),
         "topic": pa.array([f"t{i}" for i in range(count)]),
         "value": pa.array(values, pa.binary()),
@@ -48,9 +47,9 @@ class Reading:
     """The rows that are read from values, and the reasons why values do not fit."""
 
     def __init__(self, schema: pa.Schema, *values: bytes | None, permissive: bool = False) -> None:
-        self.why: list[tuple[int, int, str]] = []
+        self.why: list[tuple[int, str]] = []
         reader = ArrowValues(schema, permissive)
-        self.batches = list(reader.rows(log_of(*values), lambda p, i, e: self.why.append((p, i, str(e)))))
+        self.batches = list(reader.rows(log_of(*values), lambda i, e: self.why.append((i, str(e)))))
         for batch in self.batches:
             batch.validate(full=True)
             assert batch.schema == schema
@@ -100,8 +99,8 @@ def test_columns_of_the_message_can_be_selected() -> None:
     assert Reading(schema, stream(table), stream(table)).rows == [
         {"x": x, "_id": i, "_topic": f"t{i}", "_timestamp": when} for i in (0, 1) for x in (1, 2)
     ]
-    alone = pa.schema([("_sequence", pa.int64()), ("_partition", pa.int32())])
-    assert Reading(alone, stream(table)).rows == [{"_sequence": 100, "_partition": 3}] * 2
+    alone = pa.schema([("_sequence", pa.int64()), ("_id", pa.int64())])
+    assert Reading(alone, stream(table)).rows == [{"_sequence": 100, "_id": 0}] * 2
     with pytest.raises(ValueError, match="column '_id' has type string"):
         ArrowValues(pa.schema([("_id", pa.string())]), False)
 
@@ -180,8 +179,8 @@ def test_a_column_that_cannot_be_cast_safely_does_not_fit(
     value = stream(pa.table({"x": given}))
     found = Reading(pa.schema([("x", wanted)]), value)
     assert found.rows == []
-    ((partition, id_, text),) = found.why
-    assert (partition, id_) == (3, 0)
+    ((id_, text),) = found.why
+    assert id_ == 0
     assert why in text
     kept = Reading(pa.schema([("x", wanted), ("_corrupt_record", pa.binary())]), value, permissive=True)
     assert kept.rows == [{"x": None, "_corrupt_record": value}]
@@ -191,15 +190,15 @@ def test_a_column_is_found_by_its_name_and_must_be_unique() -> None:
     schema = pa.schema([("x", pa.int64())])
     more = pa.table({"y": ["other"], "x": [5]})
     assert Reading(schema, stream(more)).rows == [{"x": 5}]
-    assert "0 columns 'x'" in Reading(schema, stream(pa.table({"y": [1]}))).why[0][2]
+    assert "0 columns 'x'" in Reading(schema, stream(pa.table({"y": [1]}))).why[0][1]
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    assert "2 columns 'x'" in Reading(schema, stream(twice)).why[0][2]
+    assert "2 columns 'x'" in Reading(schema, stream(twice)).why[0][1]
 
 
 def test_a_null_in_a_not_null_column_does_not_fit() -> None:
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
     assert Reading(schema, stream(pa.table({"x": [1]}))).rows == [{"x": 1}]
-    assert "NOT NULL" in Reading(schema, stream(pa.table({"x": [1, None]}))).why[0][2]
+    assert "NOT NULL" in Reading(schema, stream(pa.table({"x": [1, None]}))).why[0][1]
     with pytest.raises(ValueError, match="leave out NOT NULL, or set mode"):
         ArrowValues(schema, True)
 
@@ -234,7 +233,7 @@ def nested(kind: pa.DataType, value: Any) -> bytes:
 def test_a_null_is_found_at_any_depth(value: bytes, wanted: pa.Field) -> None:
     found = Reading(pa.schema([wanted]), value)
     assert not found.batches
-    assert re.search("NOT NULL|non-nullable", found.why[0][2])
+    assert re.search("NOT NULL|non-nullable", found.why[0][1])
 
 
 def test_a_null_struct_has_no_fields_that_must_not_be_null() -> None:
@@ -277,12 +276,12 @@ def test_a_decimal_with_an_impossible_scale_does_not_fit(scale: int) -> None:
     kind = pa.decimal128(38, scale)
     column = pa.Array.from_buffers(kind, 1, [None, pa.py_buffer((15).to_bytes(16, "little"))])
     found = Reading(pa.schema([("x", pa.decimal128(10, 2))]), stream(pa.table({"x": column})))
-    assert "does not fit" in found.why[0][2]
+    assert "does not fit" in found.why[0][1]
 
 
 def test_a_batch_with_a_negative_number_of_rows_does_not_fit() -> None:
     value = stream(pa.RecordBatch.from_arrays([], schema=pa.schema([])))
-    schema = pa.schema([("_partition", pa.int32())])
+    schema = pa.schema([("_id", pa.int64())])
     fitting = 0
     for at in range(len(value)):
         for flip in (0xFF, 0x80):
@@ -296,22 +295,22 @@ def test_rows_without_bytes_are_bounded() -> None:
     schema = pa.schema([("x", pa.list_(pa.int64()))])
     offsets = pa.array([0, 2**31 - 1], pa.int32())
     huge = pa.ListArray.from_arrays(offsets, pa.nulls(2**31 - 1))
-    assert "256 MiB" in Reading(schema, stream(pa.table({"x": huge}))).why[0][2]
+    assert "256 MiB" in Reading(schema, stream(pa.table({"x": huge}))).why[0][1]
     fixed = pa.FixedSizeListArray.from_arrays(pa.nulls(2**28), 2**28)
-    assert "256 MiB" in Reading(schema, stream(pa.table({"x": fixed}))).why[0][2]
+    assert "256 MiB" in Reading(schema, stream(pa.table({"x": fixed}))).why[0][1]
     columns = pa.schema([(f"x{i}", pa.int64()) for i in range(3)])
     many = pa.RecordBatch.from_arrays([pa.nulls(1 << 24)] * 3, names=columns.names)
-    assert "256 MiB" in Reading(columns, stream(many)).why[0][2]
+    assert "256 MiB" in Reading(columns, stream(many)).why[0][1]
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 300_000, pa.int32()), pa.array(["y" * 1000]))
-    assert "256 MiB" in Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": text}))).why[0][2]
+    assert "256 MiB" in Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": text}))).why[0][1]
     batches = pa.Table.from_batches([pa.RecordBatch.from_arrays([pa.nulls(1 << 23)], names=["x"])] * 3)
-    assert "16777216 rows" in Reading(pa.schema([("_partition", pa.int32())]), stream(batches)).why[0][2]
+    assert "16777216 rows" in Reading(pa.schema([("_id", pa.int64())]), stream(batches)).why[0][1]
     topic = log_of(stream(pa.RecordBatch.from_arrays([pa.nulls(1 << 20)], names=["x"])))
     at = topic.schema.get_field_index("topic")
     topic = topic.set_column(at, topic.schema.field(at), pa.array(["t" * 1000]))
     why: list[str] = []
     reader = ArrowValues(pa.schema([("_topic", pa.string())]), False)
-    assert list(reader.rows(topic, lambda p, i, e: why.append(str(e)))) == []
+    assert list(reader.rows(topic, lambda _, e: why.append(str(e)))) == []
     assert "256 MiB" in why[0]
 
 
@@ -330,7 +329,7 @@ def test_offsets_of_empty_lists_are_not_followed() -> None:
 def test_memory_of_views_and_dictionaries_is_bounded() -> None:
     def bounded(schema: list[tuple[str, pa.DataType]], *columns: pa.Array) -> bool:
         table = pa.Table.from_arrays(columns, names=[f"x{i or ''}" for i in range(len(columns))])
-        return "256 MiB" in Reading(pa.schema(schema), stream(table)).why[0][2]
+        return "256 MiB" in Reading(pa.schema(schema), stream(table)).why[0][1]
 
     size = 1 << 20
     views = struct.pack("<i4sii", size, b"xxxx", 0, 0) * 300
@@ -346,7 +345,7 @@ def test_memory_of_views_and_dictionaries_is_bounded() -> None:
     wide = pa.struct([(f"c{i}", pa.int64()) for i in range(200)])
     assert bounded([("x", wide)], pa.nulls(1 << 20))
     message = [("_id", pa.int64()), ("_sequence", pa.int64()), ("_timestamp", MICROSECONDS)]
-    assert bounded([*message, ("_partition", pa.int32())], pa.nulls(1 << 24))
+    assert bounded([*message, ("_id", pa.int64())], pa.nulls(1 << 24))
 
 
 def test_one_long_value_in_a_dictionary_fits() -> None:
@@ -383,7 +382,7 @@ def test_an_error_of_a_registered_extension_type_affects_only_its_message() -> N
     ]  # the type is not registered here
     pa.register_extension_type(Strict())
     try:
-        assert "too deep" in Reading(pa.schema([("x", pa.int64())]), value).why[0][2]
+        assert "too deep" in Reading(pa.schema([("x", pa.int64())]), value).why[0][1]
     finally:
         pa.unregister_extension_type("tests.strict")
 
@@ -434,7 +433,7 @@ def test_rows_of_any_types_are_read_as_they_were_written(data: st.DataObject) ->
 def test_an_error_quotes_at_most_one_short_line_of_a_type() -> None:
     kind = pa.struct([(f"evil\nERROR forged line {i}", pa.int64()) for i in range(3000)])
     value = stream(pa.table({"x": pa.nulls(1, kind)}))
-    (_, _, why), *_ = Reading(pa.schema([("x", pa.int64())]), value).why
+    (_, why), *_ = Reading(pa.schema([("x", pa.int64())]), value).why
     assert "\n" not in why
     assert len(why) < 500
 
@@ -444,7 +443,7 @@ def test_a_value_that_does_not_fit_affects_no_other() -> None:
     good = stream(pa.table({"x": [1]}))
     found = Reading(schema, good, b"", b"no Arrow", good[:-8], good + b"more", good + good, None, good)
     assert [row["_id"] for row in found.rows] == [0, 7]
-    assert [id_ for _, id_, _ in found.why] == [1, 2, 3, 4, 5, 6]
+    assert [id_ for id_, _ in found.why] == [1, 2, 3, 4, 5, 6]
     schema = schema.append(pa.field("_corrupt_record", pa.binary()))
     permissive = Reading(schema, good, b"no Arrow", None, permissive=True)
     assert [tuple(row.values()) for row in permissive.rows] == [
@@ -470,7 +469,7 @@ def test_a_batch_that_only_claims_rows_takes_no_memory() -> None:
         return stream(pa.RecordBatch.from_arrays([pa.nulls(rows)], names=["x"]))
 
     schema = pa.schema([("x", pa.int64())])
-    assert "the most are 16777216" in Reading(schema, claims(1 << 25)).why[0][2]
+    assert "the most are 16777216" in Reading(schema, claims(1 << 25)).why[0][1]
     assert len(Reading(schema, claims(1000)).rows) == 1000
 
 
@@ -488,4 +487,4 @@ def test_any_bytes_are_rows_or_do_not_fit(data: st.DataObject) -> None:
 
 
 def test_bytes_that_are_not_arrow_do_not_fit() -> None:
-    assert "not an Arrow IPC stream" in Reading(TABLE.schema, b"\xff" * 100).why[0][2]
+    assert "not an Arrow IPC stream" in Reading(TABLE.schema, b"\xff" * 100).why[0][1]

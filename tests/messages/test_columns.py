@@ -121,7 +121,7 @@ for framing in ("plain", "sequenced", "vllm", "bitcoin", "jupyter"):
     intake = Intake(stream_options(connect="tcp://a:1,tcp://b:1", framing=framing), SourceCounters())
     raw = raw_of([fit, odd, [b"\\xff", bytes(8), b"v"], [b"\\xff", b"p", bytes(8), b"v"], b"v"])
     batch, _ = intake.read(raw, [Arrival(1, 3, "tcp://a:1"), Arrival(2, 2, "tcp://b:1")])
-    number_rows(batch, 0, 7)
+    number_rows(batch, 7)
 assert "pandas" not in sys.modules
 """
 

@@ -16,7 +16,7 @@ from zmq_datasource.messages.rows import number_rows
 def rows(messages: list[RawMessage], include_frames: bool = True) -> list[dict[str, object]]:
     batch = decode_plain(raw_of(messages), [(0, len(messages))])
     batch.validate(full=True)
-    return to_rows(number_rows(batch, 0, 100), include_frames).to_pylist()
+    return to_rows(number_rows(batch, 100), include_frames).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_publisher_and_sequence_can_be_given() -> None:
 
 def test_batches_have_the_declared_schemas() -> None:
     assert decode_plain(raw_of([b"v"]), [(0, 1)]).schema == MESSAGE_SCHEMA
-    batch = to_rows(number_rows(decode_plain(raw_of([b"v"]), [(0, 1)]), 0, 0), include_frames=False)
+    batch = to_rows(number_rows(decode_plain(raw_of([b"v"]), [(0, 1)]), 0), include_frames=False)
     assert batch.schema == row_schema(False)
     assert pa.types.is_timestamp(batch.schema.field("timestamp").type)

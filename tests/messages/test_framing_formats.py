@@ -53,7 +53,7 @@ def read_all(framing: Intake, messages: list[RawMessage]) -> tuple[list[dict[str
     """Read messages. Returns all rows, and the reasons why messages do not fit."""
     batch, findings = framing.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     batch.validate(full=True)
-    rows = to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()
+    rows = to_rows(number_rows(batch, 0), include_frames=True).to_pylist()
     return rows, [malformed.reason for malformed in findings.malformed]
 
 
@@ -113,7 +113,7 @@ def test_the_endpoint_is_the_publisher_of_messages_that_name_none() -> None:
         )
         expected = ["tcp://feed:1", None if bad else "tcp://feed:1", *["tcp://feed:2"] * 2, "tcp://feed:1"]
         assert batch.column("publisher").to_pylist() == expected
-        assert to_rows(number_rows(batch, 0, 0), include_frames=True).to_pylist()[-1]["frames"] == message
+        assert to_rows(number_rows(batch, 0), include_frames=True).to_pylist()[-1]["frames"] == message
 
 
 def test_publisher_is_null_if_messages_are_not_counted_by_endpoint() -> None:

@@ -34,7 +34,7 @@ def intake(framing: str, **options: Any) -> tuple[Intake, SourceCounters]:
 def read(feed: Intake, messages: list[RawMessage], include_frames: bool = True) -> pa.RecordBatch:
     arrivals = [Arrival(1000 + at, 1, "tcp://feed:1") for at in range(len(messages))]
     batch, _ = feed.read(raw_of(messages), arrivals)
-    rows = to_rows(number_rows(batch, 0, 0), include_frames)
+    rows = to_rows(number_rows(batch, 0), include_frames)
     rows.validate(full=True)
     return rows
 

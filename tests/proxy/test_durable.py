@@ -503,20 +503,20 @@ def test_a_position_is_on_the_disk_before_it_is_confirmed(
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
         with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
-            assert record(tmp_path, "me").next == {0: 0}, "the record of an open name is on the disk"
+            assert record(tmp_path, "me").next == 0, "the record of an open name is on the disk"
             is_slow = True
             for number in (3, 4, 9):
                 while (message := me.receive(30)) is not None and message.id < number:
                     pass
                 me.ack(number, wait=True)
-                assert record(tmp_path, "me").next == {0: number + 1}
+                assert record(tmp_path, "me").next == number + 1
             take(me, 10)
             me.ack(19)
-        assert record(tmp_path, "me").next == {0: 20}, "the end of the block waits too"
+        assert record(tmp_path, "me").next == 20, "the end of the block waits too"
         client = Client(context, proxy.sides["durable"])
         client.open("raw")
         batch, _ = client.fetch("raw", 5, done=5, confirm=True)
-        assert (batch.done, record(tmp_path, "raw").next) == (5, {0: 5})
+        assert (batch.done, record(tmp_path, "raw").next) == (5, 5)
         batch, _ = client.fetch("raw", 7, done=2)  # an older request, which comes late
         assert batch.done == 5
 
@@ -713,12 +713,12 @@ def test_an_open_subscriber_seeks(context: zmq.Context[Socket], tmp_path: Path) 
             assert take(me, 50) == [b"%d" % i for i in range(50)]
             for to, first in ((10, 10), ("earliest", 0), (90, 90), (began, 0), (99, 99)):
                 me.seek(to)
-                assert record(tmp_path, "me").next == {0: first}
+                assert record(tmp_path, "me").next == first
                 assert take(me, 1) == [b"%d" % first]
             me.seek("last")
             assert take(me, 2) == [b"98", b"99"]
             me.seek("latest")
-            assert record(tmp_path, "me").next == {0: 100}
+            assert record(tmp_path, "me").next == 100
             assert me.receive(0.05) is None
             feed(context, proxy, [b"0", b"100"])
             assert take(me, 1) == [b"100"]
@@ -767,7 +767,7 @@ def test_a_client_that_was_away_continues_without_an_open(
             for begin in (0, 10, 20):
                 assert take(me, 10) == [b"%d" % i for i in range(begin, begin + 10)]
                 wait_for(lambda: account(proxy, "me").get("connected") is False, "the subscriber to be away")
-        assert record(tmp_path, "me").next == {0: 30}
+        assert record(tmp_path, "me").next == 30
 
 
 # Bounds.

@@ -273,7 +273,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
     options = {"walMaxBytes": "1m", "whenFull": "wait", "rcvhwm": 10, "zmq.rcvbuf": 4096}
     with ProxyThreads(tmp_path, sides, **options) as proxy:
         records = ReaderRecords(proxy.flow.journal.storage)
-        records.write("desk", ReaderRecord({0: 0}, 1e9))
+        records.write("desk", ReaderRecord(0, 1e9))
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 10)
         push.setsockopt(zmq.SNDBUF, 4096)
@@ -286,7 +286,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
             assert sent < 10_000, "nothing held the publisher back"
         assert proxy.flow.status()["paused"]
         assert proxy.flow.journal.log.earliest == 0
-        records.write("desk", ReaderRecord({0: proxy.flow.journal.log.durable_end}, 1e9))
+        records.write("desk", ReaderRecord(proxy.flow.journal.log.durable_end, 1e9))
         assert push.poll(30_000, zmq.POLLOUT)
 
 

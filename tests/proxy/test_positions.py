@@ -109,7 +109,7 @@ def on_disk(disk: Disk, name: str = "me") -> ReaderRecord | None:
 def kept(disk: Disk, name: str = "me") -> int | None:
     """The position that is on the disk."""
     record = on_disk(disk, name)
-    return None if record is None else record.needs(0)
+    return None if record is None else record.next
 
 
 # Writing.
@@ -132,7 +132,7 @@ def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Known, disk:
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
-    assert (record.needs(0), record.timeout) == (30, EXPIRY)
+    assert (record.next, record.timeout) == (30, EXPIRY)
     assert (record.subscriber.name, record.subscriber.session, record.subscriber.topics) == (
         "me",
         7,
@@ -261,7 +261,7 @@ def test_a_damaged_record_is_an_error(known: Known, disk: Disk, clock: Clock) ->
     path = disk.root / "readers" / "subscriber.me.json"
     written = json.loads(path.read_bytes())
     for change in (
-        {"next": {"0": 50}},
+        {"next": 50},
         {"next": 7},
         {"subscriber": {**written["subscriber"], "session": 2}},
         {"subscriber": None},
@@ -323,7 +323,7 @@ def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record
     assert record is not None
     assert record.subscriber is not None
     notes = msgspec.structs.replace(record.subscriber, session=7)
-    records.write(position.key, ReaderRecord({0: 5}, EXPIRY, subscriber=notes))
+    records.write(position.key, ReaderRecord(5, EXPIRY, subscriber=notes))
     assert known.submit(known.lock_again, position, known.moment).result(10) is False
     assert not records.is_running(position.key)
     again = opened(known, session=2)

@@ -19,7 +19,7 @@ def test_a_cursor_does_not_read_past_deleted_ids(tmp_path: Path) -> None:
     for first in (0, 10, 20):
         parts = [batch_of([b"%d" % i for i in range(first, first + 10)])]
         writers = Incarnations(((0, "writer"),))
-        facts = ChunkFacts(log.partition, first, first + 10, times_of(parts), PastTimes(), writers)
+        facts = ChunkFacts(first, first + 10, times_of(parts), PastTimes(), writers)
         names.append(write_chunk(log, parts, facts, {}).name)
     view = LogView(log)
     cursor = Cursor(view, 0)

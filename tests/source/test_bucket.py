@@ -148,7 +148,7 @@ def test_a_query_with_a_silent_feed_notices_that_it_has_lost_the_log(context: Co
         query.step()
 
         def goes_on() -> bool:
-            store.put("0/writer.lock", b"another process")  # again, if the query refreshes it at that moment
+            store.put("writer.lock", b"another process")  # again, if the query refreshes it at that moment
             return query.step() < 0
 
         wait_for(goes_on, "the error")

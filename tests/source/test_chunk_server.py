@@ -80,7 +80,6 @@ def add(log: LogStorage, first: int, values: list[bytes], batches: int = 1) -> C
     parts = [batch_of(values[begin : begin + size]) for begin in range(0, len(values), size)]
     Path(log.path_of("")).mkdir(exist_ok=True)
     facts = ChunkFacts(
-        log.partition,
         first,
         first + len(values),
         times_of(parts),
@@ -133,10 +132,6 @@ def test_a_chunk_over_the_network_is_the_chunk_of_the_file(log: LogStorage, serv
     assert read(server.access, chunk)["value"].to_pylist() == values
     assert read(server.access, chunk, 300, 305)["id"].to_pylist() == [300, 301, 302, 303, 304]
     assert read(server.access, add(log, 1005, [b"a", b""]))["value"].to_pylist() == [b"a", b""]
-    in_another = add(log.of(3), 0, [b"of partition 3"])
-    with RemoteChunks(server.access, ELSEWHERE.of(3)) as chunks:
-        (batch,) = read_chunk(chunks, in_another.name, 0, 1)
-    assert batch["value"].to_pylist() == [b"of partition 3"]
 
 
 def test_of_a_large_chunk_only_the_parts_that_are_needed_are_fetched(
@@ -250,11 +245,10 @@ def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_t
     for bad in (
         Read(**this | {"secret": bytes(32)}),
         Read(**this | {"name": "log.json"}),
-        Read(**this | {"name": f"../0/{chunk.name}"}),
+        Read(**this | {"name": f"../chunks/{chunk.name}"}),
         Read(**this | {"length": MOST_BYTES + 1}),
         Read(**this | {"length": 0}),
         Find(**wanted, id=-1),
-        Find(**wanted, id=0, partition=-1),
         Skip(**wanted, reader="../desk", first=0, end=5),
         Answer(number=1),
     ):
@@ -280,14 +274,14 @@ def test_an_answer_to_another_request_is_dropped(context: zmq.Context[Socket]) -
     def serve() -> None:
         client, *frames = router.recv_multipart()
         request, _ = PROTOCOL.decode(frames)
-        assert request == Find(number=0, secret=bytes(32), partition=3, id=7)
+        assert request == Find(number=0, secret=bytes(32), id=7)
         older, right = (Answer(number=number, found=Found(number + 5, None)) for number in (2**62, 0))
         for sent in (PROTOCOL.encode(older), [b"nonsense", b"2"], [b""], PROTOCOL.encode(right)):
             router.send_multipart([client, *sent])
 
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(serve)
-        with RemoteChunks(access, ELSEWHERE.of(3)) as chunks:
+        with RemoteChunks(access, ELSEWHERE) as chunks:
             assert chunks.find(7) == Found(5, None)
         served.result(10)
 

@@ -298,7 +298,6 @@ def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: D
         return [
             LogInputPartition(
                 DirectoryStore("/not/on/this/machine"),
-                share.partition,
                 share.pieces,
                 share.rows,
                 share.log_id,
@@ -339,18 +338,18 @@ def unmounted(path: Path) -> None:
 
 
 def without_chunks(path: Path) -> None:
-    for file in path.glob("0/*.arrow"):
+    for file in path.glob("chunks/*.arrow"):
         file.unlink()
 
 
 def without_a_chunk_in_the_middle(path: Path) -> None:
-    (path / "0" / chunk_name(2)).unlink()
+    (path / "chunks" / chunk_name(2)).unlink()
 
 
 def another_log(path: Path) -> None:
-    sorted(path.glob("0/*.arrow"))[0].unlink()
+    sorted(path.glob("chunks/*.arrow"))[0].unlink()
     shutil.copy(path / "log.json", path.with_name("log.json"))
-    (path / "log.json").write_text('{"format": 2, "log": "another"}')
+    (path / "log.json").write_text('{"format": 3, "log": "another"}')
 
 
 @pytest.mark.parametrize(
@@ -396,7 +395,7 @@ def test_a_query_without_failOnDataLoss_continues_after_a_missing_chunk(
         log.is_listed_by(query)
         last = query.latestOffset(end, ALL)
         read = tasks(query, end, last)
-        (log.path / "0" / chunk_name(12)).unlink()
+        (log.path / "chunks" / chunk_name(12)).unlink()
         assert read() == [10, 11, 14, 15]
         counted(query, last, 4)
         assert losses(query) == (2, 4)

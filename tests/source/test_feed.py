@@ -426,7 +426,7 @@ def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Con
                 send(push, number, number + 1)
                 quick.until(number + 1)
             checkpoints = (quick.checkpoint, slow.begin())
-        for path in (*(log / "0").glob("*.arrow"), *(log / "readers").glob("*.json")):
+        for path in (*(log / "chunks").glob("*.arrow"), *(log / "readers").glob("*.json")):
             os.utime(path, (time.time() - 3600, time.time() - 3600))
         one, two = (checkpoints[first], checkpoints[1 - first])
         with querying(log, one, **options) as early:
@@ -508,7 +508,7 @@ class Clock:
 
 
 def record(needed: int, timeout: float | None = None) -> ReaderRecord:
-    return ReaderRecord({0: needed}, timeout)
+    return ReaderRecord(needed, timeout)
 
 
 def test_a_named_reader_is_dropped_after_its_timeout(

@@ -222,12 +222,12 @@ def test_a_full_log_drops_no_more_readers_than_necessary(tmp_path: Path) -> None
     readers = Readers(storage)
     readers.own = "mine"
     for name, needed in (("slow", 1), ("restarts", 9)):
-        records.write(name, ReaderRecord({0: needed}))
+        records.write(name, ReaderRecord(needed))
     assert readers.make_room(5)
     assert positions(tmp_path) == ["restarts"]
     assert not readers.make_room(5)
-    records.write("slow", ReaderRecord({0: 1}))
-    records.write("named", ReaderRecord({0: 2}, 1e9))
+    records.write("slow", ReaderRecord(1))
+    records.write("named", ReaderRecord(2, 1e9))
     assert not readers.make_room(5)  # what the named one needs stays, so dropping the other gains nothing
     assert positions(tmp_path) == ["named", "restarts", "slow"]
 

@@ -85,7 +85,7 @@ class Feed:
         """A reader at the beginning of the log."""
         made = Reader(log_at(self.location), "far", 1e9)
         self._open.callback(made.end)
-        made.keep_everything(lambda: {0: 0})
+        made.keep_everything(lambda: 0)
         return made
 
     def flows(self) -> bool:
@@ -185,7 +185,7 @@ def bucket(server: BucketServer) -> str:
 
 def lose_lock(directory: str) -> None:
     """Lose the locks, as on a shared file system that gives the locks of a host to another one."""
-    for lock in ("0/writer.lock", "readers/all.records.lock"):
+    for lock in ("writer.lock", "readers/all.records.lock"):
         Path(directory, lock).unlink(missing_ok=True)
 
 
@@ -201,7 +201,7 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     reader = feed.reader()
     one.stop_at_the_point()
     if "delete" in point:
-        reader.move({0: storage.chunks()[-1].first}, lazily=False)
+        reader.move(storage.chunks()[-1].first, lazily=False)
     feed.flow_until(lambda: one.is_stopped, "a stop")
     lose()
     two = feed.receiver()
@@ -209,7 +209,7 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     if deleted:
         newest = storage.chunks()[-1].first
         feed.flow_on()
-        reader.move({0: newest}, lazily=False)
+        reader.move(newest, lazily=False)
         feed.flow_until(lambda: storage.chunks()[0].first >= newest, "a deletion")
     one.go_on()
     feed.flow_until(lambda: one.code is not None, "the end of the first")

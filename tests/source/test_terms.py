@@ -131,7 +131,7 @@ def test_a_query_that_follows_logs_its_options_that_have_no_effect(
             assert "a" * 40 not in caplog.text
     finally:
         ingest.stop()
-    assert "a" * 40 not in (tmp_path / "0" / "terms.json").read_text()
+    assert "a" * 40 not in (tmp_path / "terms.json").read_text()
 
 
 def test_a_query_of_another_feed_is_refused_with_the_options_that_differ(

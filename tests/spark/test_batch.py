@@ -128,7 +128,7 @@ def test_an_offset_of_another_log_is_data_loss(spark: SparkSession, log: Path) -
 
 
 def test_a_damaged_chunk_fails_the_read_and_is_named(spark: SparkSession, log: Path) -> None:
-    chunk = sorted((log / "0").glob("*.arrow"))[3]
+    chunk = sorted((log / "chunks").glob("*.arrow"))[3]
     content = bytearray(chunk.read_bytes())
     position = content.index(b"5051525354")  # values of this chunk, side by side
     content[position] ^= 1

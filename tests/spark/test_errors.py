@@ -49,7 +49,7 @@ def test_a_table_is_refused_with_what_to_use_instead(spark: SparkSession) -> Non
             finally:
                 spark.sql("DROP TABLE zmq_feed")
     spark.sql(f"CREATE TEMPORARY VIEW zmq_view USING zmq OPTIONS (connect '{FEED}')")
-    assert spark.table("zmq_view").columns[0] == "partition"
+    assert spark.table("zmq_view").columns[0] == "id"
     spark.catalog.dropTempView("zmq_view")
 
 

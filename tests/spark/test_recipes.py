@@ -96,13 +96,13 @@ def test_jupyter(spark: SparkSession) -> None:
 
 def test_numbers_in_json(spark: SparkSession) -> None:
     rows = [
-        (0, number, topic, b'{"seq": %d, "temperature": 21.5}' % number)
+        (number, topic, b'{"seq": %d, "temperature": 21.5}' % number)
         for topic in ("oslo", "rome")
         for number in (1, 2, 3, 7, 8, 8)
         if (topic, number) != ("rome", 8)
     ]
     names: dict[str, Any] = {}
-    names["messages"] = spark.createDataFrame(rows, "partition INT, id BIGINT, topic STRING, value BINARY")
+    names["messages"] = spark.createDataFrame(rows, "id BIGINT, topic STRING, value BINARY")
     exec(compile(blocks_of("json"), "recipes.md", "exec"), names)
     found = sorted(tuple(row) for row in names["gaps"].collect())
     assert found == [("oslo", 4, 6, 3), ("rome", 4, 6, 3)]

@@ -124,7 +124,7 @@ def test_the_source_counts_the_rows_that_the_sink_has_dropped(spark: SparkSessio
     rows = 5000
     df = spark.range(0, rows, 1, 1).selectExpr("concat(cast(id as string), repeat('x', 1000)) as value")
     with running(feed(spark, **options), tmp_path / "out") as query:
-        wait_for((log / "0" / "writer.lock").exists, "the source")
+        wait_for((log / "writer.lock").exists, "the source")
         write(df, connect=endpoint, framing="sequenced", noblock=True, sndhwm=10, zmq_sndbuf=4096)
         wait_for(
             lambda: (
@@ -159,7 +159,7 @@ def test_the_rows_of_a_repeated_task_are_recognised(spark: SparkSession, tmp_pat
         assert sink.awaitTermination(60)
 
     with idle_events(spark), running(feed(spark, **options), tmp_path / "out") as query:
-        wait_for((log / "0" / "writer.lock").exists, "the source")
+        wait_for((log / "writer.lock").exists, "the source")
         send(tmp_path / "checkpoint")
         wait_for_rows(query, 500)
         # As after a crash before the batch was committed: the same batch, once more.

@@ -271,15 +271,15 @@ def log_options(location: Path | str) -> dict[str, str]:
     return {"walStore" if "://" in str(location) else "walLocation": str(location)}
 
 
-def log_at(location: Path | str, partition: int = 0) -> LogStorage:
-    """A partition of the log at such a place."""
+def log_at(location: Path | str) -> LogStorage:
+    """The log at such a place."""
     is_bucket = "walStore" in log_options(location)
-    return LogStorage(bucket_at(Location(str(location))) if is_bucket else str(location), partition)
+    return LogStorage(bucket_at(Location(str(location))) if is_bucket else str(location))
 
 
-def log_rows(location: Path | str, partition: int = 0) -> pa.Table:
+def log_rows(location: Path | str) -> pa.Table:
     """All rows of a log, as its readers see them."""
-    storage = log_at(location, partition)
+    storage = log_at(location)
     index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
     batches = list(read_slices(storage, pieces))

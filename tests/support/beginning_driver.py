@@ -38,7 +38,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def write(batch: int, items: list[Any]) -> None:
-        columns = ["id", "publisher", "sequence", "value", "partition"]
+        columns = ["id", "publisher", "sequence", "value"]
         rows = [list(row.values()) for b in items for row in b.select(columns).to_pylist()]
         write_rows(directory, batch, rows)
 

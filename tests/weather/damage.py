@@ -246,8 +246,8 @@ def _overwrite(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def read_log(**options: str) -> Iterator[tuple[int, int, bytes]]:
-    """The partition, id and value of every message of a log, as a batch query reads it.
+def read_log(**options: str) -> Iterator[tuple[int, bytes]]:
+    """The id and value of every message of a log, as a batch query reads it.
 
     Raises:
         LogError: The log is damaged; see the message.
@@ -255,5 +255,5 @@ def read_log(**options: str) -> Iterator[tuple[int, int, bytes]]:
     reader = ZmqLogReader(parse(BatchReadOptions, options))
     for partition in reader.partitions():
         for batch in reader.read(partition):
-            for row in batch.select(["partition", "id", "value"]).to_pylist():
-                yield row["partition"], row["id"], row["value"]
+            for row in batch.select(["id", "value"]).to_pylist():
+                yield row["id"], row["value"]

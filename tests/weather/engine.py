@@ -196,7 +196,7 @@ class Source(Query):
         parsed = parse(StreamReadOptions, options)
 
         def write(number: int, batches: list[pa.RecordBatch]) -> None:
-            columns = ["id", "publisher", "sequence", "value", "partition"]
+            columns = ["id", "publisher", "sequence", "value"]
             write_rows(
                 directory, number, [list(r.values()) for b in batches for r in b.select(columns).to_pylist()]
             )
@@ -212,16 +212,16 @@ class Source(Query):
 
 
 def write_rows(directory: Path, number: int, rows: list[list[Any]]) -> None:
-    """The output of one batch: id, publisher, sequence, value or None, partition; again for a repeated batch."""
+    """The output of one batch: id, publisher, sequence, value or None; again for a repeated batch."""
     texts = [
-        [id_, publisher, sequence, None if value is None else bytes(value).decode(), part]
-        for id_, publisher, sequence, value, part in rows
+        [id_, publisher, sequence, None if value is None else bytes(value).decode()]
+        for id_, publisher, sequence, value in rows
     ]
     _write(directory / "out" / f"{number:06d}", json.dumps(texts))
 
 
 def read_output(directory: Path) -> list[list[Any]]:
-    """The rows of all batches, in order: id, publisher, sequence, value, partition."""
+    """The rows of all batches, in order: id, publisher, sequence, value."""
     paths = sorted((directory / "out").glob("[0-9]*"))
     return [row for path in paths for row in json.loads(path.read_text())]
 

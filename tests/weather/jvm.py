@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WeatheredSource", "run_query"]
 
-_COLUMNS = ("id", "publisher", "sequence", "value", "partition")
+_COLUMNS = ("id", "publisher", "sequence", "value")
 
 
 class _WeatheredReader(ZmqStreamReader):

@@ -517,12 +517,12 @@ class World:
         self._kill(name, 0.0, power=False)
         return True
 
-    def audit(self, options: Mapping[str, str], known: Mapping[tuple[int, int], str]) -> None:
+    def audit(self, options: Mapping[str, str], known: Mapping[int, str]) -> None:
         """Read the whole log, with what is damaged and was not noticed, and restore it then.
 
         Args:
             options: Of a batch query.
-            known: The values that queries have got, by partition and id.
+            known: The values that queries have got, by id.
 
         Raises:
             BrokenPromiseError: The log gave a row that is not right, or left one out, without an error.
@@ -530,32 +530,23 @@ class World:
         there = [damage for damage in self.damages if damage.is_there]
         if not there:
             return
-        lowest: dict[int, int] = {}
-        highest: dict[int, int] = {}
+        lowest = highest = -1
         try:
-            for partition, number, value in read_log(**options):
-                if known.get((partition, number), value.decode()) != value.decode():
-                    raise BrokenPromiseError(f"id {number} of partition {partition} has two values")
-                if number != highest.get(partition, number - 1) + 1:
-                    raise BrokenPromiseError(
-                        f"id {number} of partition {partition} follows {highest[partition]}"
-                    )
-                lowest.setdefault(partition, number)
-                highest[partition] = number
+            for number, value in read_log(**options):
+                if known.get(number, value.decode()) != value.decode():
+                    raise BrokenPromiseError(f"id {number} has two values")
+                if highest >= 0 and number != highest + 1:
+                    raise BrokenPromiseError(f"id {number} follows {highest}")
+                lowest, highest = number if lowest < 0 else lowest, number
         except ZmqDataSourceError as e:
             if not any(damage.is_named_in(str(e)) for damage in there):
                 raise BrokenPromiseError(f"reading the log after {', '.join(map(str, there))}: {e}") from e
             self.refusals.append(f"a batch query: {e}")
         else:
-            for partition, number in known:
-                if number > highest.get(partition, number):
-                    raise BrokenPromiseError(f"the log ends before id {number} of partition {partition}")
+            if 0 <= highest < max(known, default=0):
+                raise BrokenPromiseError(f"the log ends before id {max(known)}")
         for damage in there:
-            if (
-                damage.after is not None
-                or damage.first is None
-                or damage.first > min(lowest.values(), default=-1)
-            ):
+            if damage.after is not None or damage.first is None or damage.first > lowest:
                 damage.heal()
 
     def _resume(self, name: str) -> None:

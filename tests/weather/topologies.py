@@ -135,9 +135,9 @@ class Topology:
         """The options of a batch query that reads the log."""
         return {"walStore": self.store} if self.store else {"walLocation": str(self.wal)}
 
-    def known(self) -> dict[tuple[int, int], str]:
-        """The values that the query has got, by partition and id."""
-        return {(row[4], row[0]): row[3] for row in self.output()}
+    def known(self) -> dict[int, str]:
+        """The values that the query has got, by id."""
+        return {row[0]: row[3] for row in self.output()}
 
     # What all have in common.
 
@@ -162,15 +162,14 @@ class Topology:
         return {"metricsLocation": str(self.world.directory / "metrics")}
 
     def output(self, query: Path | None = None) -> list[list[Any]]:
-        """The rows of a query, which are contiguous in the ids of each log partition, and none twice."""
+        """The rows of a query, whose ids are contiguous, and none twice."""
         rows = read_output(query or self.query)
-        for partition in {row[4] for row in rows}:
-            numbers = [row[0] for row in rows if row[4] == partition]
-            doubled = [number for number, count in Counter(numbers).items() if count > 1]
-            if doubled:
-                raise BrokenPromiseError(f"ids {doubled[:5]} were committed twice")
-            if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-                raise BrokenPromiseError(f"the ids of the query have holes or no order: {_holes(numbers)}")
+        numbers = [row[0] for row in rows]
+        doubled = [number for number, count in Counter(numbers).items() if count > 1]
+        if doubled:
+            raise BrokenPromiseError(f"ids {doubled[:5]} were committed twice")
+        if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise BrokenPromiseError(f"the ids of the query have holes or no order: {_holes(numbers)}")
         return rows
 
     def read_through(self, query: Path | None = None) -> bool:
@@ -203,7 +202,7 @@ class Topology:
         endpoint = self.world.endpoint()
         self.store = location_in(endpoint, "log")
         self.world.process("bucket", "bucket", endpoint=endpoint, root=str(self.world.directory / "bucket"))
-        self.world.wait_for(lambda: self.sees(lambda log: not log.partitions()), "the bucket is there", 30)
+        self.world.wait_for(lambda: self.sees(lambda log: not log.chunks()), "the bucket is there", 30)
         self.world.troubles["store of the log"] = _BucketTroubles(self.world)
         self.may("bucket", *_PROCESS, *STORE_FAULTS)
         wires = [f"bucket-{machine}" for machine in machines]
@@ -640,7 +639,7 @@ class ProxyDurable(Topology):
         self.reaches("durable", "proxy.ack.")
         self.commits = ("in",)
 
-    def known(self) -> dict[tuple[int, int], str]:
+    def known(self) -> dict[int, str]:
         return {}
 
     def _lines(self) -> list[str]:
@@ -789,7 +788,7 @@ class TwoQueries(Topology):
 
         def note(log: LogStorage) -> bool:
             nonlocal seen
-            chunks = [log.of(partition).chunks() for partition in log.partitions()]
+            chunks = log.chunks()
             if chunks != seen[0]:
                 seen = chunks, time.monotonic()
             return True

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -35,13 +34,13 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["log", *map(str, arguments)])
 
 
-def shown(location: object) -> dict[str, list[dict[str, object]]]:
+def shown(location: object) -> dict[str, Any]:
     result = run(location, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.output))
 
 
-def test_the_table_shows_partitions_their_writer_and_readers(context: Context, tmp_path: Path) -> None:
+def test_the_table_shows_the_ids_the_writer_and_the_readers(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with querying(tmp_path, connect=endpoint, walRetention="1h") as query:
         query.step()
@@ -51,18 +50,15 @@ def test_the_table_shows_partitions_their_writer_and_readers(context: Context, t
             desk.step()
             there = shown(tmp_path)
             assert "running" in run(tmp_path).output
-    (partition,) = there["partitions"]
-    assert (partition["first"], partition["end"]) == (0, 10)
-    assert partition["writer"] is not None
-    assert str(os.getpid()) in str(partition["writer"])
+    assert (there["first"], there["end"]) == (0, 10)
+    assert str(os.getpid()) in str(there["writer"])
     readers = {reader["name"]: reader for reader in there["readers"]}
     assert (readers["desk"]["next"], readers["desk"]["behind"], readers["desk"]["running"]) == (
-        {"0": 3},
+        3,
         7,
         True,
     )
-    (partition,) = shown(tmp_path)["partitions"]
-    assert partition["writer"] is None
+    assert shown(tmp_path)["writer"] is None
     (desk_after,) = [reader for reader in shown(tmp_path)["readers"] if reader["name"] == "desk"]
     assert desk_after["running"] is False
     assert desk_after["dropped_at"] == pytest.approx(float(str(desk_after["seen"])) + 86_400, abs=1)
@@ -92,7 +88,7 @@ def test_a_place_without_a_log_is_an_error(tmp_path: Path) -> None:
 def test_verify_names_the_file_and_the_ids_of_what_is_damaged(tmp_path: Path) -> None:
     filled(tmp_path, 3).close()
     assert "no damage found" in run("verify", tmp_path).output
-    path = sorted((tmp_path / "0").glob("*.arrow"))[1]
+    path = sorted((tmp_path / "chunks").glob("*.arrow"))[1]
     content = bytearray(path.read_bytes())
     content[content.rindex(b"1" + bytes(7))] ^= 1  # the value of the row
     path.write_bytes(content)
@@ -108,34 +104,20 @@ def test_verify_names_the_file_and_the_ids_of_what_is_damaged(tmp_path: Path) ->
     assert "desk.json" in run("verify", tmp_path).output
 
 
-def test_verify_names_chunks_that_were_copied_to_another_partition(tmp_path: Path) -> None:
-    log = filled(tmp_path, 1)
-    log.append(batch_of([b"in the open chunk"]))
-    log.flush().result(30)
-    shutil.copytree(tmp_path / "0", tmp_path / "1")
-    log.close()
-    output = run("verify", tmp_path).output
-    assert re.search(r"/1/0.*arrow: .* was written as the ids 0 to 0 of partition 0", output)
-    assert re.search(r"/1/\.open-.*arrow: .* was written as the ids 1 to 1 of partition 0", output)
-    assert "/0/" not in output
-
-
 def test_cat_prints_messages_as_text_or_hexadecimal(tmp_path: Path) -> None:
     log = filled(tmp_path, 3)
     log.append(batch_of([b"\x1b[31mred\n\xff", None, "grün".encode()], 1_500_000))
     log.close()
     lines = run("cat", tmp_path).output.splitlines()
-    assert lines[0] == "0\t0\t1970-01-01T00:00:00.000000Z\t\t0"
-    assert lines[3] == "0\t3\t1970-01-01T00:00:01.500000Z\t\t\\x1b[31mred\\n\\xff"
+    assert lines[0] == "0\t1970-01-01T00:00:00.000000Z\t\t0"
+    assert lines[3] == "3\t1970-01-01T00:00:01.500000Z\t\t\\x1b[31mred\\n\\xff"
     assert lines[4].endswith("\t\\N"), "a message that does not fit its framing"
     assert lines[5].endswith("\tgrün")
-    assert [line.split("\t")[1] for line in run("cat", tmp_path, "--ids", "1:3").output.splitlines()] == [
+    assert [line.split("\t")[0] for line in run("cat", tmp_path, "--ids", "1:3").output.splitlines()] == [
         "1",
         "2",
     ]
     assert run("cat", tmp_path, "--last", 1, "--hex").output.endswith(f"\t{'grün'.encode().hex()}\n")
-    refused = run("cat", tmp_path, "--partition", 7)
-    assert "--partition 7: log" in refused.output
     assert run("cat", tmp_path, "--ids", "5").exit_code == 2
 
 
@@ -151,14 +133,14 @@ def test_what_the_log_has_no_more_is_said_by_cat_and_the_readers(tmp_path: Path)
         add(value)
     for value in (b"3", b"4"):
         add(value)
-    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 4}, 60.0))
+    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord(4, 60.0))
     log.commit(4)
     wait_for(lambda: read_index(LogStorage(str(tmp_path))).earliest == 4, "the chunks to be deleted")
     log.close()
     result = run("cat", tmp_path, "--ids", "1:")
-    assert "ids 1 to 3 of partition 0 were deleted" in result.stderr
-    assert [line.split("\t")[1] for line in result.stdout.splitlines()] == ["4"]
-    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord({0: 1}, 60.0))
+    assert "ids 1 to 3 were deleted" in result.stderr
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["4"]
+    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord(1, 60.0))
     (desk,) = shown(tmp_path)["readers"]
     assert (desk["behind"], desk["gone"]) == (1, 3)
 
@@ -180,9 +162,9 @@ def test_a_durable_subscriber_is_shown_and_dropped_like_a_query(tmp_path: Path) 
     filled(tmp_path, 5).close()
     records = ReaderRecords(LogStorage(str(tmp_path)))
     notes = SubscriberNotes("billing", 7, [b"orders."], 1.0, snapshot=4)
-    records.write("subscriber.billing", ReaderRecord({0: 3}, 60.0, subscriber=notes))
+    records.write("subscriber.billing", ReaderRecord(3, 60.0, subscriber=notes))
     (reader,) = shown(tmp_path)["readers"]
-    assert (reader["kind"], reader["next"], reader["behind"]) == ("subscriber", {"0": 3}, 2)
+    assert (reader["kind"], reader["next"], reader["behind"]) == ("subscriber", 3, 2)
     with records_hold(records):
         result = run("readers", "drop", tmp_path, "subscriber.billing")
         assert result.exit_code == 1
@@ -206,7 +188,7 @@ def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:
         log.open()
         log.append(batch_of([b"0", b"1"]))
         log.cut().result(30)
-        there = shown(location.with_credentials)["partitions"][0]
+        there = shown(location.with_credentials)
         assert there["end"] == 2
         assert there["writer"] is not None
         assert "no damage found" in run("verify", location.with_credentials).output

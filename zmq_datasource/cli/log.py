@@ -16,7 +16,7 @@ from zmq_datasource.host.log_lines import printable
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
     from zmq_datasource.monitoring.tables import Row
-    from zmq_datasource.workbench.log import Message, PartitionSummary, ReaderSummary
+    from zmq_datasource.workbench.log import LogSummary, Message, ReaderSummary
 
 _MOST_CHARACTERS = 500  # of a name
 
@@ -50,7 +50,7 @@ def _read_ids(text: str) -> tuple[int | None, int | None]:
 
 @click.group(cls=_LogCommands, short_help="Show a log, its readers and its messages.")
 def log() -> None:
-    """Show what a log holds: its partitions and its readers.
+    """Show what a log holds: its ids and its readers.
 
     LOCATION is a walLocation or a walStore. The log may be written and read meanwhile.
 
@@ -64,34 +64,34 @@ def log() -> None:
     """
 
 
-@log.command(short_help="Show the partitions and readers; the default.")
+@log.command(short_help="Show the ids and the readers; the default.")
 @_location
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(location: str, as_json: bool) -> None:
-    """Show the partitions and the readers of a log."""
+    """Show the ids and the readers of a log."""
     from zmq_datasource.monitoring.tables import print_table, stack  # noqa: PLC0415
-    from zmq_datasource.workbench.log import partitions, readers  # noqa: PLC0415
+    from zmq_datasource.workbench.log import readers, summary  # noqa: PLC0415
 
     storage = _storage(location)
-    found, known = partitions(storage), readers(storage)
+    found, known = summary(storage), readers(storage)
     if as_json:
         click.echo(
             json.dumps(
                 {
                     "log": storage.log_id(),
                     "location": storage.root,
-                    "partitions": [partition._asdict() for partition in found],
+                    **found._asdict(),
                     "readers": [reader._asdict() for reader in known],
                 }
             )
         )
         return
     click.echo(f"log {storage.log_id()} in {storage.root}\n")
-    tables = [[_row("partition", each) for each in found], [_row("reader", each) for each in known]]
+    tables = [[_row("first", found)], [_row("reader", each) for each in known]]
     print_table(stack(tables))
 
 
-def _row(kind: str, summary: PartitionSummary | ReaderSummary) -> Row:
+def _row(kind: str, summary: LogSummary | ReaderSummary) -> Row:
     """The fields of the JSON object as a line of a table; the first one is the name."""
     from zmq_datasource.monitoring.tables import Cell, Row  # noqa: PLC0415
 
@@ -106,8 +106,6 @@ def _text(field: str, value: Any) -> str:
         return "–"
     if field in ("oldest", "newest", "seen", "dropped_at"):
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
-    if isinstance(value, dict) and len(value) == 1:  # ids by partition
-        (value,) = value.values()
     if isinstance(value, bool):
         return "yes" if value else "no"
     return printable(f"{value:.1f}" if isinstance(value, float) else str(value), _MOST_CHARACTERS)
@@ -139,32 +137,30 @@ def verify(location: str) -> None:
 
 @log.command(short_help="Print messages.")
 @_location
-@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this log partition.")
 @click.option(
     "--ids", type=Read("FIRST:END", _read_ids), metavar="FIRST:END", help="Only these ids, END not included."
 )
-@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N of each partition.")
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N.")
 @click.option(
     "--hex", "as_hex", is_flag=True, help="Values in hexadecimal; otherwise as text, other bytes escaped."
 )
 def cat(
     location: str,
-    partition: int | None,
     ids: tuple[int | None, int | None] | None,
     last: int | None,
     as_hex: bool,
 ) -> None:
-    """Print messages of a log: partition, id, time, topic and value, separated by tabs, a line each.
+    """Print messages of a log: id, time, topic and value, separated by tabs, a line each.
 
     The value of a message that does not fit its framing is \\N.
     """
     from zmq_datasource.workbench.log import Gone, messages  # noqa: PLC0415
 
     start, end = ids or (None, None)
-    for message in messages(_storage(location), partition=partition, start=start, end=end, last=last):
+    for message in messages(_storage(location), start=start, end=end, last=last):
         if isinstance(message, Gone):
-            gone = f"ids {message.first} to {message.end - 1} of partition {message.partition}"
-            click.echo(f"{gone} were deleted, and are not shown", err=True)
+            ids_gone = f"ids {message.first} to {message.end - 1}"
+            click.echo(f"{ids_gone} were deleted, and are not shown", err=True)
         else:
             click.echo(_line(message, as_hex))
 
@@ -173,7 +169,7 @@ def _line(message: Message, as_hex: bool) -> str:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(message.timestamp))
     fraction = f"{message.timestamp % 1:.6f}"[1:]
     topic = "" if message.topic is None else printable(message.topic, sys.maxsize)
-    return f"{message.partition}\t{message.id}\t{stamp}{fraction}Z\t{topic}\t{_shown(message.value, as_hex)}"
+    return f"{message.id}\t{stamp}{fraction}Z\t{topic}\t{_shown(message.value, as_hex)}"
 
 
 def _shown(value: bytes | None, as_hex: bool) -> str:

@@ -2,10 +2,10 @@
 
 A log is a set of whole objects in a store, which is a directory or a bucket. Both have the same keys (``layout``)::
 
-    log.json                        {"format": 2, "log": "<log id>"}
+    log.json                        {"format": 3, "log": "<log id>"}
     readers/<name>.json             the ids that the log keeps for one query
-    0/                              log partition 0
-      writer.lock                   held by the one writer; names its process
+    writer.lock                     held by the one writer; names its process
+    chunks/
       00000000000000000000.arrow    a chunk; its key is its first id
       00000000000000001000.arrow    the next chunk, so the first one has the ids 0 to 999
 
@@ -33,17 +33,16 @@ The rules:
 Layers, from below:
 
 * ``store`` is the contract, ``directory_store`` and ``bucket_store`` (with ``buckets``) are the two stores.
-* ``storage`` is one partition in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
+* ``storage`` is a log in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
   in order, also while several threads use and change them. ``local_files`` are the files that grow in place.
-* The writer: ``recovery`` takes a partition over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
+* The writer: ``recovery`` takes a log over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
   a thread of its own, ``retention`` deletes. ``filler`` is the interface of the code that fills a log, ``state`` is
   its state in each chunk.
 * The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
   ``follower`` finds new chunks, ``reader_records`` are the records of all readers.
 * Transactions that are not committed: ``staging``.
 
-The partitions of one log have a ``LogStorage`` (``LogStorage.of``) and a writer each, and share ``log.json`` and the
-records. Other packages import only the names listed here.
+Other packages import only the names listed here.
 ``docs/log-format.md`` specifies each byte.
 """
 
@@ -56,7 +55,6 @@ from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
-    PARTITION,
     TERMS_NAME,
     Chunk,
     parse_chunk_name,
@@ -94,7 +92,6 @@ from zmq_datasource.log.writer import LogWriter
 
 __all__ = [
     "LOCK_WAIT_SECONDS",
-    "PARTITION",
     "REFRESH_SECONDS",
     "STORE_RETRY_SECONDS",
     "TERMS_NAME",

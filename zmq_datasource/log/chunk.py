@@ -1,6 +1,6 @@
 """Writes and reads one chunk: record batches, each with a checksum.
 
-A chunk's rows have no ``partition`` and no ``id``: both follow from its name, and ``read_chunk`` adds them. So reading
+A chunk's rows have no ``id``: it follows from its name, and ``read_chunk`` adds it. So reading
 checks what ties rows to ids: the place in the chunk's facts, and the number of rows before each batch.
 """
 
@@ -37,11 +37,9 @@ class OpensChunks(Protocol):
     """A place from which chunks are read: a ``LogStorage``, or a server of chunks.
 
     Attributes:
-        partition: The log partition.
         retry_seconds: Seconds for which opening and reading a chunk is repeated.
     """
 
-    partition: int
     retry_seconds: float
 
     def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
@@ -154,7 +152,7 @@ def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) 
     """
     try:
         facts = ChunkFacts.of_whole(metadata)
-        facts.check_place(storage.partition, first)
+        facts.check_place(first)
     except ValueError as e:
         raise DamagedChunkError.of(f"opening chunk {storage.path_of(chunk_name(first))}: {e}") from e
     return facts
@@ -189,7 +187,7 @@ def read_chunk(
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
             facts = ChunkFacts.of_whole(retry_reading(partial(_metadata_of, lengths), storage.retry_seconds))
-            facts.check_place(storage.partition, chunk_first)
+            facts.check_place(chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException, ValueError) as e:
@@ -227,7 +225,7 @@ def read_chunk(
                 continue
             low, high = max(start - first, 0), min(end - first, batch.num_rows)
             rows = batch.replace_schema_metadata(kept).slice(low, high - low)
-            yield number_rows(rows, storage.partition, first + low)
+            yield number_rows(rows, first + low)
         if next_id < min(end, facts.end):
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it has the ids up to {next_id - 1}, and was written up to id {facts.end - 1}"

@@ -52,7 +52,7 @@ class PastTimes(NamedTuple):
 
 
 class Incarnations(NamedTuple):
-    """The writers of a log partition, in order: for each its first id, and its incarnation, which is a random name.
+    """The writers of a log, in order: for each its first id, and its incarnation, which is a random name.
 
     Ids of a log are given out once. But if an older copy of a log is restored and filled further, ids are given out
     again, to other messages. Then the incarnations differ.
@@ -89,7 +89,6 @@ class ChunkFacts(msgspec.Struct, frozen=True):
     """The facts of a chunk. In an open chunk each group has them, for the rows up to its end.
 
     Attributes:
-        partition: The log partition.
         first: The id of the first row.
         end: The id after the last row.
         times: The times at which the rows were received.
@@ -97,7 +96,6 @@ class ChunkFacts(msgspec.Struct, frozen=True):
         incarnations: The writers up to that of this chunk.
     """
 
-    partition: int
     first: int
     end: int
     times: Times
@@ -137,14 +135,14 @@ class ChunkFacts(msgspec.Struct, frozen=True):
             raise ValueError("its end is missing; the file was changed after it was written")
         return cls.from_metadata(metadata)
 
-    def check_place(self, partition: int, first: int) -> None:
+    def check_place(self, first: int) -> None:
         """Refuse a chunk that was written for another place.
 
         Raises:
             ValueError: The chunk was written for another place.
         """
-        if (self.partition, self.first) != (partition, first):
+        if self.first != first:
             raise ValueError(
-                f"it has the place of id {first} of partition {partition}, and was written as the ids {self.first} to "
-                f"{self.end - 1} of partition {self.partition}; the file was renamed or copied"
+                f"it has the place of id {first}, and was written as the ids {self.first} to {self.end - 1}; the file "
+                "was renamed or copied"
             )

@@ -1,4 +1,4 @@
-"""Keeps two writers of a log partition apart, without a clock and without a lock.
+"""Keeps two writers of a log apart, without a clock and without a lock.
 
 A chunk's key is its first id, and ``Store.put_new`` decides: the ids belong to the writer that puts their key first.
 But a key is free again after its chunk was deleted. So a writer that was stopped for long enough may put a chunk with
@@ -29,7 +29,7 @@ class _Chunk(Protocol):
     def first(self) -> int: ...
 
 
-class _Partition(Protocol):
+class _Log(Protocol):
     """The part of ``LogStorage`` that a fence uses."""
 
     store: Store
@@ -45,7 +45,7 @@ class Fence:
     """Checks by a writer's newest chunk whether another writer has taken over. Then each later check raises.
 
     Args:
-        storage: The partition.
+        storage: The log.
         log_id: The id of the log that was opened.
         newest: The first id of its newest chunk; None if there is no chunk.
 
@@ -54,7 +54,7 @@ class Fence:
         DiskFaultError: The newest chunk is not there.
     """
 
-    def __init__(self, storage: _Partition, log_id: str, newest: int | None) -> None:
+    def __init__(self, storage: _Log, log_id: str, newest: int | None) -> None:
         self._storage = storage
         self._log_id = log_id
         self._error: LogLockedError | None = None

@@ -1,4 +1,4 @@
-"""Follows a log partition that another process writes, without a lock.
+"""Follows a log that another process writes, without a lock.
 
 The key of the next chunk is the end of the newest one. So a refresh takes three requests, however many chunks there
 are: the log's id, the first chunk, and the next chunk. Now and then the names after the newest chunk are listed too,
@@ -33,10 +33,10 @@ _LISTINGS = 10
 
 
 class LogFollower(Contents):
-    """A log partition that another process writes.
+    """A log that another process writes.
 
     Args:
-        storage: The partition.
+        storage: The log.
         retry_timeout: Seconds for which refusals of the store are tolerated: ``open`` repeats its act, and ``refresh``
             keeps the last listing.
         clock: Returns monotonic seconds.

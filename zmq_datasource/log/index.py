@@ -1,6 +1,6 @@
-"""The chunks of one log partition, in order: the index in memory, and the listing that it is made from.
+"""The chunks of a log, in order: the index in memory, and the listing that it is made from.
 
-Another process may write the partition while it is listed. ``Contents`` is the index for all threads of a process, and
+Another process may write the log while it is listed. ``Contents`` is the index for all threads of a process, and
 counts the bytes that are not in a chunk yet.
 """
 
@@ -26,7 +26,7 @@ class ChunkIndex:
     Finding the chunks of a range takes logarithmic time, and a step for each of these chunks.
 
     Args:
-        incarnations: The writers of the partition, as the newest chunk records them.
+        incarnations: The writers of the log, as the newest chunk records them.
     """
 
     def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = NO_INCARNATIONS) -> None:
@@ -140,14 +140,14 @@ class ChunkIndex:
 
 
 def read_index(storage: LogStorage) -> ChunkIndex:
-    """List the chunks of a log partition.
+    """List the chunks of a log.
 
     The end of a chunk is the first id of the next one; the end of the newest chunk is in its file. Strays at the front
     are left out (see ``fence``).
 
     Raises:
         DamagedChunkError: The newest chunk is damaged.
-        DiskFaultError: The partition cannot be listed now.
+        DiskFaultError: The log cannot be listed now.
         LogFormatError: Listed chunks cannot be opened.
     """
     for _ in range(MOST_LISTINGS):
@@ -192,16 +192,16 @@ def chunks_of(
 
 
 class Contents:
-    """The chunks of a partition, and the bytes of messages that are not in a chunk yet or are being deleted.
+    """The chunks of a log, and the bytes of messages that are not in a chunk yet or are being deleted.
 
-    The base class of ``LogWriter`` and ``LogFollower``. In the process that writes the partition, the receiving thread
+    The base class of ``LogWriter`` and ``LogFollower``. In the process that writes the log, the receiving thread
     appends messages, the sealing thread makes chunks of them, retention deletes chunks, and any thread may read. In a
     process that follows, a new listing replaces the last one. Each method holds one lock for a moment, and uses no
     file.
 
     Attributes:
         grown: The part of the open chunk that is on the disk; None if there is none.
-        incarnations: The writers that the partition has had.
+        incarnations: The writers that the log has had.
     """
 
     def __init__(self) -> None:

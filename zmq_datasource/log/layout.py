@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-FORMAT_VERSION = 2
-# The number of the partition that every log has; most logs have only this one.
-PARTITION = 0
+FORMAT_VERSION = 3
+# The directory of the chunks, so that listing them lists nothing else.
+CHUNKS_NAME = "chunks"
 LOG_NAME = "log.json"
 HEAD_NAME = "head"
 LOCK_NAME = "writer.lock"
@@ -21,7 +21,6 @@ STAGING_NAME = "staging"
 TERMS_NAME = "terms.json"
 TEMPORARY_PREFIX = "."
 
-_PARTITION_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
 # An open chunk; see ``open_chunk``.
 _GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
 _CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
@@ -60,11 +59,6 @@ def open_chunk_name(first: int) -> str:
 def compact_name(first: int) -> str:
     """The name of the compact copy of an open chunk. After a crash the copy is not used."""
     return f"{TEMPORARY_PREFIX}compact-{first:020d}.arrow"
-
-
-def parse_partition_name(name: str) -> int | None:
-    """The number of the log partition with this directory; None for another directory."""
-    return int(name) if _PARTITION_NAME.fullmatch(name) else None
 
 
 def parse_open_chunk_name(name: str) -> int | None:

@@ -36,7 +36,7 @@ class LocalFiles:
     """Files in a directory to which one writer appends.
 
     Args:
-        directory: The directory of the log partition, or the one below it for staged attempts.
+        directory: The directory of the chunks, or the one below it for staged attempts.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -153,7 +153,7 @@ class StagedFiles(LocalFiles):
     """The files of staged attempts.
 
     Args:
-        beside: The directory of the log partition; None for a log in a bucket.
+        beside: The directory of the chunks; None for a log in a bucket.
     """
 
     def __init__(self, beside: Path | None) -> None:

@@ -64,7 +64,7 @@ class Grown(NamedTuple):
 
 
 class OpenChunk:
-    """Writes the open chunk of a log partition. For the sealing thread.
+    """Writes the open chunk of a log. For the sealing thread.
 
     A call that the disk has refused may be repeated.
     """
@@ -173,7 +173,7 @@ class Groups(NamedTuple):
     damaged: range
 
 
-def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
+def read_groups(content: pa.Buffer, first: int) -> Groups:
     """Read the groups of an open chunk.
 
     Args:
@@ -203,7 +203,7 @@ def read_groups(content: pa.Buffer, partition: int, first: int) -> Groups:
             if GROUP_FIRST in custom:
                 found = ChunkFacts.from_metadata(custom)
                 try:
-                    found.check_place(partition, first)
+                    found.check_place(first)
                 except ValueError as e:
                     elsewhere = e
                     break
@@ -305,7 +305,6 @@ class OpenChunkTail:
     def __init__(self, storage: LogStorage, first: int) -> None:
         self._descriptor = storage.open_chunk_files().open_chunk(first)
         self._read = MAGIC_BYTES
-        self._partition = storage.partition
         self._next = self.first = first
         self.batches: list[pa.RecordBatch] = []
 
@@ -332,7 +331,7 @@ class OpenChunkTail:
         for message in messages:
             if message.type == "record batch":
                 batch = pa.ipc.read_record_batch(message, MESSAGE_SCHEMA)
-                self.batches.append(number_rows(batch, self._partition, self._next))
+                self.batches.append(number_rows(batch, self._next))
                 self._next += batch.num_rows
 
     def close(self) -> None:

@@ -314,7 +314,7 @@ class Deletions:
     """Says where a read goes on when a chunk is gone: in another chunk that has its ids, or after them, or not at all.
 
     Args:
-        storage: The partition.
+        storage: The log.
         log_id: The id of the log for which the read was planned.
         fails: The option ``failOnDataLoss``.
         reader: The query's name. Skipped ids are recorded for it, so that the process that plans the query's batches

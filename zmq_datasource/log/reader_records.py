@@ -1,4 +1,4 @@
-"""The records of a log's readers: one object for each reader, with its position in every log partition.
+"""The records of a log's readers: one object for each reader, with its position.
 
 The rules:
 
@@ -28,7 +28,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
-_SKIPPED = re.compile(r"([^.]+)\.([0-9]{1,10})\.([0-9]{20})-([0-9]{20})\.skipped")
+_SKIPPED = re.compile(r"([^.]+)\.([0-9]{20})-([0-9]{20})\.skipped")
 # The record of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.
 _SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
@@ -78,7 +78,7 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The record of one reader.
 
     Attributes:
-        next: By log partition, the first id that the reader still needs. Of a missing partition it needs all.
+        next: The first id that the reader still needs.
         timeout: Seconds for which messages are kept after the query has ended; None for a query without a name, for
             which the log's writer decides.
         begins_here: Whether a query without a checkpoint begins at ``next``. True if a query of this name has begun
@@ -87,7 +87,7 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         subscriber: None for a query.
     """
 
-    next: dict[_Id, _Id]
+    next: _Id
     timeout: float | None = None
     begins_here: bool = msgspec.field(default=False, name="begins")
     terms: ReaderTerms | None = None
@@ -98,16 +98,12 @@ class ReaderRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether the user has named the reader."""
         return self.timeout is not None
 
-    def needs(self, partition: int) -> int:
-        """The first id of this partition that the reader still needs."""
-        return self.next.get(partition, 0)
-
 
 class ReaderRecords:
-    """Reads and writes the records, which are small JSON objects beside the log partitions.
+    """Reads and writes the records, which are small JSON objects beside the chunks.
 
     Args:
-        storage: A partition of the log. Records are those of the whole log, but skipped ids those of this partition.
+        storage: The log.
     """
 
     def __init__(self, storage: LogStorage) -> None:
@@ -233,13 +229,12 @@ class ReaderRecords:
         self._storage.write_json(self._skipped_key(reader, first, end), {})
 
     def _skipped_key(self, reader: str, first: int, end: int) -> str:
-        return f"{READERS_NAME}/{reader}.{self._storage.partition}.{first:020d}-{end:020d}.skipped"
+        return f"{READERS_NAME}/{reader}.{first:020d}-{end:020d}.skipped"
 
     def skipped(self, reader: str) -> list[range]:
-        """The ids that ``write_skipped`` has recorded in this partition, in order; two records may have the same."""
+        """The ids that ``write_skipped`` has recorded, in order; two records may have the same."""
         found = filter(None, map(_SKIPPED.fullmatch, self._listed()))
-        partition = str(self._storage.partition)
-        ids = [range(int(it[3]), int(it[4])) for it in found if (it[1], it[2]) == (reader, partition)]
+        ids = [range(int(it[2]), int(it[3])) for it in found if it[1] == reader]
         return sorted(ids, key=lambda it: (it.start, it.stop))
 
     def forget_skipped(self, reader: str, ids: range) -> None:

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -46,7 +46,7 @@ class Reader:
     """The record of one query, which no other query can use until ``end``.
 
     Args:
-        storage: Any partition of the log.
+        storage: The log.
         name: The option ``reader``; None chooses a random name.
         timeout: Seconds for which messages are kept after the query has ended; ignored without a name.
         terms: The options with which the query would receive the feed itself; None if it only reads.
@@ -92,44 +92,44 @@ class Reader:
             hold.release()
             raise
 
-    def keep_everything(self, earliest: Callable[[], Mapping[int, int]]) -> None:
+    def keep_everything(self, earliest: Callable[[], int]) -> None:
         """Write a record that keeps every chunk from which the query may begin. Called before it chooses the place.
 
         Args:
-            earliest: Lists the log, and returns the first id of each partition.
+            earliest: Lists the log, and returns its first id.
 
         Raises:
             LogError: The log cannot be listed, or the disk refuses.
         """
         self._retrier.retry(partial(self._keep_everything, earliest))
 
-    def _keep_everything(self, earliest: Callable[[], Mapping[int, int]]) -> None:
+    def _keep_everything(self, earliest: Callable[[], int]) -> None:
         with self._records.exclusive(_EXCLUSIVE_SECONDS):
             self._write(self._kept(earliest()))
 
-    def _kept(self, earliest: Mapping[int, int]) -> ReaderRecord:
+    def _kept(self, earliest: int) -> ReaderRecord:
         if self.found is not None and self.found.begins_here:
             return ReaderRecord(self.found.next, self._timeout, True, self._terms)
         return self._at(earliest)
 
-    def _at(self, nexts: Mapping[int, int], *, begins_here: bool = False) -> ReaderRecord:
-        return ReaderRecord(dict(nexts), self._timeout, begins_here, self._terms)
+    def _at(self, next_id: int, *, begins_here: bool = False) -> ReaderRecord:
+        return ReaderRecord(next_id, self._timeout, begins_here, self._terms)
 
-    def begin(self, begins: Mapping[int, int]) -> None:
+    def begin(self, begin: int) -> None:
         """Record where a query without a checkpoint begins, so that it begins there again after a crash."""
-        self._retrier.retry(partial(self._write, self._at(begins, begins_here=True)))
+        self._retrier.retry(partial(self._write, self._at(begin, begins_here=True)))
 
-    def move(self, begins: Mapping[int, int], *, lazily: bool) -> None:
-        """Record that the query needs nothing below these ids any more.
+    def move(self, begin: int, *, lazily: bool) -> None:
+        """Record that the query needs nothing below this id any more.
 
         Args:
-            lazily: Whether this process also deletes chunks, and so knows the ids without the record. Then the record
+            lazily: Whether this process also deletes chunks, and so knows the id without the record. Then the record
                 is written about once a second. If the disk refuses it, the log only keeps too much.
 
         Raises:
             LogWriteError: The disk refuses, and ``lazily`` is false.
         """
-        record = self._at(begins)
+        record = self._at(begin)
         if record == self._record:
             self._rewrite(self.rewrite_seconds)
         elif not lazily:
@@ -153,18 +153,18 @@ class Reader:
             with suppress(LogWriteError):  # the next try is after the same time
                 self._records.write(self.name, self._record)
 
-    def end(self, begins: Mapping[int, int] | None = None) -> None:
+    def end(self, begin: int | None = None) -> None:
         """Release the name; the record stays until its timeout. Called when the query stops.
 
         Args:
-            begins: The first ids that the query still needs; None if the record has them.
+            begin: The first id that the query still needs; None if the record has it.
         """
         try:
-            if begins is None:
+            if begin is None:
                 self._rewrite(0.0)
             else:
                 self._written_at = -math.inf
-                self.move(begins, lazily=True)
+                self.move(begin, lazily=True)
                 self._rewrite(_LAZY_SECONDS)
         finally:
             self._hold.release()
@@ -182,10 +182,10 @@ class Reader:
 
 
 class Readers:
-    """Finds the ids of one partition that readers still need. The partition's writer asks before it deletes.
+    """Finds the ids that readers still need. The log's writer asks before it deletes.
 
     Args:
-        storage: The partition.
+        storage: The log.
         retention: Seconds for which messages are kept for an ended query without a name (``walRetention``).
         clock: Returns seconds since the epoch, for comparison with the modification times of records.
 
@@ -248,7 +248,7 @@ class Readers:
         return None
 
     def needed(self, fresh: bool = True) -> int | None:
-        """The lowest id of the partition that another reader still needs; None if there is no other reader.
+        """The lowest id that another reader still needs; None if there is no other reader.
 
         Drops expired readers, if another reader remains.
 
@@ -264,7 +264,7 @@ class Readers:
             for name, why in expired.items():
                 if self._drop(name, records[name], why):
                     del records[name]
-        return min((record.needs(self._storage.partition) for record in records.values()), default=None)
+        return min((record.next for record in records.values()), default=None)
 
     def make_room(self, below: int) -> bool:
         """Drop the ended, unnamed readers that still need an id below ``below``.
@@ -278,9 +278,7 @@ class Readers:
             LogError: As ``needed``.
         """
         records = self.others()
-        slow = {
-            name: record for name, record in records.items() if record.needs(self._storage.partition) < below
-        }
+        slow = {name: record for name, record in records.items() if record.next < below}
         if not slow or any(record.named or self._records.is_running(name) for name, record in slow.items()):
             return False
         if self.own is None and not any(

@@ -1,4 +1,4 @@
-"""Opens a log partition for writing: takes the lock, checks and recovers its content."""
+"""Opens a log for writing: takes the lock, checks and recovers its content."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from zmq_datasource.log.store import Hold
 _log = logging.getLogger(__name__)
 
 
-class OpenedPartition(NamedTuple):
-    """A log partition that this process may write.
+class OpenedLog(NamedTuple):
+    """A log that this process may write.
 
     Attributes:
         log_id: The id of the log.
@@ -39,22 +39,22 @@ class OpenedPartition(NamedTuple):
     past: PastTimes
 
 
-def open_partition(storage: LogStorage, lock_wait: float, feed: str) -> OpenedPartition:
-    """Create or recover a log partition, and become its writer. The caller repeats the call while the disk refuses.
+def open_for_writing(storage: LogStorage, lock_wait: float, feed: str) -> OpenedLog:
+    """Create or recover a log, and become its writer. The caller repeats the call while the disk refuses.
 
     Args:
         lock_wait: Seconds to wait for an earlier writer that is stopping.
         feed: As in ``LogStorage.lock``.
 
     Raises:
-        LogError: Another writer has the partition, or it is damaged or not writable.
+        LogError: Another writer has the log, or it is damaged or not writable.
     """
     with writing(f"opening {storage}"):  # listing may raise errors of the system too
         log_id = storage.open_log()
         hold = storage.lock(lock_wait, feed)
         try:
             failpoints.reach("log.recovery.after_lock")
-            return OpenedPartition(log_id, hold, *_recover(storage, log_id))
+            return OpenedLog(log_id, hold, *_recover(storage, log_id))
         except BaseException:
             hold.release()
             raise
@@ -101,7 +101,7 @@ def _check_positions(storage: LogStorage, end: int) -> None:
     """Refuse a log that ends before the position of a reader: it would give out ids a second time."""
     records = ReaderRecords(storage)
     for name, record in records.all().items():
-        position = record.needs(storage.partition)
+        position = record.next
         if position > end:
             raise DataLossError(
                 f"opening {storage}: it ends at id {end}, and reader {name!r} has read the ids below {position} "
@@ -122,7 +122,7 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> N
     path = storage.path_of(open_chunk_name(first))
     content = storage.open_chunk_files().read_chunk(first)
     try:
-        groups = read_groups(content, storage.partition, first)
+        groups = read_groups(content, first)
     except DamagedChunkError as e:
         raise DamagedChunkError(f"opening {path}: {e}") from e
     damaged = groups.damaged

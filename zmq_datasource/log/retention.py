@@ -29,10 +29,10 @@ _RESERVED_CHUNKS = 5
 
 
 class Retention:
-    """Deletes chunks of a log partition, the oldest first. Any thread may call it, unless a method says otherwise.
+    """Deletes chunks of a log, the oldest first. Any thread may call it, unless a method says otherwise.
 
     Args:
-        storage: The partition.
+        storage: The log.
         contents: Its contents.
         seconds: The least time for which a committed chunk is kept; readers may want a longer one.
         max_bytes: The size of the log at which ``full`` becomes true.

@@ -66,10 +66,10 @@ class WriteJob(NamedTuple):
 
 
 class Sealer:
-    """Owns the sealing thread of a log partition. libc and Arrow release the GIL for most of its work.
+    """Owns the sealing thread of a log. libc and Arrow release the GIL for most of its work.
 
     Args:
-        storage: The partition.
+        storage: The log.
         contents: Learns what was written.
         retention: Deletes chunks, in this thread.
         retrier: Repeats writes that the disk refuses.
@@ -110,7 +110,7 @@ class Sealer:
         """Start the thread.
 
         Args:
-            hold: The lock of the partition, which ``end`` releases.
+            hold: The lock of the log, which ``end`` releases.
             past: The times of the existing chunks.
             incarnations: The writers up to this one.
         """
@@ -218,8 +218,7 @@ class Sealer:
             times = times_of(job.batches)
             self._times = times if self._times is None else self._times.union(times)
         assert self._times is not None, "there are rows"
-        partition = self._storage.partition
-        return ChunkFacts(partition, job.first, job.end, self._times, self._past, self._incarnations)
+        return ChunkFacts(job.first, job.end, self._times, self._past, self._incarnations)
 
     def _write(self, job: WriteJob) -> None:
         state = state_metadata(job.state, job.end)

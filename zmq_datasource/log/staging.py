@@ -146,7 +146,7 @@ class _Staged(NamedTuple):
 
 
 class Staging:
-    """The finished attempts of a log partition, for its writer. ``now`` is in monotonic seconds.
+    """The finished attempts of a log, for its writer. ``now`` is in monotonic seconds.
 
     Attributes:
         bytes: Their room on disk.

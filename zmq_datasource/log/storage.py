@@ -1,4 +1,4 @@
-"""One partition of a log in a store: the names of its objects, and the rules for writing them.
+"""A log in a store: the names of its objects, and the rules for writing them.
 
 A chunk's key is its first id, and the writer that puts a key first has given out those ids: see ``fence``. A lock only
 says when a standby may begin.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 import socket
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -33,15 +32,14 @@ from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.fence import Fence
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import (
+    CHUNKS_NAME,
     FORMAT_VERSION,
     HEAD_NAME,
     LOCK_NAME,
     LOG_NAME,
-    PARTITION,
     READERS_NAME,
     chunk_name,
     parse_chunk_name,
-    parse_partition_name,
 )
 from zmq_datasource.log.local_files import LocalFiles, StagedFiles
 from zmq_datasource.log.store import Content, Hold, Store
@@ -49,8 +47,6 @@ from zmq_datasource.log.store import Content, Hold, Store
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
 MOST_LISTINGS = 10
 _LEISURE_SECONDS = 10.0
-# The object with the log's id in a bucket, in format 1.
-_FORMER_LOG_NAME = re.compile(r"log-([0-9]+)-[0-9a-f]{32}\.json")
 
 
 class ChunkEntry(NamedTuple):
@@ -62,20 +58,18 @@ class ChunkEntry(NamedTuple):
 
 
 class LogStorage:
-    """One partition of a log.
+    """A log in a store.
 
     Args:
         store: The store of the log, or the absolute path or ``file:`` URI of a directory.
-        partition: The number of the partition.
         retry_seconds: Seconds for which reading a chunk is repeated while the store refuses.
 
     Raises:
         OptionError: The location is neither.
     """
 
-    def __init__(self, store: Store | str, partition: int = PARTITION, retry_seconds: float = 0.0) -> None:
+    def __init__(self, store: Store | str, retry_seconds: float = 0.0) -> None:
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
-        self.partition = partition
         self.retry_seconds = retry_seconds
         self._writer: Hold | None = None  # if this object writes
         self._fence: Fence | None = None
@@ -87,25 +81,21 @@ class LogStorage:
 
     @property
     def directory(self) -> Path | None:
-        """The partition's directory; None in a bucket."""
-        return self.store.root / str(self.partition) if isinstance(self.store, DirectoryStore) else None
+        """The directory of the chunks; None in a bucket."""
+        return self.store.root / CHUNKS_NAME if isinstance(self.store, DirectoryStore) else None
 
     def __repr__(self) -> str:
-        return f"LogStorage({self.root!r}, {self.partition})"
+        return f"LogStorage({self.root!r})"
 
     def __str__(self) -> str:
-        return f"log {self.root}" + (f", partition {self.partition}" if self.partition else "")
-
-    def of(self, partition: int) -> Self:
-        """Another partition of the same log."""
-        return type(self)(self.store, partition, self.retry_seconds)
+        return f"log {self.root}"
 
     def key(self, name: str) -> str:
-        """The key of an object of this partition."""
-        return f"{self.partition}/{name}"
+        """The key of a chunk."""
+        return f"{CHUNKS_NAME}/{name}"
 
     def path_of(self, name: str) -> str:
-        """The full path of an object of the partition, for messages."""
+        """The full path of a chunk, for messages."""
         return self.store.path_of(self.key(name))
 
     @property
@@ -129,7 +119,7 @@ class LogStorage:
             LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
             LogWriteError: The store cannot be created or written.
         """
-        self.store.create(HEAD_NAME, READERS_NAME, str(self.partition))
+        self.store.create(CHUNKS_NAME, HEAD_NAME, READERS_NAME)
         with suppress(NoLogError):
             return self.log_id()
         content = json.dumps({"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}).encode()
@@ -181,17 +171,14 @@ class LogStorage:
         """Refuse to create a log beside chunks: it would give their ids to other messages.
 
         Raises:
-            LogFormatError: There are chunks, or a log of an older format.
+            LogFormatError: There are chunks.
         """
-        for entry in self.store.list() if self.store.exists() else ():
-            if former := _FORMER_LOG_NAME.fullmatch(entry.name):
-                raise _other_format(self.store.path_of(entry.name), int(former[1]))
-        found = {p: firsts for p in self.partitions() if (firsts := self.of(p)._firsts())}
+        firsts = self._firsts() if self.store.exists() else []
         # Checked again, because another process may have created the log and written chunks meanwhile.
-        if found and self.store.find(LOG_NAME) is None:
+        if firsts and self.store.find(LOG_NAME) is None:
             raise LogFormatError(
                 f"opening the log in {self.root}: {LOG_NAME} is missing, and there are chunks "
-                f"({_describe_firsts(found)}). "
+                f"(the first one begins at id {firsts[0]}). "
                 f'Restore {LOG_NAME}: it holds {{"format": {FORMAT_VERSION}, "log": "<id>"}}, and each checkpoint '
                 'of a query of this log has the id, as "log" in its offsets. Or set another walLocation or walStore, '
                 "and for each of these queries a new checkpoint"
@@ -199,16 +186,6 @@ class LogStorage:
 
     def _firsts(self) -> list[int]:
         return sorted([*(entry.first for entry in self.chunks()), *self.open_chunks()])
-
-    def partitions(self) -> list[int]:
-        """The log partitions, in order; none if there is no log.
-
-        Raises:
-            DiskFaultError: They cannot be listed now.
-        """
-        entries = self.store.list("") if self.store.exists() else ()
-        names = [parse_partition_name(entry.name) for entry in entries if entry.is_directory]
-        return sorted(partition for partition in names if partition is not None)
 
     def sees(self, log_id: str, names: Iterable[str]) -> bool:
         """Whether this machine sees all these chunks of the log with this id.
@@ -232,7 +209,7 @@ class LogStorage:
     # Chunks.
 
     def chunks(self, after: int | None = None) -> list[ChunkEntry]:
-        """The sealed chunks of the partition, in order.
+        """The sealed chunks, in order.
 
         Args:
             after: Only those that begin after this id.
@@ -243,7 +220,7 @@ class LogStorage:
         behind = "" if after is None else chunk_name(after)
         found = [
             ChunkEntry(first, entry.size, entry.modified)
-            for entry in self.store.list(str(self.partition), behind)
+            for entry in self.store.list(CHUNKS_NAME, behind)
             if (first := parse_chunk_name(entry.name)) is not None
         ]
         return sorted(found)
@@ -336,24 +313,24 @@ class LogStorage:
     def remove_temporaries(self) -> None:
         """Delete temporary files of killed processes. Only the writer calls this."""
         if isinstance(self.store, DirectoryStore):
-            for directory in (str(self.partition), HEAD_NAME, READERS_NAME):
+            for directory in ("", CHUNKS_NAME, HEAD_NAME, READERS_NAME):
                 self.store.clean(directory)
 
     # The one writer.
 
     def lock(self, wait: float, feed: str = "") -> Hold:
-        """Become the writer of the partition.
+        """Become the writer of the log.
 
         Args:
             wait: Seconds to wait for a writer that is stopping.
             feed: A description of what is received, which ``feed`` shows to other processes.
 
         Raises:
-            LogLockedError: Another writer has the partition; the error names its process.
+            LogLockedError: Another writer has the log; the error names its process.
         """
         self._fence = None
         try:
-            self._writer = self.store.hold(self.key(LOCK_NAME), wait, feed)
+            self._writer = self.store.hold(LOCK_NAME, wait, feed)
         except LogLockedError as e:
             option = "walStore" if self.directory is None else "walLocation"
             raise LogLockedError(
@@ -362,12 +339,12 @@ class LogStorage:
         return self._writer
 
     def check_writer(self) -> None:
-        """Check early that this process still holds the partition, and that the store is there.
+        """Check early that this process still holds the log, and that the store is there.
 
         This check is not needed for safety: ``put_chunk`` alone keeps two writers apart.
 
         Raises:
-            LogLockedError: Another process holds the partition.
+            LogLockedError: Another process holds the log.
             DiskFaultError: The store has lost its content.
         """
         if self._writer is not None and (lost := self._writer.lost):
@@ -379,17 +356,17 @@ class LogStorage:
             self._fence.check()
 
     def writer(self) -> str | None:
-        """The name of the process that writes the partition now; None if there is none."""
-        holding = self.store.holder(self.key(LOCK_NAME))
+        """The name of the process that writes the log now; None if there is none."""
+        holding = self.store.holder(LOCK_NAME)
         return None if holding is None else holding.process
 
     def is_written(self) -> bool:
-        """Whether a process writes the partition now."""
+        """Whether a process writes the log now."""
         return self.writer() is not None
 
     def feed(self) -> str:
         """The description that the current or last writer has given to ``lock``."""
-        return self.store.note(self.key(LOCK_NAME))
+        return self.store.note(LOCK_NAME)
 
     # Small objects beside the chunks.
 
@@ -424,8 +401,3 @@ def _other_format(path: str, version: int) -> LogFormatError:
         "read to its end with the release that wrote it; then set another walLocation or walStore, and a new "
         "checkpoint for each of these queries"
     )
-
-
-def _describe_firsts(found: Mapping[int, Sequence[int]]) -> str:
-    """The first ids of the chunks of each partition, in words."""
-    return ", ".join(f"partition {p}: ids from {firsts[0]} on" for p, firsts in sorted(found.items()))

@@ -40,15 +40,14 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
         raise
     except LogError as e:
         yield Damage(storage.root, str(e))
-    for partition in storage.partitions():
-        yield from _verify_partition(storage.of(partition), done)
+    yield from _verify_chunks(storage, done)
     records = ReaderRecords(storage)
     for name in records.names():
         yield from _damage_at(records.path_of(name), lambda name=name: records.read(name))  # type: ignore[misc]
         done(records.path_of(name))
 
 
-def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
+def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
     yield from _damage_at(storage.path_of(""), lambda: read_index(storage))
     entries = storage.chunks()
     for chunk in chunks_of(entries, _end_of(storage, entries)):
@@ -65,7 +64,7 @@ def _verify_partition(storage: LogStorage, done: Callable[[str], None]) -> Itera
         with suppress(FileNotFoundError):  # it was sealed meanwhile
             content = storage.open_chunk_files().read_chunk(first)
             try:
-                damaged = read_groups(content, storage.partition, first).damaged
+                damaged = read_groups(content, first).damaged
             except DamagedChunkError as e:
                 yield Damage(path, str(e))
             else:

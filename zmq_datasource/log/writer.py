@@ -1,4 +1,4 @@
-"""The writer of a log partition: gives messages their ids, and cuts chunks.
+"""The writer of a log: gives messages their ids, and cuts chunks.
 
 Two threads use it. The *receiving* thread appends batches and cuts chunks (this module); it never waits for the disk.
 The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes old ones
@@ -19,7 +19,7 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.readers import Readers
-from zmq_datasource.log.recovery import OpenedPartition, open_partition
+from zmq_datasource.log.recovery import OpenedLog, open_for_writing
 from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.sealer import Sealer, WriteJob
@@ -31,12 +31,12 @@ _ENOUGH_UNWRITTEN = 2
 
 
 class LogWriter(Contents):
-    """Appends to one log partition. A log with several partitions has a writer for each.
+    """Appends to a log.
 
     Args:
-        storage: The partition.
+        storage: The log.
         chunk_bytes: The size in memory at which a chunk is cut.
-        max_bytes: The size of the partition at which ``full`` becomes true.
+        max_bytes: The size of the log at which ``full`` becomes true.
         retention: Seconds for which a committed chunk is kept.
         retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
         make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
@@ -106,7 +106,7 @@ class LogWriter(Contents):
         feed: str = "",
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create or recover the partition, and become its writer. Repeated while the store refuses for now.
+        """Create or recover the log, and become its writer. Repeated while the store refuses for now.
 
         After an error the lock is free, and the call may be repeated.
 
@@ -116,7 +116,7 @@ class LogWriter(Contents):
             prepare: Reads and writes objects beside the chunks, with the lock. May be repeated.
 
         Raises:
-            LogError: Another writer has the partition, or it is damaged or not writable.
+            LogError: Another writer has the log, or it is damaged or not writable.
         """
         opened = self._retrier.retry(partial(self._open, lock_wait, feed, prepare))
         self.log_id, self.saved = opened.log_id, opened.saved
@@ -128,8 +128,8 @@ class LogWriter(Contents):
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past, incarnations)
 
-    def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedPartition:
-        opened = open_partition(self._storage, lock_wait, feed)
+    def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedLog:
+        opened = open_for_writing(self._storage, lock_wait, feed)
         try:
             prepare()
         except BaseException:
@@ -138,7 +138,7 @@ class LogWriter(Contents):
         return opened
 
     def close(self) -> None:
-        """Seal all messages, end the sealing thread, and release the partition.
+        """Seal all messages, end the sealing thread, and release the log.
 
         Writes that the disk refuses are repeated for some seconds.
 

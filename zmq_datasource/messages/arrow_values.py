@@ -29,7 +29,7 @@ MESSAGE_COLUMNS = {
     f"_{column.name}": column for column in LOG_SCHEMA if column.name not in ("value", "frames")
 }
 CORRUPT_RECORD = "_corrupt_record"
-_NEVER_NULL = ("_partition", "_id", "_timestamp")
+_NEVER_NULL = ("_id", "_timestamp")
 
 # The columns by name; None for a value that does not fit.
 _Columns: TypeAlias = dict[str, pa.Array] | None
@@ -150,12 +150,12 @@ class ArrowValues:
         object.__setattr__(self, "_given", tuple(given))
 
     def rows(
-        self, batch: pa.RecordBatch, unfit: Callable[[int, int, UnfitValueError], None]
+        self, batch: pa.RecordBatch, unfit: Callable[[int, UnfitValueError], None]
     ) -> Iterator[pa.RecordBatch]:
         """Read messages of a log as rows, in order.
 
         Args:
-            unfit: Called for each value that does not fit, with its partition, its id, and the reason.
+            unfit: Called for each value that does not fit, with its id, and the reason.
         """
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
@@ -170,7 +170,7 @@ class ArrowValues:
                 found = self._read(value, budget)
                 made = [self._with_message(*each, batch, at, budget) for each in found]
             except UnfitValueError as e:
-                unfit(batch.column("partition")[at].as_py(), batch.column("id")[at].as_py(), e)
+                unfit(batch.column("id")[at].as_py(), e)
                 made = (
                     [self._with_message(None, 1, batch, at, _Budget(value_bytes))] if self.permissive else []
                 )

@@ -1,7 +1,7 @@
 """The columns of a message, declared once for Arrow, for the log and for Spark, and functions on Arrow columns.
 
-A receiver appends *messages* to the log (``MESSAGE_SCHEMA``). *Rows* that are read from the log have ``partition`` and
-``id`` before these columns (``LOG_SCHEMA``). Spark reads the same rows, but ``frames`` only if the user asks for them
+A receiver appends *messages* to the log (``MESSAGE_SCHEMA``). *Rows* that are read from the log have ``id``
+before these columns (``LOG_SCHEMA``). Spark reads the same rows, but ``frames`` only if the user asks for them
 (``row_schema``).
 
 ``topic`` is text. A topic that is not UTF-8 is text in hex (``rows.name_of``), and ``frames`` keeps the original. In
@@ -42,7 +42,7 @@ MESSAGE_SCHEMA = pa.schema(
         ("frames", FRAMES),
     ]
 )
-LOG_SCHEMA = pa.schema([("partition", pa.int32()), ("id", pa.int64()), *MESSAGE_SCHEMA])
+LOG_SCHEMA = pa.schema([("id", pa.int64()), *MESSAGE_SCHEMA])
 
 _SPARK_TYPES = {
     pa.int32(): "INT",

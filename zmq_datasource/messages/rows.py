@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from zmq_datasource.messages.columns import LOG_SCHEMA, MESSAGE_SCHEMA, binary_of, number
+from zmq_datasource.messages.columns import LOG_SCHEMA, MESSAGE_SCHEMA, binary_of
 
 # For a batch of one message, looking a field up in the schema takes longer than everything else.
 _TYPES = {field.name: field.type for field in MESSAGE_SCHEMA}
@@ -47,13 +47,11 @@ def message_rows(
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
-def number_rows(messages: pa.RecordBatch, partition: int, first_id: int) -> pa.RecordBatch:
-    """Make a batch with ``LOG_SCHEMA``: add ``partition``, and contiguous ids from ``first_id`` on."""
-    rows = messages.num_rows
-    partitions = pa.repeat(number(partition, pa.int32()), rows)
-    ids = pa.arange(first_id, first_id + rows)
+def number_rows(messages: pa.RecordBatch, first_id: int) -> pa.RecordBatch:
+    """Make a batch with ``LOG_SCHEMA``: add contiguous ids from ``first_id`` on."""
+    ids = pa.arange(first_id, first_id + messages.num_rows)
     schema = LOG_SCHEMA.with_metadata(messages.schema.metadata)
-    return pa.RecordBatch.from_arrays([partitions, ids, *messages.columns], schema=schema)
+    return pa.RecordBatch.from_arrays([ids, *messages.columns], schema=schema)
 
 
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:

@@ -32,7 +32,6 @@ from msgspec.structs import replace
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
-    PARTITION,
     Hold,
     LogStorage,
     ReaderRecord,
@@ -85,7 +84,7 @@ class Position:
 
     def __init__(self, record: ReaderRecord, notes: SubscriberNotes, now: float) -> None:
         self.key = subscriber_key(notes.name)
-        self.next = self.next_on_disk = record.needs(PARTITION)
+        self.next = self.next_on_disk = record.next
         self.notes = notes
         self.lost_on_disk = notes.lost_to
         self.topic_bytes = bytes_of_topics(notes.topics)
@@ -242,7 +241,7 @@ class Positions:
             is_new = record is None or record.subscriber is None
             if record is None or record.subscriber is None:
                 notes = SubscriberNotes(request.name, request.session, list(topics), time.time())
-                record = ReaderRecord({PARTITION: 0}, self._expiry, subscriber=notes)
+                record = ReaderRecord(0, self._expiry, subscriber=notes)
             else:
                 notes = replace(record.subscriber, session=request.session, topics=list(topics))
             position = Position(record, notes, self._clock())
@@ -326,7 +325,7 @@ class Positions:
         next_id, notes = position.next, position.notes  # the server's thread may change them meanwhile
         if next_id >= notes.snapshot:
             notes = replace(notes, snapshot=0)
-        self._records.write(position.key, ReaderRecord({PARTITION: next_id}, self._expiry, subscriber=notes))
+        self._records.write(position.key, ReaderRecord(next_id, self._expiry, subscriber=notes))
         position.next_on_disk, position.lost_on_disk = next_id, notes.lost_to
         position.written_at = self._clock()
 
@@ -385,7 +384,7 @@ def read_positions(storage: LogStorage, end: int) -> list[tuple[ReaderRecord, Su
     """
     found = []
     for record in ReaderRecords(storage).all().values():
-        notes, position = record.subscriber, record.needs(PARTITION)
+        notes, position = record.subscriber, record.next
         if notes is None:
             continue
         if position > end:

@@ -8,7 +8,7 @@ Modules beside that way: a channel asks its publisher for missing messages by th
 ``incidents`` handles losses and messages that do not fit. ``facts`` has the figures of a receiver, and reads those that
 a log stores. ``location`` finds the log of a feed. ``receiving`` has the thread, and records what a stop has lost.
 
-A query reads ``feeds``: a ``Feed`` for each log partition. This process fills the partition (``ingest``), or another
-one does, or none any more (``follow``). ``chunk_server`` sends chunks to executors that do not see the log's directory,
-in ranges of bytes, and ``remote_chunks`` is their end of its protocol.
+A query reads a ``Feed``. This process fills the log (``ingest``), or another one does (``follow``). ``chunk_server``
+sends chunks to executors that do not see the log's directory, in ranges of bytes, and ``remote_chunks`` is their end of
+its protocol.
 """

@@ -60,7 +60,6 @@ _Reader = Annotated[str, msgspec.Meta(pattern=rf"\A{READER_PATTERN.strip('^$')}\
 class Request(Header, frozen=True, kw_only=True):
     number: int
     secret: bytes
-    partition: _Id = 0
 
 
 class Find(Request, frozen=True, kw_only=True):
@@ -131,7 +130,7 @@ def answer(storage: LogStorage, log_id: str, request: Request) -> list[Any]:
     """The frames of the answer to a request. If the log has another id now, it has no ids."""
     try:
         failpoints.reach("source.chunk.before_read")
-        found, size, content = _look_up(storage.of(request.partition), log_id, request)
+        found, size, content = _look_up(storage, log_id, request)
     except Exception as e:  # an error in one request must not end the server
         error = e.errno if isinstance(e, OSError) else None
         if isinstance(e, LogError) and not isinstance(e, DiskFaultError):
@@ -159,7 +158,7 @@ class ChunkServer:
     """A ROUTER that answers executors.
 
     Args:
-        storage: Any partition of the log.
+        storage: The log.
         log_id: The id of the log.
         endpoint: Where to listen; None for a free port at all addresses of this machine.
 

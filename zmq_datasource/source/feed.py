@@ -22,7 +22,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, LogFollower, LogWriter, Reader, Readers
+from zmq_datasource.log import STORE_RETRY_SECONDS, LogFollower, LogWriter, Reader, Readers
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.follow import FollowingSource
@@ -192,11 +192,11 @@ class Feed:
         """The id after the last received message that this process knows of."""
         return self._source.received_end
 
-    def _earliest(self) -> dict[int, int]:
+    def _earliest(self) -> int:
         """The first id in the log. If another process writes it, this lists the log."""
         if isinstance(self.log, LogFollower):
             self.log.refresh_now()
-        return {PARTITION: self.log.earliest}
+        return self.log.earliest
 
     def check(self) -> None:
         """Raise the error that has ended receiving, or the attempt to receive in place of another process.
@@ -260,7 +260,7 @@ class Feed:
         if self.is_full or not self.receives or end != self._done:
             self._source.commit(end)
         self._done = end
-        self.reader.move({PARTITION: end}, lazily=self.receives)
+        self.reader.move(end, lazily=self.receives)
 
     def facts(self) -> SourceFacts:
         """The figures of the log's receiver: as of now or, in another process, as of its newest chunk."""
@@ -276,7 +276,7 @@ class Feed:
             self._stop_source()
         finally:
             if self._started:
-                self.reader.end(None if self._done is None else {PARTITION: self._done})
+                self.reader.end(self._done)
             else:  # the query did not start: delete the record that it has created
                 self.reader.discard()
 

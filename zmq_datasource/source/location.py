@@ -124,7 +124,7 @@ def compare_terms(storage: LogStorage, options: StreamReadOptions) -> None:
         _log.warning(
             "%s was last received with other options; those of this process apply: %s", storage, differences
         )
-    storage.write_json(storage.key(TERMS_NAME), ours)
+    storage.write_json(TERMS_NAME, ours)
 
 
 def warn_of_terms(storage: LogStorage, options: StreamReadOptions) -> None:
@@ -166,7 +166,7 @@ def other_feed(storage: LogStorage, options: StreamReadOptions) -> str:
 
 
 def _noted(storage: LogStorage) -> dict[str, str]:
-    note = storage.read_json(storage.key(TERMS_NAME))
+    note = storage.read_json(TERMS_NAME)
     return note if isinstance(note, dict) else {}
 
 

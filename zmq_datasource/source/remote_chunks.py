@@ -54,7 +54,7 @@ class RemoteChunks:
 
     Args:
         access: The access to the driver's server.
-        storage: The partition, whose path is only for messages here.
+        storage: The log, whose path is only for messages here.
         again: Seconds without a byte after which a request is repeated.
         give_up: Seconds without a byte after which a request fails.
 
@@ -71,7 +71,7 @@ class RemoteChunks:
         give_up: float = _GIVE_UP_SECONDS,
     ) -> None:
         self._access, self._storage = access, storage
-        self.partition, self.retry_seconds = storage.partition, storage.retry_seconds
+        self.retry_seconds = storage.retry_seconds
         self._numbers = itertools.count()
         public, secret = zmq.curve_keypair()
         keys = {"serverkey": access.server_key, "publickey": public, "secretkey": secret}
@@ -126,7 +126,7 @@ class RemoteChunks:
         if not self._link.is_open:
             self._link.open(check_hosts=False)
         session, secret = self._session, self._access.secret
-        request = kind(number=next(self._numbers), secret=secret, partition=self.partition, **fields)
+        request = kind(number=next(self._numbers), secret=secret, **fields)
         session.ask(request, time.monotonic())
         while session.waiting:
             self._link.run_once(_UNSENT_SECONDS if session.outbox else TICK_SECONDS)

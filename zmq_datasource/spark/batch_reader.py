@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log import PARTITION, ChunkIndex, first_since, read_index, read_saved_state, split_range
+from zmq_datasource.log import ChunkIndex, first_since, read_index, read_saved_state, split_range
 from zmq_datasource.messages.columns import LOG_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import BatchReadOptions
@@ -139,10 +139,10 @@ class ZmqLiveReader(DataSourceReader):
                     break
                 if receiver.batch_ready or next_id + receiver.pending >= most:
                     messages = self._take(receiver, most - next_id)
-                    yield number_rows(messages, 0, next_id)
+                    yield number_rows(messages, next_id)
                     next_id += messages.num_rows
             if receiver.pending and next_id < most:
-                yield number_rows(self._take(receiver, most - next_id), 0, next_id)
+                yield number_rows(self._take(receiver, most - next_id), next_id)
             receiver.report_absent()
             if receiver.intake.tracker is not None:
                 _log.info("read %s %s", counters, receiver.intake.tracker.totals)
@@ -175,7 +175,6 @@ class ZmqLogReader(DataSourceReader):
         share = partial(
             LogInputPartition,
             storage.store,
-            PARTITION,
             rows=self._rows,
             log_id=log_id,
             fail_on_data_loss=options.fail_on_data_loss,

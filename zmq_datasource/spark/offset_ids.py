@@ -7,7 +7,7 @@ from time import time as now
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.log import PARTITION, STORE_RETRY_SECONDS, LogStorage, first_since
+from zmq_datasource.log import STORE_RETRY_SECONDS, LogStorage, first_since
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
@@ -54,10 +54,10 @@ class OffsetIds:
         if self._initial is None:
             found = self._feed.reader.found
             if found is not None and found.begins_here:
-                self._initial = self._id_of(Offset(log_id, found.needs(PARTITION)))
+                self._initial = self._id_of(Offset(log_id, found.next))
             else:
                 self._initial = self._first_id()
-            self._feed.reader.begin({PARTITION: self._initial})
+            self._feed.reader.begin(self._initial)
         return Offset(log_id, self._initial, self._initial).to_json()
 
     def _first_id(self) -> int:
@@ -80,7 +80,7 @@ class OffsetIds:
                 f"startingOffsets={time}: it is in the future, and messages that arrive before it would be read, too; "
                 "name a time that has passed, or latest"
             )
-        log, storage = self._feed.log, LogStorage(self._feed.storage.store, retry_seconds=STORE_RETRY_SECONDS)
+        log, storage = self._feed.log, LogStorage(self._feed.storage.store, STORE_RETRY_SECONDS)
         found = first_since(storage, log.covering(log.earliest, log.durable_end), time)
         return self._feed.resumed_at if found is None else found
 

@@ -80,8 +80,8 @@ class _Unfit:
         self._mode = mode
         self._count = 0
 
-    def __call__(self, partition: int, id_: int, why: UnfitValueError) -> None:
-        what = f"reading the value of message {id_} of log partition {partition} as Arrow: {printable(str(why), 300)}"
+    def __call__(self, id_: int, why: UnfitValueError) -> None:
+        what = f"reading the value of message {id_} as Arrow: {printable(str(why), 300)}"
         if self._mode == "FAILFAST":
             raise MalformedMessageError(
                 f"{what}. Correct the schema, or set mode=PERMISSIVE or DROPMALFORMED; without valueFormat the message "
@@ -124,11 +124,10 @@ def rows_for(schema: StructType, options: ReadOptions) -> Rows:
 
 @dataclass(eq=False, repr=False)
 class LogInputPartition(InputPartition):
-    """A share of a batch: slices of chunks of one log partition.
+    """A share of a batch: slices of chunks of one log.
 
     Attributes:
         store: Where the log is.
-        partition: The log partition.
         pieces: The slices, in the order of their ids.
         rows: Makes rows of messages.
         log_id: The log's id.
@@ -139,7 +138,6 @@ class LogInputPartition(InputPartition):
     """
 
     store: Store
-    partition: int
     pieces: Sequence[Slice]
     rows: Rows
     log_id: str
@@ -149,7 +147,7 @@ class LogInputPartition(InputPartition):
 
     def __repr__(self) -> str:
         ids = f"{self.pieces[0].start}..{self.pieces[-1].end}" if self.pieces else "none"
-        return f"LogInputPartition({str(self.store)!r}, partition {self.partition}, ids {ids})"
+        return f"LogInputPartition({str(self.store)!r}, ids {ids})"
 
 
 def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
@@ -168,7 +166,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
-    storage = LogStorage(share.store, share.partition, RETRY_SECONDS)
+    storage = LogStorage(share.store, RETRY_SECONDS)
     deletions = partial(Deletions, storage, share.log_id, share.fail_on_data_loss, share.reader)
     names = [piece.name for piece in share.pieces]
     if share.access is None or retry_reading(lambda: storage.sees(share.log_id, names), RETRY_SECONDS):

@@ -86,7 +86,7 @@ def _no_event(query: StreamingQuery) -> dict[str, Any]:
     }
 
 
-_FIGURES = {*(metric.name for metric in SOURCE), "partitions"}
+_FIGURES = {metric.name for metric in SOURCE}
 
 # How Spark describes, in a query's progress, a source that is written in Python.
 _PYTHON_SOURCE = "PythonMicroBatchStream"

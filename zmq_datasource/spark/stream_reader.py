@@ -26,7 +26,6 @@ from pyspark.sql.streaming.datasource import (
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
 from zmq_datasource.log import (
-    PARTITION,
     STORE_RETRY_SECONDS,
     Deletions,
     LogStorage,
@@ -183,7 +182,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def end_within(low: int, high: int, size: int) -> int:
             chunks = feed.log.covering(low, high)
             # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
-            storage = LogStorage(feed.storage.store, retry_seconds=STORE_RETRY_SECONDS)
+            storage = LogStorage(feed.storage.store, STORE_RETRY_SECONDS)
             deletions = Deletions(storage, feed.log.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, chunks, low, high, size, deletions)
 
@@ -222,7 +221,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         share = partial(
             LogInputPartition,
             feed.storage.store,
-            PARTITION,
             rows=self._rows,
             log_id=log_id,
             fail_on_data_loss=options.fail_on_data_loss,

@@ -1,4 +1,4 @@
-"""What a log holds: its partitions, its readers and its messages.
+"""What a log holds: its ids, its readers and its messages.
 
 All functions only read files, but for ``drop_reader``, which removes the record of one reader.
 """
@@ -6,7 +6,7 @@ All functions only read files, but for ``drop_reader``, which removes the record
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -24,18 +24,17 @@ from zmq_datasource.log import (
 )
 
 
-class PartitionSummary(NamedTuple):
-    """One log partition.
+class LogSummary(NamedTuple):
+    """The chunks of a log.
 
     Attributes:
         first: Its first id.
         end: The id after the last durable one.
         bytes: Of its chunks.
         oldest, newest: When the first and the last message were received, in seconds since the epoch.
-        writer: The process that writes the partition now; None if there is none.
+        writer: The process that writes the log now; None if there is none.
     """
 
-    partition: int
     first: int
     end: int
     bytes: int
@@ -50,7 +49,7 @@ class ReaderSummary(NamedTuple):
 
     Attributes:
         kind: ``query``, or ``subscriber`` for a durable subscriber of a proxy.
-        next: By log partition, the first id that the reader still needs.
+        next: The first id that the reader still needs.
         behind: Messages of the log that the reader still needs.
         gone: Messages that the reader still needs, and that the log no longer has.
         behind_seconds: The age of the oldest of them; None if there is none.
@@ -63,7 +62,7 @@ class ReaderSummary(NamedTuple):
     name: str
     kind: str
     named: bool
-    next: dict[int, int]
+    next: int
     behind: int
     gone: int
     behind_seconds: float | None
@@ -75,7 +74,6 @@ class ReaderSummary(NamedTuple):
 class Gone(NamedTuple):
     """The ids ``[first, end)`` were asked for, and the log no longer has them."""
 
-    partition: int
     first: int
     end: int
 
@@ -83,45 +81,22 @@ class Gone(NamedTuple):
 class Message(NamedTuple):
     """One message of a log."""
 
-    partition: int
     id: int
     timestamp: float
     topic: str | None
     value: bytes | None  # None if the message does not fit its framing
 
 
-def partitions(storage: LogStorage) -> list[PartitionSummary]:
-    """Sum up each partition of a log.
+def summary(storage: LogStorage) -> LogSummary:
+    """Sum up the chunks of a log.
 
     Raises:
         LogError: There is no log, or it cannot be listed.
     """
-    found = []
-    for part in _parts(storage):
-        index = read_index(part)
-        oldest, newest = (_received_at(part, index, id_) for id_ in (index.earliest, index.end - 1))
-        found.append(
-            PartitionSummary(
-                part.partition,
-                index.earliest,
-                index.end,
-                index.size,
-                len(index),
-                oldest,
-                newest,
-                part.writer(),
-            )
-        )
-    return found
-
-
-def _parts(storage: LogStorage, partition: int | None = None) -> Sequence[LogStorage]:
-    """The partitions of a log, or one of them."""
-    storage.log_id()  # raises if there is no log
-    numbers = storage.partitions()
-    if partition is not None and partition not in numbers:
-        raise OptionError(f"--partition {partition}: log {storage.root} has the partitions {numbers}")
-    return [storage.of(number) for number in numbers if partition in (None, number)]
+    storage.log_id()
+    index = read_index(storage)
+    oldest, newest = (_received_at(storage, index, id_) for id_ in (index.earliest, index.end - 1))
+    return LogSummary(index.earliest, index.end, index.size, len(index), oldest, newest, storage.writer())
 
 
 def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> float | None:
@@ -139,28 +114,21 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
     Raises:
         LogError: There is no log, or a record is damaged.
     """
-    indexes = [(part, read_index(part)) for part in _parts(storage)]
-    records = ReaderRecords(storage)
+    storage.log_id()
+    index, records = read_index(storage), ReaderRecords(storage)
     found = []
     for name, record in records.all().items():
         running, seen = records.is_running(name), records.written_at(name)
-        nexts, behind, gone, received = {}, 0, 0, []
-        for part, index in indexes:
-            nexts[part.partition] = record.needs(part.partition)
-            first = max(nexts[part.partition], index.earliest)
-            gone += first - nexts[part.partition]
-            if first < index.end:
-                behind += index.end - first
-                received.append(_received_at(part, index, first))
-        oldest = min((at for at in received if at is not None), default=None)
+        first = max(record.next, index.earliest)
+        oldest = _received_at(storage, index, first) if first < index.end else None
         found.append(
             ReaderSummary(
                 name,
                 "query" if record.subscriber is None else "subscriber",
                 record.named,
-                nexts,
-                behind,
-                gone,
+                record.next,
+                max(0, index.end - first),
+                first - record.next,
                 None if oldest is None else max(0.0, clock() - oldest),
                 running,
                 seen,
@@ -214,31 +182,28 @@ def _held(storage: LogStorage, records: ReaderRecords, name: str) -> Iterator[No
 def messages(
     storage: LogStorage,
     *,
-    partition: int | None = None,
     start: int | None = None,
     end: int | None = None,
     last: int | None = None,
 ) -> Iterator[Message | Gone]:
-    """Messages of a log, partition by partition, in the order of their ids; and which of ``start``'s ids are gone.
+    """Messages of a log, in the order of their ids; and which of ``start``'s ids are gone.
 
     Args:
-        partition: Only this partition.
         start, end: The ids ``[start, end)``, as far as the log has them.
-        last: Only this many messages of each partition, the newest.
+        last: Only this many messages, the newest.
 
     Raises:
-        OptionError: There is no such partition.
         LogError: There is no log, or it cannot be read.
     """
-    for part in _parts(storage, partition):
-        index = read_index(part)
-        low = index.earliest if start is None else max(start, index.earliest)
-        high = index.end if end is None else min(end, index.end)
-        if last is not None:
-            low = max(low, high - last)
-        elif start is not None and start < min(low, high):
-            yield Gone(part.partition, start, min(low, high))
-        yield from _rows(part, index, low, high)
+    storage.log_id()
+    index = read_index(storage)
+    low = index.earliest if start is None else max(start, index.earliest)
+    high = index.end if end is None else min(end, index.end)
+    if last is not None:
+        low = max(low, high - last)
+    elif start is not None and start < min(low, high):
+        yield Gone(start, min(low, high))
+    yield from _rows(storage, index, low, high)
 
 
 def _rows(storage: LogStorage, index: ChunkIndex, low: int, high: int) -> Iterator[Message]:
@@ -246,4 +211,4 @@ def _rows(storage: LogStorage, index: ChunkIndex, low: int, high: int) -> Iterat
         ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
         for id_, at, topic, value in zip(ids, times, topics, values, strict=True):
-            yield Message(storage.partition, id_, at / 1e6, topic, value)
+            yield Message(id_, at / 1e6, topic, value)
