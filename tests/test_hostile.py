@@ -31,7 +31,6 @@ SIDES = {
     "pull": (b"PUSH", ["framing"]),
     "router": (b"DEALER", ["acknowledged"]),
     "publish": (b"SUB", []),
-    "replay": (b"DEALER", ["replay"]),
     "durable": (b"DEALER", ["durable"]),
 }
 SOURCES = {

@@ -61,7 +61,6 @@ def durable() -> Iterator[bytes]:
     for message in (
         fetch.Open(name="me", session=1 << 32, start="last", seek=True),
         fetch.Open(name="me", session=1, since=5),
-        fetch.Fetch(session=1, first=1, until=5),
     ):
         yield packed(fetch.encode(message, [b"a", b"b"]))
     for message in (

@@ -24,7 +24,7 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
-from zmq_datasource.messages.framing.replay import read_reply, read_request
+from zmq_datasource.messages.framing.replay import read_reply
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
@@ -117,10 +117,9 @@ def chunks(data: bytes) -> None:
 
 
 def replay(data: bytes) -> None:
-    """What a publisher's replay socket answers, and is asked."""
-    for read in (read_reply, read_request):
-        with suppress(UnfitError):
-            read(frames_of(data))
+    """What a publisher's replay socket answers."""
+    with suppress(UnfitError):
+        read_reply(frames_of(data))
 
 
 # Files and texts.

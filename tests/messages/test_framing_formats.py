@@ -18,14 +18,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import Announced, UnfitError
 from zmq_datasource.messages.framing.presets import make_framing
-from zmq_datasource.messages.framing.replay import (
-    Reply,
-    end_of_replay,
-    read_reply,
-    read_request,
-    reply,
-    request,
-)
+from zmq_datasource.messages.framing.replay import Reply, read_reply, request
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import PRESETS
@@ -496,18 +489,6 @@ END = b"\xff" * 8
 
 def test_a_replay_request_is_an_empty_frame_and_the_first_sequence() -> None:
     assert request(258) == [b"", b"\x00\x00\x00\x00\x00\x00\x01\x02"]
-
-
-def test_replay_requests_and_replies_are_decoded_by_the_other_side() -> None:
-    assert read_request(request(258)) == (258, None)
-    assert read_request([b"", NINE + NINE]) == (9, 9)
-    for frames in ([], [b""], [NINE], [b"", b"1"], [b"x", NINE], [b"", NINE, b""], [b"", NINE * 3]):
-        with pytest.raises(UnfitError, match="a request for a replay has frames of 0 and of 8 or 16 bytes"):
-            read_request(frames)
-    for with_topic, topic, none in ((True, b"t", b""), (False, None, None)):
-        assert read_reply(reply(9, [b"t", b"v"], with_topic)) == Reply(9, topic, b"v")
-        assert read_reply(reply(9, [b"v"], with_topic)) == Reply(9, none, b"v")
-        assert read_reply(end_of_replay(with_topic)) is None
 
 
 @pytest.mark.parametrize(

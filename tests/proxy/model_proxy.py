@@ -119,8 +119,6 @@ class ModelProxy:
         self._say(connection, Refused(code=code, reason=f"it is {code}", session=session))
 
     def _fetch(self, connection: int, fetch: Fetch, now: float) -> None:
-        assert fetch.name is not None
-        assert fetch.done is not None
         known = self.names.get(fetch.name)
         if known is None:
             self._refuse(connection, fetch.session, "gone")

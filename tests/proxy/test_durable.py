@@ -1,4 +1,4 @@
-"""The server process: durable subscribers, replays of ranges, and their bounds."""
+"""The server process: durable subscribers, and their bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from tests.support import Socket, free_endpoint, keep_handlers, wait_for
 from tests.support.middlebox import Middlebox
-from tests.support.proxies import Client, ProxyThreads, endpoints, receive
+from tests.support.proxies import Client, ProxyThreads, endpoints
 from zmq_datasource import (
     DurableSubscriber,
     NoPeerError,
@@ -32,20 +32,16 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.proxy import fetch_wire
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, session_number
-from zmq_datasource.proxy.fetch_wire import Request, Router
+from zmq_datasource.proxy.fetch_wire import FetchWire, Request
 from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.view import Progress
 
-SIDES = ("pull", "durable", "replay")
+SIDES = ("pull", "durable")
 LIVE = (*SIDES, "publish")
 DISCARDS = {"walMaxBytes": "1m", "whenFull": "discard"}
 
 pytestmark = pytest.mark.spark  # there are many tests, and each one waits for sockets to connect and close
-
-
-def number(value: int) -> bytes:
-    return value.to_bytes(8, "big")
 
 
 def feed(context: zmq.Context[Socket], proxy: ProxyThreads, *messages: list[bytes]) -> None:
@@ -260,26 +256,10 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], problem: str)
         DurableSubscriber(**given)  # type: ignore[arg-type]
 
 
-# Replay.
-
-
-def ask(context: zmq.Context[Socket], proxy: ProxyThreads, request: bytes, name: bytes = b"") -> Socket:
-    dealer = context.socket(zmq.DEALER)
-    if name:
-        dealer.setsockopt(zmq.ROUTING_ID, name)
-    dealer.connect(proxy.sides["replay"])
-    dealer.send_multipart([b"", request])
-    return dealer
-
-
-def test_invalid_replay_requests_are_logged_and_others_are_served(
-    context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_requests_that_are_not_of_the_protocol_are_refused(
+    context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        feed(context, proxy, [b"t", b"0"])
-        wait_for(lambda: proxy.server.view.end == 1, "the server to follow the log")
-        for frames in ([b"x"], [b"", b"1"], [b"", number(1), b""]):
-            ask(context, proxy, b"").send_multipart(frames)
         client = Client(context, proxy.sides["durable"])
         client.socket.send_multipart([b"x"])
         assert client.refused().code == "protocol"
@@ -290,8 +270,7 @@ def test_invalid_replay_requests_are_logged_and_others_are_served(
         ):
             client.send(message)  # type: ignore[arg-type]
             assert client.refused().code == code
-        assert len(receive(ask(context, proxy, number(0)), 2)) == 2
-    assert "a request for a replay has frames of 0 and of 8 or 16 bytes" in caplog.text
+        client.open("me")
 
 
 # Large messages, lost connections, lost messages.
@@ -528,9 +507,9 @@ def test_a_confirmation_is_answered_though_another_subscriber_begins_at_that_mom
         feed(context, proxy, [b"t", b"0"])
         one, other = (Client(context, proxy.sides["durable"]) for _ in range(2))
         one.open("one")
-        receive, held = Router.receive, list[Request]()
+        receive, held = FetchWire.receive, list[Request]()
 
-        def both_at_once(router: Router) -> None:
+        def both_at_once(router: FetchWire) -> None:
             receive(router)
             held.extend(router.requests)
             router.requests.clear()
@@ -538,7 +517,7 @@ def test_a_confirmation_is_answered_though_another_subscriber_begins_at_that_mom
                 router.requests.extend(held)
                 held.clear()
 
-        monkeypatch.setattr(Router, "receive", both_at_once)
+        monkeypatch.setattr(FetchWire, "receive", both_at_once)
         one.send(Fetch(name="one", session=1, first=1, done=1, confirm=True))
         wait_for(lambda: len(held) == 1, "the acknowledgement")
         other.send(Open(name="other", session=2, start="latest"))
@@ -603,23 +582,6 @@ def test_a_fetch_beyond_the_end_of_the_log_is_refused(context: zmq.Context[Socke
         client.open("me")
         client.send(Fetch(name="me", session=1, first=1, done=0))
         assert client.refused().code == "ahead"
-
-
-# A range of ids, without a name.
-
-
-def test_too_many_replays_at_once_are_refused(context: zmq.Context[Socket], tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
-        clients = [Client(context, proxy.sides["durable"]) for _ in range(65)]
-        for client in clients[:64]:
-            client.send(Fetch(first=0, until=100, wait=1000))
-            client.send(Fetch(first=0, until=100, wait=1000))  # repeated: still one request
-        time.sleep(0.3)
-        clients[64].send(Fetch(first=0, until=100, wait=1000))
-        assert clients[64].refused().code == "busy"
-        for client in clients[:64]:
-            assert client.batch()[0].next == 0
-        assert clients[64].replay(0, until=100)[0].next == 0
 
 
 # Where a subscription begins.

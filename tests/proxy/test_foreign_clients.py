@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from tests.support import REPOSITORY, Socket, wait_for
-from tests.support.proxies import endpoints, publisher, receive
+from tests.support.proxies import endpoints, publisher
 from zmq_datasource import Proxy, SocketError
 
 pytestmark = pytest.mark.spark
@@ -203,57 +203,3 @@ def test_a_durable_client_survives_its_own_death_and_the_proxys(
             wait_for(lambda: next_id(proxy) == MESSAGES, "all acknowledged")
     assert notes.acknowledged() == MESSAGES
     assert_nothing_lost_or_repeated(notes, floors)
-
-
-def test_a_replay_client_in_plain_pyzmq_follows_the_docs(
-    context: zmq.Context[Socket], tmp_path: Path
-) -> None:
-    sides = endpoints("bind", "replay")
-    last = [b"\xff" * 8, b""]
-
-    def number(n: int) -> bytes:
-        return n.to_bytes(8, "big")
-
-    with Proxy(wal_location=tmp_path, **sides) as proxy:
-        pub = publisher(context, sides["bind"])
-        for i in range(1000):
-            pub.send_multipart([b"t.%d" % i, b"%d" % i])
-        pub.send(b"alone")
-        pub.send_multipart([b"t", b"between", b"last"])
-        wait_for(lambda: proxy.status().get("nextId") == 1002, "all in the log")
-
-        dealer = context.socket(zmq.DEALER)
-        dealer.connect(sides["replay"])
-
-        def served() -> bool:  # the server process follows the log a moment later
-            dealer.send_multipart([b"", number(1001)])
-            return receive(dealer, 1)[0][1:] != last
-
-        wait_for(served, "the end of the log in a replay")
-        assert receive(dealer, 1) == [[b"", *last]]
-        dealer.send_multipart([b"", number(990) + number(995)])
-        assert receive(dealer, 6) == [
-            *([b"", number(i), b"%d" % i] for i in range(990, 995)),
-            [b"", *last],
-        ]
-        dealer.send_multipart([b"", number(0)])
-        replies = receive(dealer, 1003)
-        assert replies[:1000] == [[b"", number(i), b"%d" % i] for i in range(1000)]
-        assert replies[1000:] == [
-            [b"", number(1000), b"alone"],
-            [b"", number(1001), b"between", b"last"],
-            [b"", *last],
-        ]
-        dealer.send_multipart([b"", number(5000)])
-        assert receive(dealer, 1) == [[b"", *last]]
-
-        topics = context.socket(zmq.DEALER)
-        topics.setsockopt(zmq.ROUTING_ID, b"topic:me")
-        topics.connect(sides["replay"])
-        topics.send_multipart([b"", number(999)])
-        assert receive(topics, 4) == [
-            [b"", b"t.999", number(999), b"999"],
-            [b"", b"", number(1000), b"alone"],
-            [b"", b"t", number(1001), b"between", b"last"],
-            [b"", b"", *last],
-        ]

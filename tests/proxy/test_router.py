@@ -12,18 +12,17 @@ import zmq
 from tests.support import Socket, free_endpoint, wait_for
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.proxy.fetch_wire import Request, Router
+from zmq_datasource.proxy.fetch_wire import FetchWire, Request
 
-MOST_BYTES, MOST_FRAMES = 64 << 10, 1007
 FRAME = bytes(60_000)
 
 
 @contextmanager
-def connected(context: zmq.Context[Socket], tmp_path: Path) -> Iterator[tuple[Router, Socket]]:
+def connected(context: zmq.Context[Socket], tmp_path: Path) -> Iterator[tuple[FetchWire, Socket]]:
     endpoint = free_endpoint()
     options = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
     with (
-        closing(Router(options, options.durable, 10, MOST_BYTES, MOST_FRAMES)) as router,
+        closing(FetchWire(options)) as router,
         context.socket(zmq.DEALER) as client,
     ):
         client.setsockopt(zmq.SNDHWM, 1)
@@ -33,7 +32,7 @@ def connected(context: zmq.Context[Socket], tmp_path: Path) -> Iterator[tuple[Ro
         yield router, client
 
 
-def inbox(router: Router) -> list[Request]:
+def inbox(router: FetchWire) -> list[Request]:
     router.receive()
     found = list(router.requests)
     router.requests.clear()
@@ -62,7 +61,7 @@ def test_a_request_that_is_too_large_comes_without_frames(
         assert small.peer == large.peer
 
 
-def client_of(router: Router, client: Socket) -> bytes:
+def client_of(router: FetchWire, client: Socket) -> bytes:
     client.send_multipart([b"hello"])
     (request,) = wait_for(lambda: inbox(router), "the request")
     return request.peer

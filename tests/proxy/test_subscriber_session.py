@@ -209,8 +209,8 @@ def test_a_batch_is_the_rest_of_an_answer_and_its_last_id_acknowledges_all_of_it
 
 def test_answers_without_rows_are_passed_over_by_batches() -> None:
     here = Subscribed()
-    here.receive(Lost(session=1, first=0, next=4, end=100))
-    here.receive(Batch(session=1, first=4, next=8, end=100))
+    here.receive(Lost(session=1, first=0, next=4, end=100, done=0))
+    here.receive(Batch(session=1, first=4, next=8, end=100, done=0))
     assert here.it.inbox.take_batch() is None
     assert (here.it.lost, here.it.inbox.answers) == (4, 0)
     here.receive_rows(8, 9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 
@@ -42,7 +44,8 @@ def test_a_search_for_a_rare_topic_is_answered_before_the_client_asks_again(
     monkeypatch.setattr(waiting, "time", clock)
     fetch = Fetch(name="me", session=1, first=0, done=0, max_bytes=1000, wait=MOST_WAIT_MS)
     asked = Waiting(b"peer", fetch, (b"rare",), OtherTopics(clock))  # type: ignore[arg-type]
-    while asked.read(1_000_000, 1000, None):
+    position = SimpleNamespace(notes=SimpleNamespace(snapshot=0))
+    while asked.read(1_000_000, 1000, position):  # type: ignore[arg-type]
         assert clock.now <= MOST_WAIT_MS / 1000, "it has no answer after its wait"
     assert not asked.rows
     assert asked.cursor.position == MOST_WAIT_MS / 10

@@ -63,7 +63,7 @@ class ProxyThreads:
 
     def __enter__(self) -> Self:
         self._start(self._flow)
-        if self.options.durable or self.options.replay:
+        if self.options.durable:
             self._start(self._serve)
         return self
 
@@ -101,7 +101,7 @@ class ProxyThreads:
         reads, writes = os.pipe()
         try:
             self._progress, newest = NewestReader(reads), NewestWriter(writes)
-            with LiveFlow(self.options, newest.send, self._bounds) as self.flow:
+            with LiveFlow(self.options, self._bounds) as self.flow:
                 self._ready.set()
                 while not self._stop.is_set():
                     self.flow.step()
@@ -109,6 +109,7 @@ class ProxyThreads:
                     with suppress(queue.Empty):
                         self._wanted.get_nowait().set_result(self.flow.status())
                 self.flow.drain()
+                newest.send(self.flow.journal.progress)
         finally:
             os.close(writes)  # which ends the server
             for thread in self._threads[1:]:
@@ -167,11 +168,6 @@ class Client:
     def fetch(self, name: str, first: int, session: int = 1, **header: Any) -> tuple[Batch, list[bytes]]:
         """Fetch messages from an id on; return the answer, and the last frame of each message."""
         self.send(Fetch(name=name, session=session, first=first, **{"done": first, **header}))
-        return self.batch()
-
-    def replay(self, first: int, topics: Sequence[bytes] = (), **header: Any) -> tuple[Batch, list[bytes]]:
-        """Fetch a range of ids without a name."""
-        self.send(Fetch(first=first, **header), topics)
         return self.batch()
 
     def batch(self) -> tuple[Batch, list[bytes]]:

@@ -368,7 +368,7 @@ def _subscribed(sock: Socket) -> Socket:
 def test_each_side_of_a_proxy_admits_its_own_clients(
     context: zmq.Context[Socket], keys: Keys, tmp_path: Path
 ) -> None:
-    sides = endpoints("bind", "pull", "router", "publish", "replay", "durable")
+    sides = endpoints("bind", "pull", "router", "publish", "durable")
     with ProxyThreads(tmp_path / "log", sides, **keys.server):
         subscribers = {
             name: _subscribed(keys.connect(context, zmq.SUB, sides["publish"], name))
@@ -386,13 +386,6 @@ def test_each_side_of_a_proxy_admits_its_own_clients(
         assert {value for value in published if b"stranger" in value} == set()
         assert subscribers["friend"].poll(10_000)
         assert not subscribers["stranger"].poll(0)
-        replay = {
-            name: keys.connect(context, zmq.DEALER, sides["replay"], name) for name in ("stranger", "friend")
-        }
-        for sock in replay.values():
-            attempt(sock, b"", (0).to_bytes(8, "big"))
-        assert replay["friend"].poll(10_000)
-        assert not replay["stranger"].poll(0)
         with (
             pytest.raises(NoPeerError),
             DurableSubscriber(sides["durable"], "x", **keys.client("stranger"), timeout=0.5),
@@ -593,22 +586,6 @@ def test_a_client_that_takes_over_a_routing_id_moves_no_position(
         assert values == b"of a transaction"
         (account,) = proxy.next_status()["durable"]
         assert (account["name"], account["nextId"]) == ("billing", 0)
-
-
-def test_a_range_is_replayed_to_a_client_that_may_connect(
-    context: zmq.Context[Socket], keys: Keys, tmp_path: Path
-) -> None:
-    """It needs no name, so it needs no right to one."""
-    sides = endpoints("router", "durable")
-    with ProxyThreads(tmp_path / "log", sides, **keys.server):
-        _send_as(keys, sides["router"], "friend")
-        for name in ("stranger", "friend"):
-            sock = keys.connect(context, zmq.DEALER, sides["durable"], name)
-            attempt(sock, *encode(Fetch(session=1, first=0)))
-            if name == "stranger":
-                assert not sock.poll(500)
-            else:
-                assert decode(_answer(sock))[1][-1] == b"of a transaction"
 
 
 def _answer(sock: Socket) -> list[bytes]:

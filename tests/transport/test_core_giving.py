@@ -24,7 +24,6 @@ from tests.transport.cores import (
     read_all,
 )
 from zmq_datasource.messages.columns import FRAMES
-from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.transport import core
 from zmq_datasource.transport.core import (
     FrameColumn,
@@ -32,7 +31,6 @@ from zmq_datasource.transport.core import (
     NumberColumn,
     Outbox,
     SameColumn,
-    columns_of,
 )
 
 pytestmark = pytest.mark.usefixtures("core_name")
@@ -80,17 +78,6 @@ def test_a_slice_of_lists_sends_its_own_rows(context: Context) -> None:
         ):
             give_all(push, [FramesColumn(part)], len(part))
             assert read_all(pull) == part.to_pylist()
-
-
-def test_a_number_goes_after_the_first_frame_and_is_never_the_last(context: Context) -> None:
-    push, pull = pair(context)
-    give_all(push, columns_of(raw_of([[b"t", b"v"], [b"t", b"x", b"v"]]), 258), 2)
-    give_all(push, columns_of(raw_of([b"v"]), 0), 1)
-    assert read_all(pull) == [
-        [b"t", (258).to_bytes(8, "big"), b"v"],
-        [b"t", (259).to_bytes(8, "big"), b"x", b"v"],
-        [b"", bytes(8), b"v"],
-    ]
 
 
 def test_offsets_need_not_be_aligned(context: Context) -> None:

@@ -80,7 +80,7 @@ def receive(
 
 
 @click.command(short_help="Keep messages for subscribers that are away.")
-@option_of(ProxyOptions, "bind", "connect", "pull", "router", "publish", "durable", "replay")
+@option_of(ProxyOptions, "bind", "connect", "pull", "router", "publish", "durable")
 @option_of(ProxyOptions, "wal_location", required=True)
 @option_of(ProxyOptions, "wal_retention", "wal_max_bytes", "topics")
 @other_options("-o subscriberExpiry=30d")
@@ -95,14 +95,14 @@ def proxy(
 ) -> None:
     """Stand between publishers and subscribers, keep the messages in a log, and serve them again.
 
-    A message is published as topic, id (8 bytes, big-endian), value, once it is in the log. Any Spark job can
-    read the log. On Ctrl-C or SIGTERM the proxy takes the messages that are on the way, and ends.
+    A message is published as it came, once it is in the log. Any Spark job can read the log. On Ctrl-C or SIGTERM
+    the proxy takes the messages that are on the way, and ends.
 
     \b
     Examples:
       zmq-datasource proxy --bind "tcp://*:5557" --publish "tcp://*:5556" --wal-location /data/wal
       zmq-datasource proxy --bind "tcp://*:5557" --publish "tcp://*:5556" --durable "tcp://*:5558" \\
-          --replay "tcp://*:5559" --wal-location /data/wal --wal-retention 7d --figures json
+          --wal-location /data/wal --wal-retention 7d --figures json
       zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable "tcp://*:5558" \\
           --wal-location /data/wal -o subscriberExpiry=30d
     """

@@ -45,13 +45,6 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         Endpoints,
         doc("The endpoints to which plain subscribers (SUB, XSUB) connect. The proxy binds an XPUB there."),
     ] = Endpoints()
-    replay: Annotated[
-        Endpoints,
-        doc(
-            "The endpoints at which any message of the log can be requested again. The proxy binds a ROUTER "
-            "there (docs/proxy.md)."
-        ),
-    ] = Endpoints()
     durable: Annotated[
         Endpoints,
         doc(
@@ -67,13 +60,6 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
             "subscribes to what plain subscribers ask for."
         ),
     ] = Topics(("",))
-    plain: Annotated[
-        bool,
-        doc(
-            "If true, plain subscribers get the frames of a message as they came, without the message's id in "
-            "the log."
-        ),
-    ] = False
     sndhwm: Annotated[
         int,
         doc(
@@ -84,21 +70,13 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = 1000
     slow_subscriber: Annotated[
-        Literal["drop", "wait", "disconnect"],
+        Literal["drop", "wait"],
         doc(
             "What happens when the queue of a plain subscriber is full. `drop` waits for room for up to 5 ms, "
             "and then drops messages for this subscriber only. `wait` waits for it, and so holds all others "
-            "back. `disconnect` drops messages for it, and disconnects it when it has taken nothing for "
-            "`slowTimeout`."
+            "back."
         ),
     ] = "drop"
-    slow_timeout: Annotated[
-        Duration,
-        doc(
-            "How long a plain subscriber may take nothing while data waits for it "
-            "(`slowSubscriber=disconnect`)."
-        ),
-    ] = Duration(10)
     wal_location: Annotated[
         LocalPath,
         doc("The directory of the log, as an absolute path. Every Spark job that sees it can read the log."),
@@ -121,9 +99,9 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "no side for publishers: name bind or connect (PUB), pull (PUSH) or router (Producers)"
             )
-        if not (self.publish or self.replay or self.durable):
-            raise OptionError("no side for subscribers: name publish, durable or replay")
-        bound = [*self.bind, *self.pull, *self.router, *self.publish, *self.replay, *self.durable]
+        if not (self.publish or self.durable):
+            raise OptionError("no side for subscribers: name publish or durable")
+        bound = [*self.bind, *self.pull, *self.router, *self.publish, *self.durable]
         twice = {str(endpoint) for endpoint in bound if bound.count(endpoint) > 1}
         if twice:
             raise OptionError(f"{', '.join(sorted(twice))} is named for two sides; each needs its own")
@@ -132,18 +110,12 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
                 "whenFull=discard needs publish: without it no plain subscriber waits for a reader that is behind; "
                 "remove it, or set a larger walMaxBytes"
             )
-        if self.plain and self.replay and not self.durable:
-            raise OptionError(
-                "with plain, messages are published without ids, so no subscriber knows which ids to ask for at the "
-                "replay endpoint; remove plain or replay"
-            )
         if self.wal_max_bytes < _LEAST_LOG:
             raise OptionError(
                 f"walMaxBytes={self.wal_max_bytes} is too small for a log that is deleted in chunks; set "
                 f"{ByteSize(_LEAST_LOG)} or more"
             )
         for name, value in (
-            ("slowTimeout", self.slow_timeout),
             ("subscriberExpiry", self.subscriber_expiry),
             ("walFlushInterval", self.wal_flush_interval),
             ("transactionTimeout", self.transaction_timeout),

@@ -6,12 +6,12 @@ It has two processes, so that subscribers that read old messages do not slow new
                               │ files
                               ▼
                             view ─► fetch_server ─► fetch_wire ─► durable subscribers         server process
-                                         │                    └─► clients of vLLM's replay protocol
+                                         │
                                        names ─► positions ─► records of the log's readers
 
 The live process (``process``, ``flow``) receives as a source does, writes, and then publishes the rows that it has
-written. Before it publishes, it sends the server process the progress of the log: one small value, of which only the
-newest counts. The server process (``server``) reads the files of the log, also that of the open chunk. It ends with the
+written, as they came. It sends the server process the progress of the log: one small value, of which only the newest
+counts. The server process (``server``) reads the files of the log, also that of the open chunk. It ends with the
 live process (``child``). If the server process is killed, the live process starts another one.
 
 A durable subscriber asks for the rows from an id on (``fetch_protocol``), and between two requests the server keeps

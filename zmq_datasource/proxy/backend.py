@@ -1,8 +1,7 @@
 """The plain subscribers' side of the live process: an XPUB.
 
 An XPUB reports which topics are subscribed to, but not by which connection, and it does not report what it drops for
-one subscriber (docs/zeromq-facts.md). So nothing here counts drops. A subscriber sees them as missing ids. The
-operating system shows which connection reads nothing although data waits for it.
+one subscriber (docs/zeromq-facts.md). So nothing here counts drops.
 """
 
 from __future__ import annotations
@@ -129,39 +128,27 @@ class _Topics:
         return False
 
 
-class _Stalled(NamedTuple):
-    """A connection for which data waits, and since when it has read none."""
-
-    connection: Connection
-    since: float
-
-
 class Subscribers:
-    """Disconnects plain subscribers that read nothing, or that ask for too many topics.
+    """Disconnects plain subscribers that ask for too many topics.
 
     A thread of its own checks them: the thread that publishes may be inside libzmq for as long as a subscriber sends
     topics.
 
     Args:
         bounds: How much subscribers may ask for.
-        stall_timeout: Seconds after which a subscriber that reads nothing is disconnected; None for never.
         counters: Counts the disconnected subscribers.
     """
 
-    def __init__(
-        self, bounds: RequestBounds, stall_timeout: float | None, counters: PublishedFigures
-    ) -> None:
+    def __init__(self, bounds: RequestBounds, counters: PublishedFigures) -> None:
         self._bounds = bounds
         self._counters = counters
-        self._stall_timeout = stall_timeout
-        self._stalled: dict[int, _Stalled] = {}
         # By inode, the bytes of disconnected subscribers that libzmq has not freed.
         self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}  # when each connection was seen first
         self._lines = LimitedLog(__name__, "plain subscribers that were disconnected")
 
     def check(self, connections: Connections, now: float, freed: bool = True) -> None:
-        """Disconnect subscribers that have stalled or ask for too much. Called several times a second.
+        """Disconnect subscribers that ask for too much. Called several times a second.
 
         Args:
             now: Seconds, monotonic.
@@ -171,27 +158,9 @@ class Subscribers:
         current = {connection.inode: connection for connection in connections.current()}
         if freed:
             self._held.clear()
-        for connection in [*self._stalled_too_long(current, now), *self._asking_too_much(current, now)]:
+        for connection in self._asking_too_much(current, now):
             connections.hang_up(connection)
             self._counters.disconnected += 1
-
-    def _stalled_too_long(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
-        for inode in self._stalled.keys() - current.keys():
-            del self._stalled[inode]
-        for inode, connection in current.items():
-            before = self._stalled.get(inode)
-            if not connection.unsent:
-                self._stalled.pop(inode, None)
-            elif before is None or before.connection.taken != connection.taken:
-                self._stalled[inode] = _Stalled(connection, now)
-            elif self._stall_timeout is not None and now - before.since >= self._stall_timeout:
-                self._lines.warn(
-                    "subscriber %s has taken nothing for %.1f s; it is disconnected (slowSubscriber=disconnect)",
-                    connection.peer,
-                    now - before.since,
-                )
-                del self._stalled[inode]
-                yield connection
 
     def _asking_too_much(self, current: Mapping[int, Connection], now: float) -> Iterator[Connection]:
         """The connections that ask for too much, first the one that asks for most."""
@@ -220,19 +189,6 @@ class Subscribers:
                 bounds.total_bytes,
             )
             yield current[inode]
-
-    def stalled(self) -> list[dict[str, object]]:
-        """The connections that have read nothing for a second or more, although data waits for them."""
-        now = time.monotonic()
-        return [
-            {
-                "peer": connection.peer,
-                "seconds": round(now - since, 1),
-                "unsentBytes": connection.unsent,
-            }
-            for connection, since in self._stalled.values()
-            if now - since >= 1
-        ]
 
 
 class _Pending(NamedTuple):
@@ -268,12 +224,11 @@ class Backend:
         self._room_seconds = room_seconds
         self._opened = OpenSocket(SocketSpec.of_proxy(options, "XPUB", options.publish), self._prepare)
         self.socket = self._opened.socket
-        disconnects = options.slow_subscriber == "disconnect"
         self._counters = PublishedFigures()
-        self._subscribers = Subscribers(bounds, options.slow_timeout if disconnects else None, self._counters)
+        self._subscribers = Subscribers(bounds, self._counters)
         self._topics = _Topics(bounds, self._counters)
         self.rounds = 0
-        self._checking = threading.Lock()  # for ``_subscribers``, and for the watch of the socket
+        self._checking = threading.Lock()  # for the watch of the socket
         self._check_failure: Exception | None = None
         self._closing = threading.Event()
         self._checker = threading.Thread(target=self._check_subscribers, name="zmq-subscribers", daemon=True)
@@ -315,9 +270,9 @@ class Backend:
 
     def publish(self, written: Written) -> None:
         """Publish rows, after those that wait; with ``slowSubscriber=wait`` as far as subscribers have room."""
-        first, rows = written.first, written.rows.num_rows
-        columns = columns_of(raw_messages(written.rows), None if self._options.plain else first)
-        self._pending.append(_Pending(first, rows, Outbox(columns, rows)))
+        rows = written.rows.num_rows
+        outbox = Outbox(columns_of(raw_messages(written.rows)), rows)
+        self._pending.append(_Pending(written.first, rows, outbox))
         if len(self._pending) == 1:
             self.publish_pending()
 
@@ -372,7 +327,7 @@ class Backend:
     # Connections and status.
 
     def _check_subscribers(self) -> None:
-        """Disconnect subscribers that read nothing or ask for too much, several times a second; until ``close``."""
+        """Disconnect subscribers that ask for too much, several times a second; until ``close``."""
         pause, ended_in = _CHECK_SECONDS, 0
         try:
             while not self._closing.wait(pause):
@@ -409,7 +364,7 @@ class Backend:
         """The plain subscribers' part of the proxy's status."""
         topics = heapq.nsmallest(_MOST_TOPICS_SHOWN, self._topics.passed_on)
         with self._checking:
-            stalled, peers = self._subscribers.stalled(), self._opened.watch.peers
+            peers = self._opened.watch.peers
         numbers = replace(
             self._counters,
             subscribers=peers,
@@ -418,7 +373,6 @@ class Backend:
         return {
             **figures(numbers),
             "subscriptions": [printable(topic, _MOST_CHARACTERS) for topic in topics],
-            "stalled": stalled,
         }
 
     def close(self) -> None:

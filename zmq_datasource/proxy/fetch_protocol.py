@@ -9,8 +9,7 @@ Each request says all that the proxy needs to know, so it may be repeated until 
            ◄───────────────────── BATCH  first, next, done, rows
     FETCH  first=next, done       ─────► ...
 
-A FETCH without a name reads a range of ids. ``transport.session`` has the form of a message, and ``messages.packed``
-that of the columns in a BATCH.
+``transport.session`` has the form of a message, and ``messages.packed`` that of the columns in a BATCH.
 """
 
 from __future__ import annotations
@@ -120,35 +119,27 @@ class Opened(Header, frozen=True, kw_only=True):
     new: bool
 
 
-class Fetch(Header, frozen=True, kw_only=True, omit_defaults=True):
+class Fetch(_Named, frozen=True, kw_only=True, omit_defaults=True):
     """Client: send the messages from ``first`` on. Answered by ``Batch`` or ``Lost``.
 
     Attributes:
-        name: None to read a range of ids; then the frames behind the header are topic prefixes.
         first: The first id that the client wants.
-        done: The client has processed all messages below this id. None without a name.
-        until: Without a name: the id after the last one that the client wants; None for the present end of the log.
+        done: The client has processed all messages below this id.
         max_bytes: Bytes of the rows, about; one message at least. 0 asks for no rows.
         wait: How many milliseconds the proxy waits for a message, up to ``MOST_WAIT_MS``.
         confirm: Whether the proxy answers only when ``done`` is on its disk.
     """
 
     kind = b"F"
-    name: str | None = None
-    session: _Number = 0
     first: _Number
-    done: _Number | None = None
-    until: _Number | None = None
+    done: _Number
     max_bytes: _Number = 1 << 20
     wait: _Number = 0
     confirm: bool = False
 
     def check(self) -> None:
-        if (self.name is None) != (self.done is None):
-            raise ProtocolError("a FETCH with a name has done, and one without a name has none")
-        if self.name is not None and not self.session:
-            raise ProtocolError("session 0, which means no session; use another number")
-        if self.done is not None and self.done > self.first:
+        super().check()
+        if self.done > self.first:
             raise ProtocolError(f"done {self.done} is beyond first {self.first}")
 
 
@@ -159,7 +150,7 @@ class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         end: The id after the last one of the log.
-        done: The client's position as it is on the proxy's disk; None without a name.
+        done: The client's position as it is on the proxy's disk.
     """
 
     kind = b"B"
@@ -167,7 +158,7 @@ class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
     first: _Number
     next: _Number
     end: _Number
-    done: _Number | None = None
+    done: _Number
     rows: _Number = 0
     columns: tuple[str, ...] = ()
 
@@ -176,7 +167,7 @@ class Batch(Header, frozen=True, kw_only=True, omit_defaults=True):
             raise ProtocolError(f"a BATCH from {self.first} to before {self.next}")
 
 
-class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
+class Lost(Header, frozen=True, kw_only=True):
     """Proxy: the log no longer has the ids from ``first`` to before ``next``."""
 
     kind = b"L"
@@ -184,7 +175,7 @@ class Lost(Header, frozen=True, kw_only=True, omit_defaults=True):
     first: _Number
     next: _Number
     end: _Number
-    done: _Number | None = None
+    done: _Number
 
     def check(self) -> None:
         if self.next <= self.first:
@@ -230,9 +221,7 @@ def decode(frames: Sequence[bytes]) -> tuple[FromClient | FromProxy, Sequence[by
         ProtocolError: It is not a message of this protocol.
     """
     message, rest = _ENVELOPE.decode(frames)
-    if isinstance(message, (Open, Fetch)) and (
-        len(rest) > _MOST_TOPICS or sum(map(len, rest)) > _MOST_TOPIC_BYTES
-    ):
+    if isinstance(message, Open) and (len(rest) > _MOST_TOPICS or sum(map(len, rest)) > _MOST_TOPIC_BYTES):
         raise ProtocolError(
             f"{len(rest)} topics of {sum(map(len, rest))} bytes; {_MOST_TOPICS} of {_MOST_TOPIC_BYTES} are the most"
         )

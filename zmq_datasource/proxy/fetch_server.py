@@ -1,12 +1,12 @@
 """Answers requests for the rows of the log from an id on, of some topics, up to a number of bytes.
 
-Durable subscribers ask for all rows from an id on, and replays for a range of ids. The rules:
+The rules:
 
 * Between two requests the server keeps only positions (``positions``). Of each client one FETCH waits at a time: until
   there are rows, until its deadline, or until its position is on the disk.
 * An answer takes memory until libzmq has handed it to the system. A name has at most two such answers, on two
-  connections, because a client that has lost its connection gets its answer on the new one. A replay has one. The
-  answers of all clients share ``_MOST_BYTES``, and beyond that each may have ``_LEAST_BYTES``, or one message. So
+  connections, because a client that has lost its connection gets its answer on the new one. The answers of all clients
+  share ``_MOST_BYTES``, and beyond that each may have ``_LEAST_BYTES``, or one message. So
   memory is bounded, however slowly clients read.
 * An error in the request of a client refuses that client, and is logged with its cause. Only an error of the positions,
   of the log's listing or of the socket ends the server.
@@ -15,7 +15,7 @@ Durable subscribers ask for all rows from an id on, and replays for a range of i
 from __future__ import annotations
 
 import time
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import zmq
@@ -23,14 +23,13 @@ import zmq
 from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, ProtocolError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, Forget, FromProxy, Lost, Open, Refused
-from zmq_datasource.proxy.fetch_wire import FetchWire, ReplayWire, Request
+from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, Forget, FromProxy, Lost, Open, Refused, decode
+from zmq_datasource.proxy.fetch_wire import FetchWire, Request
 from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds, Names
 from zmq_datasource.proxy.positions import Position, Positions
 from zmq_datasource.proxy.view import Cursor, LogView
-from zmq_datasource.proxy.waiting import Cursors, Owner, Waiting, WaitingRequests
+from zmq_datasource.proxy.waiting import Cursors, Waiting, WaitingRequests
 
-Wire: TypeAlias = FetchWire | ReplayWire
 # Bytes of the answers of all clients that libzmq has not handed to the system, and what each client may have beyond
 # that.
 _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
@@ -39,14 +38,13 @@ _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
 _MOST_BATCH_BYTES = 4 << 20
 # How long new requests are read before waiting ones are answered.
 _TURN_SECONDS = 0.005
-_MOST_REPLAYS = 64
 
 
 class FetchServer:
-    """Answers the clients of one socket. Use it in one thread.
+    """Answers durable subscribers. Use it in one thread.
 
     Args:
-        wire: The socket and its protocol.
+        wire: The socket.
         view: The log.
         positions: The positions of all names.
         bounds: How much durable subscribers may ask for.
@@ -60,7 +58,7 @@ class FetchServer:
     must_recheck = False
 
     def __init__(
-        self, wire: Wire, view: LogView, positions: Positions, bounds: NameBounds = NAME_BOUNDS
+        self, wire: FetchWire, view: LogView, positions: Positions, bounds: NameBounds = NAME_BOUNDS
     ) -> None:
         self.wire = wire
         self._view = view
@@ -69,8 +67,8 @@ class FetchServer:
         self.waiting = WaitingRequests()
         self._cursors = Cursors(view)
         self._used_bytes = 0
-        self._faults = LimitedLog(__name__, "faults of durable subscribers and replays")
-        self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers and replays")
+        self._faults = LimitedLog(__name__, "faults of durable subscribers")
+        self._errors = LimitedLog(__name__, "unexpected errors at durable subscribers")
         self._losses = LimitedLog(
             __name__, "times that messages were deleted before a durable subscriber had them"
         )
@@ -90,10 +88,10 @@ class FetchServer:
         self._finish_jobs()
         self._used_bytes = answers.bytes
         is_busy = False
-        for owner, waiting in self.waiting.due(self._view):
-            has_more = self._try_to_answer(owner, waiting)
-            if self.waiting.get(owner) is waiting and (has_more or waiting.is_blocked):
-                self.waiting.activate(owner)
+        for name, waiting in self.waiting.due(self._view):
+            has_more = self._try_to_answer(name, waiting)
+            if self.waiting.get(name) is waiting and (has_more or waiting.is_blocked):
+                self.waiting.activate(name)
             is_busy = is_busy or has_more
         self._cursors.drop_old()
         for log in (self._faults, self._errors, self._losses, self.names):
@@ -119,19 +117,14 @@ class FetchServer:
                 self._refuse(request.peer, "a request", e, passing=LogError)
 
     def _read(self, request: Request) -> None:
-        peer, (message, frames) = request.peer, self.wire.read(request.frames)
-        topics = tuple(frames)
-        if isinstance(message, (Open, Fetch, Forget)):
-            name = message.name
-            if name is not None and not request.may_use(name):
-                reason = f"the name {name!r} belongs to another key (allowedClients of the proxy)"
-                self._reply(peer, Refused(code="forbidden", reason=reason, session=message.session))
-                return
+        peer, (message, frames) = request.peer, decode(request.frames)
+        if isinstance(message, (Open, Fetch, Forget)) and not request.may_use(message.name):
+            reason = f"the name {message.name!r} belongs to another key (allowedClients of the proxy)"
+            self._reply(peer, Refused(code="forbidden", reason=reason, session=message.session))
+            return
         match message:
             case Open():
-                self._reply(peer, self.names.open(peer, message, topics))
-            case Fetch(name=None):
-                self._read_replay(peer, message, topics)
+                self._reply(peer, self.names.open(peer, message, tuple(frames)))
             case Fetch():
                 self._read_fetch(peer, message)
             case Forget():
@@ -140,7 +133,6 @@ class FetchServer:
                 raise ProtocolError(f"{type(message).__name__}, which only a proxy sends")
 
     def _read_fetch(self, peer: bytes, fetch: Fetch) -> None:
-        assert fetch.name is not None
         if fetch.first > self._view.end and isinstance(self.names.position_of(fetch), Position):
             reason = (
                 f"first {fetch.first} is beyond the log's end {self._view.end}: it is an id of another log; open the "
@@ -153,7 +145,6 @@ class FetchServer:
     def _finish_jobs(self) -> None:
         for job in self.names.done_jobs():
             request = job.request
-            assert request.name is not None
             # For a FETCH each error of the log is temporary: the client asks again. For OPEN and FORGET only a lock
             # of the command line is.
             passing = LogError if isinstance(request, Fetch) else LogLockedError
@@ -169,90 +160,75 @@ class FetchServer:
         """Let a FETCH wait for its rows, or send the answer."""
         if isinstance(answer, Position):
             assert isinstance(request, Fetch)
-            self._wait(answer.notes.name, peer, request, tuple(answer.notes.topics))
+            cursor = self._cursors.at(request.name, request.first)
+            self.waiting.put(request.name, Waiting(peer, request, tuple(answer.notes.topics), cursor))
         else:
             self._reply(peer, answer)
 
-    def _read_replay(self, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> None:
-        replays = sum(isinstance(owner, bytes) for owner in self.waiting)
-        if self.waiting.get(peer) is None and replays >= _MOST_REPLAYS:
-            self._faults.warn("refused a replay: %d others are served", replays)
-            reason = f"{replays} others are served; ask again later"
-            self._reply(peer, Refused(code="busy", reason=reason, session=fetch.session))
-            return
-        self._wait(peer, peer, fetch, topics)
-
-    def _wait(self, owner: Owner, peer: bytes, fetch: Fetch, topics: tuple[bytes, ...]) -> None:
-        self.waiting.put(owner, Waiting(peer, fetch, topics, self._cursors.at(owner, fetch.first)))
-
     # Answers.
 
-    def _try_to_answer(self, owner: Owner, waiting: Waiting) -> bool:
+    def _try_to_answer(self, name: str, waiting: Waiting) -> bool:
         try:
-            return self._answer(owner, waiting)
+            return self._answer(name, waiting)
         except Exception as e:
-            text, session = _text_of(owner), waiting.fetch.session
-            if self._refuse(waiting.peer, text, e, session, passing=DiskFaultError):
-                self.waiting.remove(owner)
+            session = waiting.fetch.session
+            if self._refuse(waiting.peer, _text_of(name), e, session, passing=DiskFaultError):
+                self.waiting.remove(name)
             else:
                 waiting.is_blocked = self.must_recheck = True
         return False
 
-    def _answer(self, owner: Owner, waiting: Waiting) -> bool:
+    def _answer(self, name: str, waiting: Waiting) -> bool:
         """Answer a FETCH if that is possible now; return whether there is more to do at once."""
-        fetch, position = waiting.fetch, None
+        fetch, position = waiting.fetch, self.names.position_of(waiting.fetch)
         waiting.is_blocked = True
-        if isinstance(owner, str):
-            found = self.names.position_of(fetch)
-            if not isinstance(found, Position):
-                if found is not None:
-                    self.waiting.remove(owner)
-                    self._reply(waiting.peer, found)
-                return False
-            position = found
-            if fetch.confirm and not position.is_on_disk:
-                self._positions.write_now()
-                return False
-        on_the_way = self.wire.answers.connections_of(owner)
+        if not isinstance(position, Position):
+            if position is not None:
+                self.waiting.remove(name)
+                self._reply(waiting.peer, position)
+            return False
+        if fetch.confirm and not position.is_on_disk:
+            self._positions.write_now()
+            return False
+        on_the_way = self.wire.answers.connections_of(name)
         if waiting.peer in on_the_way or len(on_the_way) > 1:
             self.must_recheck = True
             return False
-        done = None if position is None else position.next_on_disk
         head: dict[str, Any] = {
             "session": fetch.session,
             "first": fetch.first,
             "end": self._view.end,
-            "done": done,
+            "done": position.next_on_disk,
         }
         if not waiting.rows and (lost := self._count_lost(waiting.cursor, position)) is not None:
-            if position is not None and not position.is_on_disk:
+            if not position.is_on_disk:
                 # LOST waits until the count is on the disk: the client then continues behind these ids, so they are not
                 # counted again if a crash loses the count.
                 self._positions.write_now()
             else:
-                self._send(owner, waiting, Lost(**head, next=lost))
+                self._send(name, waiting, Lost(**head, next=lost))
             return False
         waiting.is_blocked = False
         room = min(_MOST_BATCH_BYTES, max(_LEAST_BYTES, _MOST_BYTES - self._used_bytes))
         if waiting.read(self._view.end, room, position):
             return True
-        if waiting.rows or time.monotonic() >= waiting.deadline or waiting.is_at_end(self._view.end):
+        if waiting.rows or time.monotonic() >= waiting.deadline:
             rows = waiting.batch()
             count = 0 if rows is None else rows.num_rows
             batch = Batch(**head, next=max(fetch.first, waiting.cursor.position), rows=count)
             failpoints.reach("proxy.batch.before_send")
-            if self._send(owner, waiting, batch, rows) and position is not None and count:
+            if self._send(name, waiting, batch, rows) and count:
                 position.note(sent=position.notes.sent + count)
         return False
 
-    def _count_lost(self, cursor: Cursor, position: Position | None) -> int | None:
+    def _count_lost(self, cursor: Cursor, position: Position) -> int | None:
         """If the log no longer has the next rows, count them, and return the id behind them; otherwise None."""
         first = cursor.position
         earliest = self._view.earliest
         if first >= earliest:
             return None
-        if position is not None and position.notes.lost_to < earliest:
-            notes = position.notes
+        notes = position.notes
+        if notes.lost_to < earliest:
             position.note(lost=notes.lost + earliest - max(first, notes.lost_to), lost_to=earliest)
             self._losses.warn(
                 "%s: the ids %d to %d were deleted before it had them (walMaxBytes)",
@@ -263,25 +239,23 @@ class FetchServer:
         return earliest
 
     def _send(
-        self, owner: Owner, waiting: Waiting, answer: Batch | Lost, rows: pa.RecordBatch | None = None
+        self, name: str, waiting: Waiting, answer: Batch | Lost, rows: pa.RecordBatch | None = None
     ) -> bool:
         """Send the answer to a FETCH; False if the client's queue has no room, or the client is gone."""
         try:
-            is_sent = self.wire.send(waiting.peer, answer, owner, rows)
+            is_sent = self.wire.send(waiting.peer, answer, name, rows)
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
-            self.waiting.remove(owner)  # it asks again on another connection
+            self.waiting.remove(name)  # it asks again on another connection
             return False
         if not is_sent:
             waiting.is_blocked = True
             return False
         if rows is not None:
             self._used_bytes += rows.nbytes  # the next answers of this round have less room
-        self.waiting.remove(owner)
-        self._cursors.keep(owner, waiting.cursor)
-        if (following := self.wire.next_fetch(waiting.fetch, answer)) is not None:
-            self._wait(owner, waiting.peer, following, waiting.topics)
+        self.waiting.remove(name)
+        self._cursors.keep(name, waiting.cursor)
         return True
 
     def _reply(self, peer: bytes, answer: FromProxy | None) -> None:
@@ -325,5 +299,5 @@ class FetchServer:
         return True
 
 
-def _text_of(owner: Owner) -> str:
-    return f"durable subscriber {owner!r}" if isinstance(owner, str) else "a replay"
+def _text_of(name: str) -> str:
+    return f"durable subscriber {name!r}"

@@ -62,8 +62,7 @@ class PublishedFigures:
     disconnected: int = counted(
         "disconnected",
         "connections",
-        "The number of plain subscribers that the proxy has disconnected: they took nothing, or asked for too many "
-        "topics.",
+        "The number of plain subscribers that the proxy has disconnected: they asked for too many topics.",
         "process",
         series="subscribers_disconnected",
     )
@@ -97,6 +96,6 @@ class SubscriberFigures:
 PROXY = declared("zmq_proxy", LiveFigures, PublishedFigures)
 SUBSCRIBER = declared("zmq_proxy_durable", SubscriberFigures)
 
-# The parts of the status of a proxy without ``publish``, and of one without ``durable`` and ``replay``.
-NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": [], "stalled": []}
-NO_CLIENTS: Mapping[str, Any] = {"durable": [], "replays": {"clients": 0, "requests": 0, "sent": 0}}
+# The parts of the status of a proxy without ``publish``, and of one without ``durable``.
+NO_SUBSCRIBERS: Mapping[str, Any] = {**figures(PublishedFigures()), "subscriptions": []}
+NO_CLIENTS: Mapping[str, Any] = {"durable": []}

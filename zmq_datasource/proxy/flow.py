@@ -4,7 +4,7 @@ It waits for a subscriber only a few milliseconds at a time.
 
 The rules:
 
-* A row is published only after it is written, and exactly as it is written.
+* A row is published only after it is on the disk, and as it came.
 * A round takes the messages that are there, from every socket in turn. While the log writes one group of messages, the
   next one gathers: no message wakes the thread, which looks once a millisecond. So a fast feed has few large groups.
   A group of the largest size goes to the log at once. When a whole chunk waits for the disk, the sockets wait, and the
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -32,7 +31,6 @@ from zmq_datasource.proxy.figures import NO_SUBSCRIBERS, LiveFigures
 from zmq_datasource.proxy.front import Front
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.proxy.positions import read_positions
-from zmq_datasource.proxy.view import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -55,19 +53,12 @@ class LiveFlow:
 
     Args:
         options: The options of the proxy.
-        send_progress: Called with the progress when more is written, before that is published.
         bounds: How much plain subscribers may ask for.
     """
 
-    def __init__(
-        self,
-        options: ProxyOptions,
-        send_progress: Callable[[Progress], None],
-        bounds: RequestBounds = REQUEST_BOUNDS,
-    ) -> None:
+    def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
         self._options = options
         self._bounds = bounds
-        self._send_progress = send_progress
         self.counters = SourceCounters()
         self._pause: str | None = None
         self._paused_seconds = 0.0
@@ -182,11 +173,7 @@ class LiveFlow:
         backend = self._backend
         if backend is not None:
             backend.publish_pending()
-        written = list(self.journal.written())
-        if written:
-            # Before the messages are published: a subscriber that asks for one that it has just seen must get it.
-            self._send_progress(self.journal.progress)
-        for rows in written:
+        for rows in self.journal.written():
             failpoints.reach("proxy.group.before_publish")
             if backend is not None:
                 backend.publish(rows)

@@ -102,7 +102,6 @@ class Names:
 
     def fetch(self, peer: bytes, request: Fetch) -> Position | Refused | None:
         """Move the position of the name to ``done``, and return the position; or why the session has no such name."""
-        assert request.name is not None
         position = self.position_of(request)
         if not isinstance(position, Position):
             return position
@@ -161,7 +160,6 @@ class Names:
         )
 
     def _arrive(self, position: Position, request: Fetch) -> None:
-        assert request.done is not None
         position.asked = time.monotonic()
         position.is_new = False
         self._positions.move(position, request.done)
@@ -172,7 +170,6 @@ class Names:
         """The jobs that the keeper has done since the last call."""
         done = [job for job in self._jobs.values() if job.future.done()]
         for job in done:
-            assert job.request.name is not None
             del self._jobs[job.request.name]
             self._opening.pop(job.request.name, None)
         return done
@@ -208,7 +205,6 @@ class Names:
 
         None if the keeper works on the name: its result says which session has it.
         """
-        assert request.name is not None
         position = self._positions.get(request.name)
         if position is not None and position.notes.session == request.session:
             return position

@@ -93,7 +93,7 @@ class ServerProcess:
                     "the proxy's server process has ended before it was ready; its own log lines say why"
                 )
             _log.error("the proxy's server process has ended; starting it again")
-        self.send(progress)
+        child.send(progress)
 
     def _start_again(self, progress: Progress) -> None:
         if time.monotonic() < self._next_start:
@@ -103,11 +103,6 @@ class ServerProcess:
         except SocketError as e:  # the flow goes on without it
             _log.error("%s; trying again in %g s", e, self._restart_seconds)
 
-    def send(self, progress: Progress) -> None:
-        """Send how far the log is. Called before messages are published."""
-        if self._child is not None:
-            self._child.send(progress)
-
     def end(self) -> None:
         """End the process, if it runs."""
         if self._child is not None:
@@ -116,7 +111,7 @@ class ServerProcess:
 
 
 class NoServer(ServerProcess):
-    """Takes the place of the server process in a proxy that serves neither durable subscribers nor replays."""
+    """Takes the place of the server process in a proxy without durable subscribers."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -141,10 +136,10 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
     """
     options = parse(ProxyOptions, given)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # Without these endpoints a server process has nothing to do: the log itself keeps the messages of its readers.
-    server = ServerProcess(given) if options.durable or options.replay else NoServer()
+    # Without this side a server process has nothing to do: the log itself keeps the messages of its readers.
+    server = ServerProcess(given) if options.durable else NoServer()
     with ExitStack() as stack:
-        flow = stack.enter_context(LiveFlow(options, server.send))
+        flow = stack.enter_context(LiveFlow(options))
         forget_signal()  # from here on a signal only sets the flag that ``stop`` reads
         server.start(flow.journal.progress)
         stack.callback(server.end)

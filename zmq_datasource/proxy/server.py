@@ -1,4 +1,4 @@
-"""The server process: it answers durable subscribers and replays from the files of the log.
+"""The server process: it answers durable subscribers from the files of the log.
 
 The live process starts the server process. The server process reads its options and then the progress of the log from
 its standard input, exits when that closes, and writes its status to its standard output (``child``).
@@ -21,21 +21,22 @@ from zmq_datasource.log import STORE_RETRY_SECONDS, LogStorage, Retrier
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy.child import NewestReader, Parent
-from zmq_datasource.proxy.fetch_server import FetchServer, Wire
-from zmq_datasource.proxy.fetch_wire import FetchWire, ReplayWire
-from zmq_datasource.proxy.figures import NO_CLIENTS
+from zmq_datasource.proxy.fetch_server import FetchServer
+from zmq_datasource.proxy.fetch_wire import FetchWire
 from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
 from zmq_datasource.proxy.positions import Positions
 from zmq_datasource.proxy.view import LogView, Progress
 
 _WAIT_MS = 100
+# How soon to check again whether an answer has left, because no event says so.
+_RECHECK_MS = 10
 _STATUS_SECONDS = 0.25
 # How long to try to bind: the server process of a killed proxy frees its ports a moment later.
 _BIND_SECONDS = 5.0
 
 
 class Server:
-    """Serves durable subscribers and replays; in one thread.
+    """Serves durable subscribers; in one thread.
 
     Args:
         options: Endpoints, security, and the place of the log.
@@ -51,9 +52,7 @@ class Server:
     """
 
     def __init__(self, options: ProxyOptions, progress: Progress, bounds: NameBounds = NAME_BOUNDS) -> None:
-        self._bounds = bounds
         self._poller = zmq.Poller()
-        self._servers: list[FetchServer] = []
         self._progress: Progress | None = None
         self._is_busy = False
         self._faults = LimitedLog(__name__, "faults of files")
@@ -73,21 +72,15 @@ class Server:
                 present_seconds=bounds.present_seconds,
             )
             stack.callback(self.positions.close)
-            if options.durable:
-                self._add(FetchWire(options), stack)
-            if options.replay:
-                self._add(ReplayWire(options), stack)
+            self._wire = FetchWire(options)
+            self._fetches = FetchServer(self._wire, self.view, self.positions, bounds)
+            stack.callback(self._fetches.close)
+            self._poller.register(self._wire.socket, zmq.POLLIN)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Write the positions, and close sockets and files."""
         self._stack.close()
-
-    def _add(self, wire: Wire, stack: ExitStack) -> None:
-        server = FetchServer(wire, self.view, self.positions, self._bounds)
-        stack.callback(server.close)
-        self._poller.register(wire.socket, zmq.POLLIN)
-        self._servers.append(server)
 
     def register(self, descriptor: int) -> None:
         """Let ``wait`` wait for this descriptor too."""
@@ -96,18 +89,16 @@ class Server:
     def wait(self) -> None:
         """Wait until there is something to do."""
         wait = _WAIT_MS
-        for server in self._servers:
-            if server.must_recheck:
-                wait = min(wait, server.wire.recheck_ms)
-            if (deadline := server.waiting.next_deadline) is not None:
-                wait = max(1, min(wait, round(1000 * (deadline - time.monotonic()))))
+        if self._fetches.must_recheck:
+            wait = _RECHECK_MS
+        if (deadline := self._fetches.waiting.next_deadline) is not None:
+            wait = max(1, min(wait, round(1000 * (deadline - time.monotonic()))))
         self._poller.poll(0 if self._is_busy else wait)
         self._wakes.clear()
 
     def receive(self) -> None:
-        """Take requests off the sockets. ``step`` answers them."""
-        for server in self._servers:
-            server.wire.receive()
+        """Take requests off the socket. ``step`` answers them."""
+        self._wire.receive()
 
     def step(self, progress: Progress | None) -> None:
         """Follow the log to its newest progress, write positions, and answer requests.
@@ -127,24 +118,11 @@ class Server:
             else:
                 self._progress = None
         self.positions.step()
-        self._is_busy = False
-        for server in self._servers:
-            self._is_busy = server.step() or self._is_busy
+        self._is_busy = self._fetches.step()
 
     def status(self) -> dict[str, Any]:
         """The server's part of the proxy's status."""
-        status = dict(NO_CLIENTS)
-        for server in self._servers:
-            match server.wire:
-                case FetchWire():
-                    status["durable"] = server.names.status()
-                case ReplayWire(replays=requests, sent=sent):
-                    status["replays"] = {
-                        "clients": len(server.waiting),
-                        "requests": requests,
-                        "sent": sent,
-                    }
-        return status
+        return {"durable": self._fetches.names.status()}
 
 
 def main() -> None:
@@ -198,8 +176,6 @@ def serve(server: Server, progress: NewestReader, report: Callable[[dict[str, An
             next_status = now + _STATUS_SECONDS
             report(server.status())
         server.wait()
-        # First the requests, then the progress: a subscriber may ask for a message that it has just seen published. The
-        # live process sends the progress before it publishes, so the progress read below has this message.
         server.receive()
         newest = progress.newest()
         server.step(None if newest is None else Progress.of(newest))

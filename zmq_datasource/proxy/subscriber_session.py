@@ -294,7 +294,7 @@ class SubscriberSession(RequestSession):
         if self.waiting or not self.is_open:
             return
         done, sent = self.inbox.done, self._request
-        has_moved = isinstance(sent, Fetch) and done > (sent.done or 0) and now - self._asked >= _DONE_SECONDS
+        has_moved = isinstance(sent, Fetch) and done > sent.done and now - self._asked >= _DONE_SECONDS
         must_confirm = self._confirming and self.confirmed < done
         if self.inbox.answers < _MOST_ANSWERS or has_moved or must_confirm:
             self._fetch(now)
@@ -358,7 +358,7 @@ class SubscriberSession(RequestSession):
     def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:
         if not self.is_open:
             return
-        self.confirmed = max(self.confirmed, message.done or 0)
+        self.confirmed = max(self.confirmed, message.done)
         if message.first != self.inbox.next:
             return  # a second answer, to a request that was repeated
         self._mark_answered()

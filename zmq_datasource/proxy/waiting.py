@@ -5,9 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,8 +15,6 @@ from zmq_datasource.proxy.fetch_protocol import MOST_WAIT_MS, Fetch
 from zmq_datasource.proxy.positions import PRESENT_SECONDS, Position
 from zmq_datasource.proxy.view import Cursor, LogView, matching
 
-# The name of a FETCH, or the connection of a FETCH without a name.
-Owner: TypeAlias = str | bytes
 _MOST_ROWS = 1 << 16  # of an answer
 # How long one request may read rows of other topics before the other requests have their turn.
 _TURN_SECONDS = 0.005
@@ -47,19 +43,18 @@ class Waiting:
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + min(self.fetch.wait, MOST_WAIT_MS) / 1000
 
-    def read(self, end: int, room: int, position: Position | None) -> bool:
+    def read(self, end: int, room: int, position: Position) -> bool:
         """Read rows for the answer, until it is full or this turn is over.
 
         Args:
             end: The log's end.
             room: Bytes for the rows; one message is read in any case.
-            position: The position of the name; None without a name.
+            position: The position of the name.
 
         Returns:
             Whether there may be more rows to read at once.
         """
         fetch, cursor = self.fetch, self.cursor
-        end = end if fetch.until is None else min(fetch.until, end)
         room = min(fetch.max_bytes, room)
         turn_ends = time.monotonic() + _TURN_SECONDS
         while fetch.max_bytes and cursor.position < end and self.size < room:
@@ -79,11 +74,6 @@ class Waiting:
                 break
         return False
 
-    def is_at_end(self, end: int) -> bool:
-        """Whether a FETCH without a name has reached the end of its range, or of the log."""
-        until = end if self.fetch.until is None else self.fetch.until
-        return self.fetch.name is None and self.cursor.position >= until
-
     def batch(self) -> pa.RecordBatch | None:
         """The rows that were read, as one batch; None if there are none."""
         if len(self.rows) < 2:
@@ -92,9 +82,9 @@ class Waiting:
         return pa.concat_batches([rows.replace_schema_metadata(None) for rows in self.rows]).cast(schema)
 
 
-def _without_superseded(batch: pa.RecordBatch, position: Position | None) -> pa.RecordBatch:
+def _without_superseded(batch: pa.RecordBatch, position: Position) -> pa.RecordBatch:
     """Leave out the rows below the snapshot of a position that are not the newest of their topic."""
-    if position is None or not batch.num_rows or batch.column("id")[0].as_py() >= position.notes.snapshot:
+    if not batch.num_rows or batch.column("id")[0].as_py() >= position.notes.snapshot:
         return batch
     ids = batch.column("id")
     is_behind_snapshot = pc.greater_equal(ids, number(position.notes.snapshot))
@@ -102,39 +92,33 @@ def _without_superseded(batch: pa.RecordBatch, position: Position | None) -> pa.
 
 
 class WaitingRequests:
-    """The newest FETCH of each owner. A thousand that wait for messages cost no time until a message comes."""
+    """The newest FETCH of each name. A thousand that wait for messages cost no time until a message comes."""
 
     def __init__(self) -> None:
-        self._all: dict[Owner, Waiting] = {}
-        self._active: dict[Owner, None] = {}  # to be answered though the log has not grown
-        self._deadlines: list[tuple[float, int, Owner]] = []
+        self._all: dict[str, Waiting] = {}
+        self._active: dict[str, None] = {}  # to be answered though the log has not grown
+        self._deadlines: list[tuple[float, int, str]] = []
         self._count = itertools.count()
         self._seen = (0, 0)  # the log's first id and its end
 
-    def __len__(self) -> int:
-        return len(self._all)
+    def get(self, name: str) -> Waiting | None:
+        return self._all.get(name)
 
-    def __iter__(self) -> Iterator[Owner]:
-        return iter(self._all)
+    def put(self, name: str, waiting: Waiting) -> None:
+        """Add a FETCH, in place of the one that the client has sent before."""
+        self._all[name] = waiting
+        self._active[name] = None
+        heapq.heappush(self._deadlines, (waiting.deadline, next(self._count), name))
 
-    def get(self, owner: Owner) -> Waiting | None:
-        return self._all.get(owner)
+    def remove(self, name: str) -> None:
+        """Remove the FETCH of a name, if there is one."""
+        self._all.pop(name, None)
 
-    def put(self, owner: Owner, waiting: Waiting) -> None:
-        """Add a FETCH, in place of the one that the owner has sent before."""
-        self._all[owner] = waiting
-        self._active[owner] = None
-        heapq.heappush(self._deadlines, (waiting.deadline, next(self._count), owner))
+    def activate(self, name: str) -> None:
+        """Let the next ``due`` return the FETCH of a name."""
+        self._active[name] = None
 
-    def remove(self, owner: Owner) -> None:
-        """Remove the FETCH of an owner, if there is one."""
-        self._all.pop(owner, None)
-
-    def activate(self, owner: Owner) -> None:
-        """Let the next ``due`` return the FETCH of an owner."""
-        self._active[owner] = None
-
-    def due(self, view: LogView) -> list[tuple[Owner, Waiting]]:
+    def due(self, view: LogView) -> list[tuple[str, Waiting]]:
         """The requests that can perhaps be answered now; all of them if the log has changed."""
         active, self._active = self._active, {}
         now = time.monotonic()
@@ -144,14 +128,14 @@ class WaitingRequests:
         if seen != self._seen:
             self._seen = seen
             active = dict.fromkeys(self._all)
-        return [(owner, self._all[owner]) for owner in active if owner in self._all]
+        return [(name, self._all[name]) for name in active if name in self._all]
 
     @property
     def next_deadline(self) -> float | None:
         """The next deadline, monotonic; None if no request waits."""
         while self._deadlines:
-            deadline, _, owner = self._deadlines[0]
-            waiting = self._all.get(owner)
+            deadline, _, name = self._deadlines[0]
+            waiting = self._all.get(name)
             if waiting is not None and waiting.deadline == deadline:
                 return deadline
             heapq.heappop(self._deadlines)
@@ -163,22 +147,22 @@ class Cursors:
 
     def __init__(self, view: LogView) -> None:
         self._view = view
-        self._kept: dict[Owner, tuple[Cursor, float]] = {}
+        self._kept: dict[str, tuple[Cursor, float]] = {}
 
-    def at(self, owner: Owner, first: int) -> Cursor:
-        """A cursor at an id: the one that was kept for the owner if it is there, otherwise a new one."""
-        cursor, _ = self._kept.pop(owner, (None, 0.0))
+    def at(self, name: str, first: int) -> Cursor:
+        """A cursor at an id: the one that was kept for the name if it is there, otherwise a new one."""
+        cursor, _ = self._kept.pop(name, (None, 0.0))
         return cursor if cursor is not None and cursor.position == first else Cursor(self._view, first)
 
-    def keep(self, owner: Owner, cursor: Cursor) -> None:
-        """Keep a cursor for the owner's next request."""
-        self._kept[owner] = cursor, time.monotonic()
+    def keep(self, name: str, cursor: Cursor) -> None:
+        """Keep a cursor for the next request of a name."""
+        self._kept[name] = cursor, time.monotonic()
 
     def drop_old(self) -> None:
-        """Drop the cursors of owners that are away: a deleted file needs room on the disk until it is closed."""
+        """Drop the cursors of names that are away: a deleted file needs room on the disk until it is closed."""
         oldest = time.monotonic() - PRESENT_SECONDS
         while self._kept:  # in the order in which they were kept
-            owner, (_, kept_at) = next(iter(self._kept.items()))
+            name, (_, kept_at) = next(iter(self._kept.items()))
             if kept_at > oldest and len(self._kept) <= _MOST_CURSORS:
                 return
-            del self._kept[owner]
+            del self._kept[name]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -16,7 +15,7 @@ import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
-from zmq_datasource.messages.framing.replay import TOPIC_WANTED, Reply
+from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.sequences import Gap, SequenceTracker
@@ -189,7 +188,7 @@ class Replayer(Link):
         first = options.replay_from
         replay_from = None if first is None else tracker.numbering.counts_from or tracker.numbering.start
         self.session = ReplaySession(str(endpoint), str(connect), timeout, counters, tracker, replay_from)
-        super().__init__(spec, self.session, _ask_for_topics)
+        super().__init__(spec, self.session)
 
     def keep_alive(self) -> None:
         """Keep the connection working; see ``Channel.keep_alive``."""
@@ -222,11 +221,6 @@ class Replayer(Link):
         given_up = self.session.step(live_waits, time.monotonic())
         self.send_outbox()
         return given_up
-
-
-def _ask_for_topics(sock: zmq.Socket[bytes]) -> None:
-    """Set a routing id that asks a proxy to send topics, too. Other publishers ignore it."""
-    sock.setsockopt(zmq.ROUTING_ID, TOPIC_WANTED + uuid.uuid4().hex.encode())
 
 
 def make_channels(

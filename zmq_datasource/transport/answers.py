@@ -58,14 +58,11 @@ class Answers:
         self.stuck = True
         return False
 
-    def finish(
-        self, peer: bytes, frames: Sequence[Any], owner: Hashable = None, size: int | None = None
-    ) -> None:
+    def finish(self, peer: bytes, frames: Sequence[Any], owner: Hashable = None) -> None:
         """Send the frames of an answer after ``begin``. Large frames are not copied.
 
         Args:
             owner: The answer counts for this owner until libzmq has sent its last frame; None does not count it.
-            size: The bytes that count; by default those of the frames. Set it if rows were sent before.
         """
         *parts, last = frames
         for part in parts:
@@ -77,13 +74,10 @@ class Answers:
         frame = zmq.Frame(last, track=True, copy=False, copy_threshold=0)
         self._socket.send(frame, copy=False)
         assert isinstance(frame.tracker, zmq.MessageTracker)
-        if size is None:
-            size = sum(memoryview(each).nbytes for each in frames)
+        size = sum(memoryview(each).nbytes for each in frames)
         self._sent.setdefault(owner, []).append(_Sent(peer, frame.tracker, size))
 
-    def send(
-        self, peer: bytes, frames: Sequence[Any], owner: Hashable = None, size: int | None = None
-    ) -> bool:
+    def send(self, peer: bytes, frames: Sequence[Any], owner: Hashable = None) -> bool:
         """Send an answer; return False if the client's queue is full.
 
         Raises:
@@ -91,7 +85,7 @@ class Answers:
         """
         has_place = self.begin(peer)
         if has_place:
-            self.finish(peer, frames, owner, size)
+            self.finish(peer, frames, owner)
         return has_place
 
     def connections_of(self, owner: Hashable) -> list[bytes]:

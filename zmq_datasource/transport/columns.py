@@ -101,16 +101,10 @@ class FramesColumn:
 Column: TypeAlias = FrameColumn | SameColumn | NumberColumn | FramesColumn
 
 
-def columns_of(raw: RawMessages, number: int | None = None) -> list[Column]:
-    """The columns that send raw messages as they were received.
-
-    Args:
-        number: If given, each message gets a number after its first frame, and the first message gets this one. A
-            message of a single frame then gets an empty frame in front, so that its value remains the last frame.
-    """
-    numbers: list[Column] = [] if number is None else [NumberColumn(number)]
+def columns_of(raw: RawMessages) -> list[Column]:
+    """The columns that send raw messages as they were received."""
     middle: list[Column] = [] if raw.middle is None else [FramesColumn(raw.middle)]
-    return [FrameColumn(raw.first, empty=bool(numbers)), *numbers, *middle, FrameColumn(raw.last)]
+    return [FrameColumn(raw.first), *middle, FrameColumn(raw.last)]
 
 
 def _is_wide(values: pa.DataType) -> bool:

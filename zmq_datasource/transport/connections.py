@@ -225,7 +225,6 @@ class Connection(NamedTuple):
         inode: Identifies the connection.
         peer: Its address or process, for messages.
         unsent: Bytes that wait for the peer.
-        taken: A number that changes whenever the peer takes bytes.
         received: Bytes that the peer has sent; 0 where the system does not count them (ipc).
         unread: Those of them that the kernel holds, and libzmq has not read.
     """
@@ -233,7 +232,6 @@ class Connection(NamedTuple):
     inode: int
     peer: str
     unsent: int
-    taken: int
     received: int
     unread: int = 0
 
@@ -275,9 +273,9 @@ class Connections:
         found = []
         for handle in self._each():
             unsent = unwritten(handle.sock)
-            taken, received = bytes_passed(handle.sock, handle.ipc, unsent)
+            _, received = bytes_passed(handle.sock, handle.ipc, unsent)
             left = unread(handle.sock) or 0
-            found.append(Connection(handle.inode, _peer_name(handle), unsent, taken, received, left))
+            found.append(Connection(handle.inode, _peer_name(handle), unsent, received, left))
         return found
 
     def bytes_received(self) -> int:
