@@ -205,7 +205,7 @@ def test_a_session_number_has_the_client_above_and_the_count_below() -> None:
 )
 def test_an_answer_that_leads_back_is_refused(letter: bytes, after: int, problem: str) -> None:
     """A client would send the same FETCH again and again, and count a negative number as lost."""
-    header = b'{"session": 7, "first": 3, "next": %d, "end": 9}' % after
+    header = b'{"session": 7, "first": 3, "next": %d, "end": 9, "done": 0}' % after
     with pytest.raises(ProtocolError, match=problem):
         decode([b"ZDS\2" + letter, header])
 

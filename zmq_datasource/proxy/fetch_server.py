@@ -74,7 +74,7 @@ class FetchServer:
         )
 
     def step(self) -> bool:
-        """Read requests, and answer those that can be answered. Called in each round.
+        """Take requests, and answer those that can be answered. Called in each round.
 
         Returns:
             Whether there is more to do at once.
@@ -84,6 +84,7 @@ class FetchServer:
         """
         answers = self.wire.answers
         self.must_recheck = answers.stuck = False
+        self.wire.receive()
         self._read_requests()
         self._finish_jobs()
         self._used_bytes = answers.bytes

@@ -72,10 +72,9 @@ class Server:
                 present_seconds=bounds.present_seconds,
             )
             stack.callback(self.positions.close)
-            self._wire = FetchWire(options)
-            self._fetches = FetchServer(self._wire, self.view, self.positions, bounds)
+            self._fetches = FetchServer(FetchWire(options), self.view, self.positions, bounds)
             stack.callback(self._fetches.close)
-            self._poller.register(self._wire.socket, zmq.POLLIN)
+            self._poller.register(self._fetches.wire.socket, zmq.POLLIN)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -96,12 +95,8 @@ class Server:
         self._poller.poll(0 if self._is_busy else wait)
         self._wakes.clear()
 
-    def receive(self) -> None:
-        """Take requests off the socket. ``step`` answers them."""
-        self._wire.receive()
-
     def step(self, progress: Progress | None) -> None:
-        """Follow the log to its newest progress, write positions, and answer requests.
+        """Follow the log to its newest progress, write positions, and take and answer requests.
 
         Args:
             progress: How far the log is; None if no newer value has come.
@@ -176,6 +171,5 @@ def serve(server: Server, progress: NewestReader, report: Callable[[dict[str, An
             next_status = now + _STATUS_SECONDS
             report(server.status())
         server.wait()
-        server.receive()
         newest = progress.newest()
         server.step(None if newest is None else Progress.of(newest))
