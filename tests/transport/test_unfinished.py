@@ -16,7 +16,8 @@ import zmq
 from tests.support import Socket, free_endpoint, stream_options, wait_for
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
-from zmq_datasource.proxy.fetch_wire import Router
+from zmq_datasource.proxy.fetch_protocol import MOST_FRAMES
+from zmq_datasource.proxy.fetch_wire import FetchWire
 from zmq_datasource.source.ingest import Ingest
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
@@ -67,7 +68,7 @@ class Endless:
 def durable(endpoint: str, log: Path) -> Iterator[Callable[[], int]]:
     """A server of durable subscribers. Gives a function that receives once, and returns the number of requests."""
     options = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(log))
-    with closing(Router(options, options.durable, 10, 64 << 10, 7)) as router:
+    with closing(FetchWire(options)) as router:
         yield lambda: (router.receive(), len(router.requests), router.requests.clear())[1]
 
 
@@ -154,10 +155,11 @@ def test_messages_that_wait_in_the_socket_are_not_held_against_their_sender(
 def test_a_server_keeps_one_frame_more_than_it_accepts(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
     proxy = ProxyOptions(durable=Endpoints.read(endpoint), wal_location=str(tmp_path))
-    with closing(Router(proxy, proxy.durable, 10, 1 << 20, 7)) as router:
+    with closing(FetchWire(proxy)) as router:
         client = context.socket(zmq.DEALER)
         client.connect(endpoint)
-        for frames in (100_000, 8, 7, 1):
+        for frames in (100_000, MOST_FRAMES + 1, MOST_FRAMES, 1):
             client.send_multipart([b"x"] * frames)
         wait_for(lambda: (router.receive(), len(router.requests) == 4)[1], "all of them")
-        assert [len(request.frames) for request in router.requests] == [8, 8, 7, 1]
+        kept = [len(request.frames) for request in router.requests]
+        assert kept == [MOST_FRAMES + 1, MOST_FRAMES + 1, MOST_FRAMES, 1]

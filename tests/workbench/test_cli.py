@@ -149,7 +149,7 @@ def test_help_shows_declared_defaults_choices_and_meanings() -> None:
     assert "[default: 4 GiB]" in told
     assert "[default: 1000]" in told
     assert "[default: all]" in told
-    assert "[drop|wait|disconnect]" in told
+    assert "[drop|wait]" in told
     assert "[sub|pull]" in told.lower()
     assert "`" not in told
 
