@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import stream_options
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.framing.replay import end_of_replay, reply, request
+from zmq_datasource.messages.framing.replay import END, request
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.sequences import Gap
 from zmq_datasource.source.intake import Arrival, Intake
@@ -22,6 +22,10 @@ from zmq_datasource.source.replay_session import ReplaySession
 FEED = "tcp://feed:1"
 KEY = FEED.encode()
 TIMEOUT = 5.0
+
+
+def reply(number: int, value: bytes) -> list[bytes]:
+    return [b"", b"t", number.to_bytes(8, "big"), value]
 
 
 class World:
@@ -84,8 +88,8 @@ class World:
             assert list(self.session.outbox.popleft()) == request(start)
             self.starts.append(start)
             if self.answers:
-                have = [reply(n, [b"t", value], True) for n, value in self.kept if n >= start]
-                self.replies.extend([*have, end_of_replay(True)])
+                have = [reply(n, value) for n, value in self.kept if n >= start]
+                self.replies.extend([*have, [b"", b"", END, b""]])
 
     def lose_replies(self) -> None:
         """Lose, double and swap some replies behind the first, or all from one on."""
@@ -452,7 +456,7 @@ def test_replies_without_a_request_and_replies_that_are_not_valid_are_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = heard()
-    world.replies.extend([reply(5, [b"t", b"0.5"], True), [b"", b"?"]])
+    world.replies.extend([reply(5, b"0.5"), [b"", b"?"]])
     world.reply(2)
     assert not world.session.replies
     assert world.counters.malformed_replies == 1
