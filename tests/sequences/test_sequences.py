@@ -448,42 +448,6 @@ def test_what_a_replay_no_longer_has_is_a_gap() -> None:
     assert missing(tracked) == [(0, 2)]
 
 
-@given(st.lists(st.sampled_from(["send", "lose", "live", "ask", "reply"]), max_size=60))
-@settings(deadline=None)
-def test_a_replay_ahead_and_the_live_flow_in_any_order_give_each_message_once(
-    steps: list[str],
-) -> None:
-    """The live flow does not wait: it may bring a message before the replay, after it, or not at all."""
-    tracked, sent, got = tracker(), 1, [0]
-    live: list[int] = []
-    replies: list[int] = []
-    receive(tracked, 0)
-
-    def receive_live() -> None:
-        number = live.pop(0)
-        findings = receive(tracked, number)
-        assert not findings.duplicates, number
-        assert not findings.restarts, number
-        got.extend([] if findings.overlapping else [number])
-
-    for step in steps:
-        if step in ("send", "lose"):
-            live += [sent] if step == "send" else []
-            sent += 1
-        elif step == "live" and live:
-            receive_live()
-        elif step == "ask":
-            replies = list(range(tracked.next_number(KEY) or 0, sent))
-        elif step == "reply" and replies:
-            got += replay(tracked, [replies.pop(0)])
-    live.append(sent)
-    while live:
-        receive_live()
-    got += replay(tracked, range(sent))
-    assert sorted(got) == list(range(sent + 1))
-    assert (tracked.totals.lost, tracked.totals.duplicates, missing(tracked)) == (0, 0, [])
-
-
 def test_a_restart_behind_a_proxy_does_not_overlap_a_replay() -> None:
     tracked = tracker()
     receive(tracked, *range(10))

@@ -53,7 +53,7 @@ class World:
         self.starts: list[int] = []
         self._unanswered = 0
         self.run = -1
-        self.restarts = self.redials = 0
+        self.redials = 0
         self.connection: int | None = None
         self._connections = 0
         self.answers = True
@@ -71,7 +71,8 @@ class World:
         self.live: deque[tuple[int, bytes]] = deque()
         self.replies: deque[list[bytes]] = deque()
         self.connection = None
-        self.restarts += 1
+        if self.run:
+            self.session.reconnected(self.now)
 
     def publish(self, count: int = 1, delivered: bool = True) -> None:
         for _ in range(count):

@@ -55,7 +55,7 @@ from zmq_datasource.transport.session import Session
 
 _UNANSWERED = 3
 _PAUSE_SECONDS = 0.1
-FIRST_SILENCE, LONGEST_SILENCE = 1.0, 60.0
+_FIRST_SILENCE, _LONGEST_SILENCE = 1.0, 60.0
 _REPLY_OVERHEAD = 200
 
 
@@ -122,7 +122,7 @@ class ReplaySession(Session):
         self._counters, self._tracker, self._replay_from = counters, tracker, replay_from
         self._request: _Request | None = None
         self._connection = self._unanswered = 0
-        self._silence, self._due, self._pause_until = FIRST_SILENCE, math.inf, 0.0
+        self._silence, self._due, self._pause_until = _FIRST_SILENCE, math.inf, 0.0
         self.replies: list[Reply] = []
         self.reply_bytes = 0
         self.live: int | None = None
@@ -141,7 +141,7 @@ class ReplaySession(Session):
 
     def note_live(self, now: float) -> None:
         """A live message has come, or a live connection: the silence begins again."""
-        self._silence, self._due = FIRST_SILENCE, now + FIRST_SILENCE
+        self._silence, self._due = _FIRST_SILENCE, now + _FIRST_SILENCE
 
     def note_pause(self, now: float) -> None:
         """Nothing was received until now, so this time was no silence."""
@@ -188,7 +188,12 @@ class ReplaySession(Session):
             return [], False
         ours, live = request.connections
         # A request sent before there was a live connection is compared with the sample: it may be for any connection.
-        if ours != self._connection or live not in (None, self.live) or request.expected[0] != self._epoch:
+        same = (
+            ours == self._connection
+            and live in (None, self.live)
+            and request.expected[0] == self._expected[0]
+        )
+        if not same:
             self._end_request(redial=True)
             self.note_live(now)
             return [], False
@@ -213,12 +218,8 @@ class ReplaySession(Session):
             self._ask(now, request.holds_live, another=True)
             return
         self._back_off(now)
-        self.log.warn(
-            "%s repeats sequence %d with another value than %s has published: the replay is dropped",
-            self._replays,
-            number,
-            self._publisher,
-        )
+        words = "%s repeats sequence %d with another value than %s has published: the replay is dropped"
+        self.log.warn(words, self._replays, number, self._publisher)
 
     def is_due(self, now: float) -> bool:
         """Whether ``step`` has something to do."""
@@ -326,7 +327,7 @@ class ReplaySession(Session):
 
     def _back_off(self, now: float) -> None:
         """Wait for twice as long, because the publisher had nothing new."""
-        self._silence = min(self._silence * 2, LONGEST_SILENCE)
+        self._silence = min(self._silence * 2, _LONGEST_SILENCE)
         self._due = now + self._silence
 
     def _is_same_publisher(self) -> bool:
@@ -334,13 +335,9 @@ class ReplaySession(Session):
         return self._sample is None or (self.live is not None and self._tracker.is_same_publisher(self._key))
 
     @property
-    def _epoch(self) -> int:
-        counter = self._tracker.counters.get(self._key)
-        return 0 if counter is None else counter.epoch
-
-    @property
     def _expected(self) -> tuple[int, int | None]:
-        return self._epoch, self._tracker.next_number(self._key)
+        counter = self._tracker.counters.get(self._key)
+        return 0 if counter is None else counter.epoch, self._tracker.next_number(self._key)
 
     @property
     def _sample(self) -> Sample | None:
