@@ -60,7 +60,7 @@ _BETWEEN = 3
 # What the text of a file has whose tests start processes or servers, or wait for time to pass.
 _STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|mark\.spark|tests\.weather|log\.orders"
-    r"|support\.(proxies|bucket_server|middlebox|s3|namespaces)|time\.sleep|hold_for"
+    r"|support\.(proxies|bucket_server|middlebox|namespaces)|time\.sleep|hold_for"
 )
 
 

@@ -1,6 +1,6 @@
 """A log in a bucket: what is durable is there, and any machine goes on with it.
 
-The bucket is in memory. The real ones are those of ``test_store`` and ``source/test_object_storage``.
+The bucket is in memory. ``test_store`` and ``source/test_bucket`` use a server.
 """
 
 from __future__ import annotations

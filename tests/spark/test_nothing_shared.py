@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support import driver, log_rows, wait_for
+from tests.support.bucket_server import BucketServer
 from tests.support.namespaces import Cluster, end_family, need_namespaces
 from tests.support.ports import free_port
-from tests.support.s3 import S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 # How long a cable is out, and a server away.
@@ -152,8 +153,12 @@ def test_the_output_is_the_log_in_object_storage_after_cuts_and_kills(tmp_path: 
     with Cluster(tmp_path, log) as cluster:
         cluster.add(storage)
         cluster.add(publisher)
-        with S3Server(tmp_path / "s3", cluster.address(storage), cluster.inside(storage)) as server:
-            store = server.location("log").replace("s3://", "s3://any:any@")
+        place = BucketServer(cluster.address(storage))
+        command = [*cluster.inside(storage), sys.executable, "-m", "tests.support.bucket_server"]
+        server = subprocess.Popen([*command, *place.endpoint.removeprefix("tcp://").split(":")])
+        try:
+            store = place.location("log")
+            wait_for(lambda: place.answers, "the storage answers")
             with Job(tmp_path, cluster, log, store, sender=publisher) as job:
                 job.goes_on("the start")
 
@@ -167,15 +172,17 @@ def test_the_output_is_the_log_in_object_storage_after_cuts_and_kills(tmp_path: 
                 cluster.mend(publisher)
                 job.goes_on("a cut between the publisher and the receiver")
 
-                server.kill()
+                server.send_signal(signal.SIGSTOP)
                 time.sleep(_SHORT)
-                server.start()
-                job.goes_on("the storage's death")
+                server.send_signal(signal.SIGCONT)
+                job.goes_on("a pause of the storage")
 
                 job.kill()
                 job.goes_on("the driver's death")
                 rows = job.end()
             kept = log_rows(store)
+        finally:
+            end_family(server)
     assert [i for i, _ in rows] == list(range(len(rows)))
     assert rows == list(zip(kept["id"].to_pylist(), map(int, kept["value"].to_pylist()), strict=True))
     assert job.sent - _HELD < len({number for _, number in rows}) == len(rows)

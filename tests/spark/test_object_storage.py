@@ -11,23 +11,17 @@ from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, wait_for
 from tests.support.bucket_server import BucketServer
-from tests.support.s3 import S3Server
 from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
 
 
-@pytest.fixture(params=["moto", pytest.param("s3", marks=pytest.mark.long)])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture
+def store() -> Iterator[str]:
     """A location in a bucket."""
-    if request.param == "moto":
-        with BucketServer() as bucket:
-            yield bucket.location("log")
-        return
-    with S3Server(tmp_path / "s3") as server:
-        # The session's processes were started before: they get the keys from the location.
-        yield server.location("log").replace("s3://", "s3://any:any@")
+    with BucketServer() as bucket:
+        yield bucket.location("log")
 
 
 @pytest.mark.slow

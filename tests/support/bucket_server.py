@@ -1,15 +1,20 @@
-"""A bucket for tests: moto's S3 server, in a thread."""
+"""A bucket for tests: moto's S3 server, in a thread, or as a program in another network namespace."""
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 import boto3
-from moto.server import ThreadedMotoServer
+from botocore.exceptions import BotoCoreError
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import BaseWSGIServer, make_server
 
 from tests.support.ports import free_port
 
@@ -20,19 +25,21 @@ _ACCESS = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_n
 
 
 class BucketServer:
-    """Use it in a ``with`` block; it may be stopped meanwhile, and keeps what it holds."""
+    """Use it in a ``with`` block; it may be stopped meanwhile, and keeps what it holds.
 
-    def __init__(self) -> None:
-        self._port = free_port()
-        self._server: ThreadedMotoServer | None = None
+    Args:
+        host, port: Where it answers.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int | None = None) -> None:
+        self._host, self._port = host, port or free_port()
+        self._server: BaseWSGIServer | None = None
 
     def __enter__(self) -> Self:
         self.start()
         # moto keeps what all of its servers in a process hold in one place.
-        urllib.request.urlopen(f"http://127.0.0.1:{self._port}/moto-api/reset", data=b"").close()
-        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self._port}", **_ACCESS).create_bucket(
-            Bucket=_BUCKET
-        )
+        urllib.request.urlopen(f"http://{self._host}:{self._port}/moto-api/reset", data=b"").close()
+        self._client().create_bucket(Bucket=_BUCKET)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,13 +47,26 @@ class BucketServer:
 
     def start(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it logs each request
-        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
-        self._server.start()
+        app = _OneAtATime(DomainDispatcherApplication(create_backend_app))
+        self._server = make_server(self._host, self._port, app, threaded=True)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _client(self) -> Any:
+        return boto3.client("s3", endpoint_url=f"http://{self._host}:{self._port}", **_ACCESS)
+
+    @property
+    def answers(self) -> bool:
+        """Whether a server answers there and has the bucket, perhaps that of another process."""
+        try:
+            return bool(self._client().list_buckets()["Buckets"])
+        except BotoCoreError:
+            return False
 
     def stop(self) -> None:
         """Answer nothing from now on: connections are refused."""
         if self._server is not None:
-            self._server.stop()
+            self._server.shutdown()
+            self._server.server_close()
             self._server = None
 
     @contextmanager
@@ -61,7 +81,7 @@ class BucketServer:
     @property
     def endpoint(self) -> str:
         """Where it answers."""
-        return f"tcp://127.0.0.1:{self._port}"
+        return f"tcp://{self._host}:{self._port}"
 
     def location(self, path: str, endpoint: str | None = None) -> str:
         """A place in the bucket, as a user names it.
@@ -71,3 +91,22 @@ class BucketServer:
         """
         host = (endpoint or self.endpoint).removeprefix("tcp://").replace(":", "%3A")
         return f"s3://any:any@{_BUCKET}/{path}?endpoint_override={host}&scheme=http&region=us-east-1"
+
+
+class _OneAtATime:
+    """Answers one request at a time, because moto looks whether there is a key, and then puts it."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(content)
+        with self._lock:
+            return self._app(environ, start_response)
+
+
+if __name__ == "__main__":  # with an address and a port, until it is killed
+    with BucketServer(sys.argv[1], int(sys.argv[2])):
+        threading.Event().wait()

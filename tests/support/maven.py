@@ -22,7 +22,6 @@ class Jar(NamedTuple):
     name: str
     version: str
     sha256: str
-    classifier: str = ""
 
 
 # Spark's Avro, which PySpark does not have. It also runs on the next minor version.
@@ -33,15 +32,6 @@ SPARK_AVRO = Jar(
     "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f",
 )
 
-# An S3 server that keeps its objects on the disk.
-S3MOCK = Jar(
-    "com.adobe.testing",
-    "s3mock",
-    "4.12.4",
-    "a60617fe3aabb22d8ad90c2ad40d4989f23e7c7862f5efe7b26f934d516cce3c",
-    "exec",
-)
-
 
 def fetched(jar: Jar) -> Path:
     """Where it is. Skips the test if it cannot be had; fails if it is not what it must be.
@@ -49,7 +39,7 @@ def fetched(jar: Jar) -> Path:
     ``MAVEN_CENTRAL`` names another repository of the same layout.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zmq_datasource"
-    file = cache / f"{jar.name}-{jar.version}{jar.classifier and '-'}{jar.classifier}.jar"
+    file = cache / f"{jar.name}-{jar.version}.jar"
     if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == jar.sha256:
         return file
     central = os.environ.get("MAVEN_CENTRAL", _CENTRAL).rstrip("/")

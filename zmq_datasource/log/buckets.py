@@ -2,16 +2,13 @@
 
 The forms are those of pyarrow's file systems:
 
-* ``s3://[key:secret@]bucket/prefix`` with ``region``, ``endpoint_override``, ``scheme``, ``force_virtual_addressing``;
-* ``gs://[anonymous@]bucket/prefix``, also ``gcs://``, with ``endpoint_override``, ``scheme``;
-* ``abfs://container[:key]@account.dfs.core.windows.net/prefix``,
-  ``abfs://[:key@]account.blob.core.windows.net/container/prefix`` and ``abfs://account[:key]@container/prefix``, also
-  ``abfss://``, with ``tenant_id``, ``client_id``, ``client_secret``, ``blob_storage_authority``,
-  ``blob_storage_scheme``, or the parameters of a SAS token.
+* ``s3://[key:secret@]bucket/prefix`` with ``region``, ``endpoint_override``, ``scheme``;
+* ``gs://[anonymous@]bucket/prefix`` with ``endpoint_override``, ``scheme``;
+* ``abfs://container[:key]@account.dfs.core.windows.net/prefix``, also ``abfss://``, or the parameters of a SAS token.
 
-Credentials that are not in the URI are read from the environment (``AWS_ACCESS_KEY_ID``,
-``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_KEY`` and the others that ``obstore`` reads) or come from
-the machine's role in its cloud.
+All else is read from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST``,
+``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_KEY``, ``AZURE_STORAGE_ENDPOINT`` and the others that
+``obstore`` reads) or comes from the machine's role in its cloud.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.types import Location
 
-_DFS, _BLOB = ".dfs.core.windows.net", ".blob.core.windows.net"
+_DFS = ".dfs.core.windows.net"
 _QUERY = re.compile(r"\?[^\s\"]+")
 
 
@@ -58,7 +55,7 @@ class Bucket(NamedTuple):
         try:
             parts = _split(location.with_credentials)
             parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
-            secrets = [parameters.get(name, "") for name in ("sig", "client_secret")]
+            secrets = [parameters.get("sig", "")]
             if parts.password:
                 secrets += [unquote(parts.username or ""), unquote(parts.password)]
             reader = _READERS.get(parts.scheme)
@@ -100,52 +97,43 @@ _Read = tuple[str, str, str, dict[str, Any]]
 
 
 def _read_s3(parts: SplitResult, parameters: dict[str, str]) -> _Read:
-    bucket, scheme = parts.netloc.rpartition("@")[2], _scheme(parameters)
-    endpoint = parameters.pop("endpoint_override", None)
-    virtual = parameters.pop("force_virtual_addressing", "false") == "true"
-    if endpoint is not None and "://" not in endpoint:
-        endpoint = f"{scheme}://{f'{bucket}.' if virtual else ''}{endpoint}"
     config = {
         "access_key_id": unquote(parts.username) if parts.username else None,
         "secret_access_key": unquote(parts.password) if parts.password else None,
         "region": parameters.pop("region", None),
-        "endpoint": endpoint,
-        "virtual_hosted_style_request": "true" if virtual else None,
+        "endpoint": _endpoint(parameters),
         "disable_bulk_delete": "true",  # deletes single objects: some servers that imitate S3 have no bulk delete
     }
-    return "S3Store", bucket, parts.path, config
+    return "S3Store", parts.netloc.rpartition("@")[2], parts.path, config
 
 
 def _read_google(parts: SplitResult, parameters: dict[str, str]) -> _Read:
-    scheme, endpoint = _scheme(parameters), parameters.pop("endpoint_override", None)
     config = {
-        "base_url": None if endpoint is None else f"{scheme}://{endpoint}",
+        "base_url": _endpoint(parameters),
         "skip_signature": "true" if parts.username == "anonymous" else None,
     }
     return "GCSStore", parts.netloc.rpartition("@")[2], parts.path, config
 
 
 def _read_azure(parts: SplitResult, parameters: dict[str, str]) -> _Read:
-    host, user, path = parts.hostname or "", unquote(parts.username or ""), parts.path
-    if host.endswith(_DFS) and user:
-        account, container = host.removesuffix(_DFS), user
-    elif host.endswith((_DFS, _BLOB)):
-        account = host.removesuffix(_DFS).removesuffix(_BLOB)
-        container, _, path = path.lstrip("/").partition("/")
-    else:
-        account, container = user, host
-    authority = parameters.pop("blob_storage_authority", None)
-    scheme = parameters.pop("blob_storage_scheme", "https")
+    host = parts.hostname or ""
+    if not host.endswith(_DFS):
+        raise ValueError(f"write the account as in abfs://container@account{_DFS}/prefix")
     config = {
-        "account_name": account or None,
+        "account_name": host.removesuffix(_DFS),
         "account_key": unquote(parts.password) if parts.password else None,
-        "endpoint": None if authority is None else f"{scheme}://{authority}/{account}",
-        **{name: parameters.pop(name, None) for name in ("tenant_id", "client_id", "client_secret")},
     }
     if "sig" in parameters:
         config["sas_key"] = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
         parameters.clear()
-    return "AzureStore", container, path, config
+    return "AzureStore", unquote(parts.username or ""), parts.path, config
+
+
+def _endpoint(parameters: dict[str, str]) -> str | None:
+    scheme, endpoint = parameters.pop("scheme", "https"), parameters.pop("endpoint_override", None)
+    if scheme not in ("http", "https"):
+        raise ValueError("the parameter scheme must be http or https")
+    return endpoint if endpoint is None or "://" in endpoint else f"{scheme}://{endpoint}"
 
 
 def _split(uri: str) -> SplitResult:
@@ -158,17 +146,9 @@ def _split(uri: str) -> SplitResult:
     return parts
 
 
-def _scheme(parameters: dict[str, str]) -> str:
-    scheme = parameters.pop("scheme", "https")
-    if scheme not in ("http", "https"):
-        raise ValueError("the parameter scheme must be http or https")
-    return scheme
-
-
 _READERS: Mapping[str, Callable[[SplitResult, dict[str, str]], _Read]] = {
     "s3": _read_s3,
     "gs": _read_google,
-    "gcs": _read_google,
     "abfs": _read_azure,
     "abfss": _read_azure,
 }
