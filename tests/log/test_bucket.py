@@ -9,12 +9,11 @@ import threading
 
 import pytest
 
-from tests.log.machines import Machines, MemoryBucket, WatchedBucket, fill, no_answer, numbered
+from tests.log.machines import Machines, WatchedBucket, fill, no_answer, numbered
 from tests.support import batch_of
 from zmq_datasource.errors import (
     DiskFaultError,
 )
-from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Reader
@@ -42,29 +41,7 @@ def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machi
     assert costs[0] == costs[1]
 
 
-# What it is refused for.
-
-
 # A bucket that is away, and back.
-
-
-def test_a_chunk_whose_answer_was_lost_is_there_once(machines: Machines) -> None:
-    storage = machines.storage()
-    log = machines.writer(storage, retry_timeout=60.0)
-    fill(log, b"0")
-    put_new, lost = watched(storage).put_new, []
-
-    def put(key: str, content: object) -> None:
-        put_new(key, content)  # type: ignore[arg-type]
-        if not lost:
-            lost.append(key)
-            raise DiskFaultError("the answer was lost")
-
-    watched(storage).put_new = put  # type: ignore[method-assign,assignment]
-    assert fill(log, b"1") == 2
-    assert lost == [f"chunks/{chunk_name(1)}"]
-    assert fill(log, b"2") == 3
-    assert machines.rows() == numbered(b"0", b"1", b"2")
 
 
 def test_an_opening_is_repeated_wherever_the_bucket_has_not_answered(machines: Machines) -> None:
@@ -178,16 +155,3 @@ def test_a_query_that_starts_during_a_deletion_begins_after_it(machines: Machine
     assert found is not None
     assert found.next == 1
     position.end()
-
-
-def test_a_log_that_is_away_deletes_nothing(machines: Machines, memory: MemoryBucket) -> None:
-    log = machines.writer()
-    for value in (b"0", b"1"):
-        fill(log, value)
-    memory.empty()
-    log.commit(2)
-    assert memory.names() == []
-    assert log.earliest == 0
-    memory.restore()
-    log.commit(2)
-    assert machines.rows() == [(1, b"1")]

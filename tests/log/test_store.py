@@ -27,7 +27,6 @@ from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import (
     DiskFaultError,
     KeyTakenError,
-    LogFormatError,
     LogLockedError,
     LogWriteError,
     OptionError,
@@ -208,10 +207,6 @@ def test_a_store_can_be_pickled(store: Store) -> None:
     copy = pickle.loads(pickle.dumps(store))
     assert content(copy) == b"123"
     assert (str(copy), copy.path_of(KEY)) == (str(store), store.path_of(KEY))
-
-
-def test_a_path_names_the_location_and_the_key(store: Store) -> None:
-    assert store.path_of(KEY) == f"{store}/{KEY}"
 
 
 def test_create_keeps_existing_objects(store: Store) -> None:
@@ -397,19 +392,6 @@ def test_a_directory_notices_that_another_host_holds_its_lock(tmp_path: Path) ->
     hold.release()
 
 
-def test_a_stopped_holder_of_a_directory_keeps_it(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "log")
-    store.create("0")
-    with running(HOLDER, pickle.dumps(store).hex(), "5", "") as process:
-        assert line_of(process) == "held"
-        process.send_signal(signal.SIGSTOP)
-        with pytest.raises(LogLockedError, match=f"process {process.pid} on "):
-            store.hold("0/writer.lock", 0.3)
-        found = store.holder("0/writer.lock")
-        assert found is not None
-        assert f"process {process.pid} on " in found.process
-
-
 # Faults.
 
 
@@ -544,16 +526,6 @@ def test_a_file_system_without_hard_links_is_refused_with_what_to_do(
     with pytest.raises(LogWriteError, match=r"set walLocation to a directory .* with hard links") as raised:
         store.put_new(KEY, [b"1"])
     assert not isinstance(raised.value, DiskFaultError)
-
-
-def test_a_key_that_is_no_file_is_refused(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "log")
-    store.create("0")
-    os.mkfifo(tmp_path / "log" / KEY)
-    with pytest.raises(LogFormatError, match="a pipe or a device"):
-        store.open(KEY)
-    with pytest.raises(KeyTakenError):
-        store.put_new(KEY, [b"1"])
 
 
 def test_a_put_that_arrives_a_second_time_changes_nothing(server: BucketServer, bucket: BucketStore) -> None:

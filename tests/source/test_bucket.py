@@ -37,7 +37,6 @@ from zmq_datasource.errors import LogLockedError, OptionError, SocketError
 from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.spark.datasource import ZmqDataSource
 
 CHUNK = 256 << 10
 
@@ -117,27 +116,6 @@ def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, buc
     assert query.rows == numbered(200)
 
 
-def test_counters_of_publishers_continue_at_another_machine(context: Context, bucket: str) -> None:
-    def numbers(*sent: int) -> None:
-        for number in sent:
-            pub.send_multipart([b"t", b"p", number.to_bytes(8, "big"), b"v"])
-
-    pub, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "framing": "sequenced", "onLoss": "count"}
-    with querying(bucket, None, **options) as query:
-        query.step()
-        numbers(0, 1, 2)
-        query.until(3)
-    with querying(bucket, query.checkpoint, **options) as again:
-        again.step()
-        numbers(5, 6)
-        again.until(2)
-        assert again.reader.feed is not None
-        totals = again.reader.feed.facts().totals
-    assert totals is not None
-    assert totals.lost == 2
-
-
 def test_a_query_with_a_silent_feed_notices_that_it_has_lost_the_log(context: Context, bucket: str) -> None:
     _, endpoint = bound(context, zmq.PUSH)
     store = log_at(bucket).store
@@ -214,20 +192,8 @@ def test_an_acknowledged_transaction_is_in_the_bucket(server: BucketServer, buck
 # The option.
 
 
-@pytest.mark.parametrize("store", ["ftp://host/x", "relative/path", "file:///mnt/log", "/mnt/log", ""])
-def test_a_location_that_is_not_a_bucket_is_refused(store: str) -> None:
-    with pytest.raises(OptionError, match="walStore"):
-        ZmqDataSource({"walStore": store}).reader(ZmqDataSource({}).schema())
-
-
 def test_options_without_effect_in_a_bucket_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="option serveLog has no effect with walStore"):
         stream_options(connect="tcp://a:1", walStore="s3://bucket/log", serveLog="tcp://*:5599")
     with pytest.raises(OptionError, match="a log is in one place"):
         stream_options(connect="tcp://a:1", walStore="s3://bucket/log", walLocation=tmp_path)
-
-
-def test_secrets_in_its_location_are_not_shown() -> None:
-    location = "s3://key:hunter2@bucket/log"
-    options, storage = stream_options(walStore=location), log_at(location)
-    assert "hunter2" not in f"{storage!r} {storage} {options!r} {storage.path_of('x')} {storage.store!r}"

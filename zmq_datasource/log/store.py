@@ -77,8 +77,7 @@ class Store(Protocol):
     def create(self, *directories: str) -> None:
         """Make the root and these directories, if they are missing. Called only to open a log.
 
-        No other call makes the root or a directory directly in it. So no second store begins below the mount point of a
-        store that was unmounted.
+        No other call makes a directory. So no second store begins below the mount point of a store that was unmounted.
         """
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
@@ -143,7 +142,7 @@ class Store(Protocol):
         """
 
     def holder(self, key: str) -> Holding | None:
-        """The process that holds a key now; None if it is free."""
+        """The process that holds a key now; None if it is free. Asking refuses the key to no process."""
 
     def note(self, key: str) -> str:
         """The note of the last process that has held a key; empty if there was none."""
