@@ -16,7 +16,7 @@ from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
-from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.open_chunk import read_groups
 from zmq_datasource.log.storage import LogStorage
@@ -166,7 +166,7 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     """A chunk of three batches, and its values."""
     values = [b"%d" % number * number for number in range(30)]
     batches = [batch_of(values[begin : begin + 10]) for begin in range(0, 30, 10)]
-    facts = ChunkFacts(0, len(values), times_of(batches), PastTimes(), Incarnations(((0, "fuzz"),)))
+    facts = ChunkFacts(0, len(values), times_of(batches), 0)
     return b"".join(encode_chunk(batches, facts.to_metadata())), values
 
 
@@ -178,7 +178,7 @@ class _InMemory:
     def __init__(self, content: pa.Buffer) -> None:
         self._content = content
 
-    def open_sealed(self, _: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, _: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
         return pa.BufferReader(self._content)
 
     def path_of(self, name: str) -> str:

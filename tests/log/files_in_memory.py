@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from zmq_datasource.errors import LogLockedError
-from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content
@@ -41,11 +41,11 @@ class FilesInMemory(LogStorage):
         self.before_put()
         self._do(f"write {chunk_name(first)}")
 
-    def delete_chunk(self, first: int) -> None:
-        self._do(f"delete {chunk_name(first)}")
+    def delete_chunk(self, chunk: Chunk) -> None:
+        self._do(f"delete {chunk.name}")
 
-    def uncache_chunk(self, first: int) -> None:
-        self.uncached.append(first)
+    def uncache_chunk(self, chunk: Chunk) -> None:
+        self.uncached.append(chunk.first)
 
 
 class RecordsInMemory:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, KeyTakenError
-from zmq_datasource.log.layout import LOG_NAME
+from zmq_datasource.log.layout import CHUNKS_NAME, LOG_NAME
 from zmq_datasource.log.store import Content, Entry, Holding
 
 __all__ = ["Check", "Held", "Note", "Now", "Process", "Request", "Steps", "Tried", "World", "every_order"]
@@ -184,7 +184,7 @@ class Steps:
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         found: Sequence[Entry] = self._ask("list", prefix, after)
-        if self._torn:
+        if self._torn and prefix == CHUNKS_NAME:
             found = self._ask("list on", prefix, after, found)
         return found
 
@@ -343,7 +343,11 @@ class _Orders:
         state: Any = world, tuple(self._place((i, None, None)) for i in range(len(self._processes)))
         for i, name in enumerate(self._names):
             state = self._settled(*state, i)
-            while name in begun and (request := self._run(state[1][i]).next) and request.verb != begun[name]:
+            while (
+                name in begun
+                and (request := self._run(state[1][i]).next)
+                and not str(request).startswith(begun[name])
+            ):
                 answer, after = next(_answers(state[0], request))
                 state = self._settled(*self._step(*state, i, request, answer, after), i)
         orders = self._from(*state)
@@ -440,9 +444,9 @@ def every_order(
 
     Args:
         world: What there is before.
-        begun: Processes that have come, one after the other, to their first step of this kind; before there is
-            a choice.
+        begun: Processes that have come, one after the other, to their first step that begins with this text; before
+            there is a choice.
         still: Keys and directories that never change, so that steps which read them have no order.
-        torn: Whether a listing is not of one moment.
+        torn: Whether a listing of the sealed chunks is not of one moment.
     """
     return _Orders(processes, check, still, torn).go(world, begun or {})

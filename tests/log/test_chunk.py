@@ -33,7 +33,7 @@ from zmq_datasource.log.chunk import (
     times_of,
     write_chunk,
 )
-from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
+from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -51,13 +51,13 @@ def storage(tmp_path: Path) -> LogStorage:
     return made
 
 
-def facts(batches: list[pa.RecordBatch], first: int = 0, writer: str = "w") -> ChunkFacts:
+def facts(batches: list[pa.RecordBatch], first: int = 0) -> ChunkFacts:
     end = first + sum(batch.num_rows for batch in batches)
-    return ChunkFacts(first, end, times_of(batches), PastTimes(), Incarnations(((first, writer),)))
+    return ChunkFacts(first, end, times_of(batches), times_of(batches).latest)
 
 
-def put(storage: LogStorage, batches: list[pa.RecordBatch], first: int = 0, writer: str = "w") -> str:
-    return write_chunk(storage, batches, facts(batches, first, writer), {}).name
+def put(storage: LogStorage, batches: list[pa.RecordBatch], first: int = 0) -> str:
+    return write_chunk(storage, batches, facts(batches, first), {}).name
 
 
 def write(storage: LogStorage, *sizes: int) -> str:
@@ -148,13 +148,6 @@ def test_a_read_past_the_end_of_a_chunk_says_that_the_next_one_is_missing(storag
     assert found == [3, 4]
 
 
-def test_a_chunk_of_another_writer_is_none_of_the_logs(storage: LogStorage) -> None:
-    name = put(storage, [batch_of([b"v"] * 5)], writer="one")
-    assert [batch.num_rows for batch in read_chunk(storage, name, 0, 5, writer="one")] == [5]
-    with pytest.raises(DataLossError, match=f"{name}: it does not exist"):
-        list(read_chunk(storage, name, 0, 5, writer="another"))
-
-
 @pytest.mark.parametrize("first", [5, 10**19])
 def test_a_chunk_that_was_renamed_is_named(storage: LogStorage, first: int) -> None:
     name, renamed = write(storage, 5), chunk_name(first)
@@ -179,9 +172,9 @@ def test_a_batch_in_the_place_of_another_one_is_damage(storage: LogStorage) -> N
 
 
 def test_the_facts_of_a_chunk_are_checked(storage: LogStorage) -> None:
-    name = put(storage, [batch_of([b"v"])], writer="incarnation")
+    name = put(storage, [batch_of([b"v"])])
     path = Path(storage.path_of(name))
-    path.write_bytes(path.read_bytes().replace(b'"incarnation"', b'"incarnatiom"'))
+    path.write_bytes(path.read_bytes().replace(b'"end":1', b'"end":2'))
     with pytest.raises(DamagedChunkError, match=f"{name}.* its facts .* were changed"):
         values(storage, name, 0, 1)
 
@@ -229,10 +222,7 @@ def test_the_format_of_a_log_never_changes() -> None:
     assert table.column("frames").to_pylist()[2:5] == [None, [b"\xff", b"bad topic"], [b"a", b"b", b"c"]]
     storage, begin = LogStorage(str(GOLDEN)), 1_700_000_000_000_000
     assert read_saved_state(storage) == b"two"
-    assert read_facts(storage, 4) == ChunkFacts(
-        *(4, 6, Times(begin + 2, begin + 2), PastTimes(1, (begin + 1,))),
-        Incarnations(((0, "1f00ba11"), (4, "2f00ba11"))),
-    )
+    assert read_facts(storage, chunk_name(4)) == ChunkFacts(4, 6, Times(begin + 2, begin + 2), begin + 2)
 
 
 def test_a_log_of_an_older_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -297,7 +287,7 @@ class _FailingDisk(LogStorage):
 
     file: _Failing | None = None
 
-    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
         self.file = _Failing(self.path_of(name))
         return pa.PythonFile(self.file, mode="r")
 
@@ -331,7 +321,7 @@ def test_of_rows_that_are_skipped_only_the_lengths_are_read(storage: LogStorage)
             return content
 
     class CountingDisk(LogStorage):
-        def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
+        def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
             return pa.PythonFile(Counting(self.path_of(name)), mode="r")
 
     found = [batch.column("id").to_pylist() for batch in read_chunk(CountingDisk(storage.root), name, 7, 8)]

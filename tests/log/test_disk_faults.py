@@ -293,7 +293,7 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
     storage = LogStorage(str(tmp_path))
     name = chunk_name(0)
     reads: list[Callable[[], object]] = [
-        lambda: read_facts(storage, 0),
+        lambda: read_facts(storage, chunk_name(0)),
         lambda: list(read_chunk(storage, name, 0, 2)),
     ]
     for read in reads:

@@ -182,27 +182,11 @@ def test_another_process_reads_along(tmp_path: Path) -> None:
         log.close()
 
 
-def test_a_slow_feed_leaves_a_compact_log(tmp_path: Path) -> None:
-    carried = Carried()
-    log = writer(tmp_path, carried)
-    for i in range(50):
-        append(log, b"%d" % i, carried=carried)
-    assert log.grown is not None
-    grown = log.grown.bytes
-    log.cut().result()
-    assert log.size < grown / 5
-    assert read_saved_state(LogStorage(str(tmp_path))) == b'{"messages": 50}'
-    log.close()
-    assert log_rows(tmp_path).column("value").to_pylist() == [b"%d" % i for i in range(50)]
-    assert not list(tmp_path.glob("chunks/.open*"))
-
-
-@pytest.mark.parametrize("groups", [1, 300])
 @pytest.mark.parametrize("step", ["link", "unlink"])
 def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, groups: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """It is known by its file, whether it has grown or was made compact."""
+    """It is known by its file."""
     refused: list[str] = []
 
     def refuse_once(name: str) -> None:
@@ -215,17 +199,16 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
         raise DiskFaultError("Input/output error")
 
     log = writer(tmp_path, retry_timeout=20.0)
-    for i in range(groups):
-        append(log, b"%d" % i)
+    append(log, b"0")
     if step == "link":
         at_failpoints(monkeypatch, refuse_once)
     else:
         monkeypatch.setattr(LocalFiles, "remove", refuse_to_remove)
-    assert log.cut().result() == groups
+    assert log.cut().result() == 1
     assert refused
     append(log, b"more")
     log.close()
-    assert log_rows(tmp_path).column("id").to_pylist() == list(range(groups + 1))
+    assert log_rows(tmp_path).column("id").to_pylist() == [0, 1]
 
 
 def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(

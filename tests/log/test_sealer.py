@@ -11,7 +11,6 @@ import pytest
 from tests.log.files_in_memory import FilesInMemory
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
-from zmq_datasource.log.facts import Incarnations, PastTimes
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.retention import Retention
@@ -39,7 +38,7 @@ class Sealing:
         retention = Retention(self.files, self.contents, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20)
         self.sealer = Sealer(self.files, self.contents, retention, Retrier(seconds))
         self.retention = retention
-        self.sealer.start(self.lock, PastTimes(), Incarnations(((0, "w"),)))
+        self.sealer.start(self.lock, 0)
         self._next = 0
 
     def cut(self, rows: bool = True) -> Future[int]:

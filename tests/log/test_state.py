@@ -20,7 +20,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError
 from zmq_datasource.log.chunk import read_metadata, times_of, write_chunk
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -54,7 +54,7 @@ def writer(location: Path, carried: Any, **options: Any) -> LogWriter:
 def put(location: Path, first: int, rows: pa.RecordBatch, state: dict[bytes, bytes]) -> None:
     """A chunk with this entry for the state."""
     end = first + rows.num_rows
-    facts = ChunkFacts(first, end, times_of([rows]), PastTimes(), Incarnations(((first, "w"),)))
+    facts = ChunkFacts(first, end, times_of([rows]), 0)
     write_chunk(LogStorage(str(location)), [rows], facts, state)
 
 

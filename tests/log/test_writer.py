@@ -230,9 +230,11 @@ def test_for_a_byte_limit_only_the_chunk_with_the_limit_is_opened(
     log.close()
     open_sealed = LogStorage.open_sealed
 
-    def watched(it: LogStorage, name: str, whole: bool = True) -> pa.NativeFile:
+    def watched(
+        it: LogStorage, name: str, whole: bool = True, modified: float | None = None
+    ) -> pa.NativeFile:
         opened.append(name)
-        return open_sealed(it, name, whole)
+        return open_sealed(it, name, whole, modified)
 
     monkeypatch.setattr(LogStorage, "open_sealed", watched)
     assert end_within_bytes(storage, chunks, 5, 40, sum(chunk.size for chunk in chunks)) == 40

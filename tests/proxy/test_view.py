@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support import batch_of
 from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.proxy.view import Cursor, LogView, Progress
 
@@ -18,8 +18,7 @@ def test_a_cursor_does_not_read_past_deleted_ids(tmp_path: Path) -> None:
     names = []
     for first in (0, 10, 20):
         parts = [batch_of([b"%d" % i for i in range(first, first + 10)])]
-        writers = Incarnations(((0, "writer"),))
-        facts = ChunkFacts(first, first + 10, times_of(parts), PastTimes(), writers)
+        facts = ChunkFacts(first, first + 10, times_of(parts), 0)
         names.append(write_chunk(log, parts, facts, {}).name)
     view = LogView(log)
     cursor = Cursor(view, 0)

@@ -24,7 +24,7 @@ from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogFetchError
 from zmq_datasource.log import Deletions, Found, read_facts, read_slices, slices
 from zmq_datasource.log.chunk import read_chunk, times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_server import (
@@ -83,8 +83,7 @@ def add(log: LogStorage, first: int, values: list[bytes], batches: int = 1) -> C
         first,
         first + len(values),
         times_of(parts),
-        PastTimes(),
-        Incarnations(((0, "writer"),)),
+        0,
     )
     return write_chunk(log, parts, facts, {})
 
@@ -153,7 +152,7 @@ def test_a_machine_sees_a_log_if_it_has_its_id_and_its_chunks(log: LogStorage) -
     assert log.sees(log_id, [chunk.name])
     assert not ELSEWHERE.sees(log_id, [chunk.name])
     assert not log.sees("another", [chunk.name])  # the same path may be another log on another machine
-    log.delete_chunk(0)
+    log.delete_chunk(Chunk(0, 1, 1, 0.0))
     assert not log.sees(log_id, [chunk.name])
 
 
@@ -166,7 +165,7 @@ def test_a_task_goes_on_in_the_chunk_into_which_its_chunk_was_merged(
         batches = read_slices(chunks, slices(small, 5, 30), deletions=deletions)
         rows = next(batches)["id"].to_pylist()  # the first chunk is open
         for chunk in small[:2]:
-            log.delete_chunk(chunk.first)
+            log.delete_chunk(chunk)
         add(log, 0, [b"%d" % i for i in range(20)])
         rows += [i for batch in batches for i in batch["id"].to_pylist()]
     assert rows == list(range(5, 30))
@@ -222,7 +221,7 @@ def test_a_chunk_that_is_deleted_while_it_is_read_is_gone(log: LogStorage, serve
     with RemoteChunks(server.access, ELSEWHERE) as chunks:
         batches = read_chunk(chunks, chunk.name, 0, chunk.end)
         next(batches)
-        log.delete_chunk(0)
+        log.delete_chunk(Chunk(0, 1, 1, 0.0))
         with pytest.raises(DataLossError, match="it does not exist"):
             list(batches)
 

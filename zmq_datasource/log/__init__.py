@@ -20,10 +20,8 @@ The rules:
 * A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks; only
   an open chunk must be sealed.
 * Ids are contiguous. Chunks are deleted from the front, and the newest one always stays.
-* Rows have no ids in the file. The last batch of a chunk carries its place, its times and the writers so far
-  (``facts``), and the whole state of its writer (``state``). Each has a checksum, and so has each batch.
-* Each writer has an incarnation, a random name. So a reader recognises ids that were given out a second time, after an
-  older copy of the log was restored.
+* Rows have no ids in the file. The last batch of a chunk carries its place and its times (``facts``), and the whole
+  state of its writer (``state``). Each has a checksum, and so has each batch.
 * A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
   ``STORE_RETRY_SECONDS`` (``retrier``), so that their users need not. ``retry_reading`` repeats the reading of rows,
   for the ``retry_seconds`` of the storage.
@@ -57,7 +55,7 @@ from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
     TERMS_NAME,
     Chunk,
-    parse_chunk_name,
+    is_chunk_name,
 )
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.open_chunk import Grown, OpenChunkTail
@@ -132,7 +130,7 @@ __all__ = [
     "end_within_bytes",
     "find_id",
     "first_since",
-    "parse_chunk_name",
+    "is_chunk_name",
     "read_facts",
     "read_index",
     "read_saved_state",

@@ -20,7 +20,7 @@ import xxhash
 from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.files import LENGTHS_ONLY, VALUES_ONLY, unreadable
-from zmq_datasource.log.layout import Chunk, chunk_name, parse_chunk_name
+from zmq_datasource.log.layout import Chunk, first_id_in
 from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
@@ -42,8 +42,13 @@ class OpensChunks(Protocol):
 
     retry_seconds: float
 
-    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Open a chunk for reading; ``whole`` says whether most of it will be read. FileNotFoundError if it is gone."""
+    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
+        """Open a chunk for reading; FileNotFoundError if it is gone.
+
+        Args:
+            whole: Whether most of it will be read.
+            modified: The modification time of its object; None for any object.
+        """
 
     def path_of(self, name: str) -> str:
         """The full path of a chunk, for messages."""
@@ -106,8 +111,8 @@ def write_chunk(
         LogWriteError: The store refused.
     """
     content = encode_chunk(batches, {**facts.to_metadata(), **state})
-    storage.put_chunk(facts.first, content)
-    return Chunk(facts.first, facts.end, sum(map(len, content)), time.time(), facts.incarnation)
+    modified = storage.put_chunk(facts.first, content)
+    return Chunk(facts.first, facts.end, sum(map(len, content)), time.time(), None, modified)
 
 
 def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
@@ -139,12 +144,12 @@ def _metadata_of(reader: pa.ipc.RecordBatchFileReader) -> Mapping[bytes, bytes]:
     return dict(reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)[1] or {})
 
 
-def read_facts(storage: OpensChunks, first: int) -> ChunkFacts:
+def read_facts(storage: OpensChunks, name: str) -> ChunkFacts:
     """Read the facts of a chunk. Raises what ``read_metadata`` and ``facts_of`` do."""
-    return facts_of(storage, first, read_metadata(storage, chunk_name(first)))
+    return facts_of(storage, name, read_metadata(storage, name))
 
 
-def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) -> ChunkFacts:
+def facts_of(storage: OpensChunks, name: str, metadata: Mapping[bytes, bytes]) -> ChunkFacts:
     """The facts in a chunk's metadata.
 
     Raises:
@@ -152,33 +157,55 @@ def facts_of(storage: OpensChunks, first: int, metadata: Mapping[bytes, bytes]) 
     """
     try:
         facts = ChunkFacts.of_whole(metadata)
-        facts.check_place(first)
+        facts.check_place(first_id_in(name))
     except ValueError as e:
-        raise DamagedChunkError.of(f"opening chunk {storage.path_of(chunk_name(first))}: {e}") from e
+        raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
     return facts
 
 
 def read_chunk(
-    storage: OpensChunks, name: str, start: int, end: int, *, writer: str | None = None, whole: bool = True
+    storage: OpensChunks,
+    name: str,
+    start: int,
+    end: int,
+    *,
+    whole: bool = True,
+    modified: float | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows (``messages.columns.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
 
     Args:
-        writer: The incarnation that has written these ids; a chunk of another one counts as gone. None accepts any.
         whole: Whether most of the chunk will be read.
+        modified: As in ``OpensChunks.open_sealed``.
 
     Raises:
         DamagedChunkError: The content was changed; the error names the file and the ids.
         DiskFaultError: The chunk could not be read within the storage's ``retry_seconds``.
         DataLossError: The chunk is gone, or it ends before ``end``, so the next chunk is missing.
     """
-    path = storage.path_of(name)
-    chunk_first = parse_chunk_name(name)
-    assert chunk_first is not None, name
+    for first, batch in read_messages(storage, name, start, end, whole=whole, modified=modified):
+        low, high = max(start - first, 0), min(end - first, batch.num_rows)
+        yield number_rows(batch.slice(low, high - low), first + low)
+
+
+def read_messages(
+    storage: OpensChunks,
+    name: str,
+    start: int,
+    end: int,
+    *,
+    whole: bool = True,
+    modified: float | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of a chunk that hold ids in ``[start, end)``, each with the id of its first row.
+
+    Of the file's metadata they keep the framing. Arguments and errors are those of ``read_chunk``.
+    """
+    path, chunk_first = storage.path_of(name), first_id_in(name)
     next_id = chunk_first
     with ExitStack() as stack:
         try:
-            file, reader = retry_reading(lambda: _open(storage, name, whole), storage.retry_seconds)
+            file, reader = retry_reading(lambda: _open(storage, name, whole, modified), storage.retry_seconds)
             stack.enter_context(file)
             schema, count = reader.schema, reader.num_record_batches
             if not schema.equals(MESSAGE_SCHEMA):
@@ -192,9 +219,6 @@ def read_chunk(
             raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException, ValueError) as e:
             raise unreadable(f"opening chunk {path} (ids {start} to {end - 1})", e) from e
-        if writer is not None and facts.incarnation != writer:
-            raise _gone(path, start, end)
-        # Of the file's metadata, rows need only the framing.
         kept = {FRAMING: schema.metadata[FRAMING]} if FRAMING in (schema.metadata or {}) else None
         for position in range(count):
             if next_id >= end:
@@ -211,9 +235,10 @@ def read_chunk(
                 batch, metadata = retry_reading(read, storage.retry_seconds)
                 first, next_id = next_id, next_id + batch.num_rows
                 intact = is_intact(batch, metadata, first - chunk_first)
-            except FileNotFoundError as e:
-                # A bucket's object is read in parts, and may be deleted between two of them.
-                raise _gone(path, start, end) from e
+            except (
+                FileNotFoundError
+            ):  # a bucket's object is read in parts, and may be deleted between two of them
+                raise
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise unreadable(f"reading batch {position} of chunk {path} (from id {next_id})", e) from e
             if not intact:
@@ -221,11 +246,8 @@ def read_chunk(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
-            if not batch.num_rows:  # the last batch of a chunk that was written group by group
-                continue
-            low, high = max(start - first, 0), min(end - first, batch.num_rows)
-            rows = batch.replace_schema_metadata(kept).slice(low, high - low)
-            yield number_rows(rows, first + low)
+            if batch.num_rows:  # the last batch of a chunk that was written group by group has none
+                yield first, batch.replace_schema_metadata(kept)
         if next_id < min(end, facts.end):
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it has the ids up to {next_id - 1}, and was written up to id {facts.end - 1}"
@@ -237,7 +259,9 @@ def read_chunk(
             )
 
 
-def value_sizes(storage: OpensChunks, name: str, start: int, end: int) -> Iterator[pa.Int64Array]:
+def value_sizes(
+    storage: OpensChunks, name: str, start: int, end: int, modified: float | None
+) -> Iterator[pa.Int64Array]:
     """Yield how many bytes the values with ids in ``[start, end)`` have, some rows at a time.
 
     Reads no other column, and checks nothing: the task that reads the rows does. A row without a value has 0 bytes.
@@ -245,10 +269,9 @@ def value_sizes(storage: OpensChunks, name: str, start: int, end: int) -> Iterat
     Raises:
         DamagedChunkError, DiskFaultError, DataLossError: As ``read_chunk``.
     """
-    first = parse_chunk_name(name)
-    assert first is not None, name
+    first = first_id_in(name)
     try:
-        file = retry_reading(lambda: storage.open_sealed(name), storage.retry_seconds)
+        file = retry_reading(lambda: storage.open_sealed(name, True, modified), storage.retry_seconds)
         with file:
             lengths, values = (pa.ipc.open_file(file, options=it) for it in (LENGTHS_ONLY, VALUES_ONLY))
             for position in range(values.num_record_batches):
@@ -267,8 +290,10 @@ def value_sizes(storage: OpensChunks, name: str, start: int, end: int) -> Iterat
         raise unreadable(act, e) from e
 
 
-def _open(storage: OpensChunks, name: str, whole: bool) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader]:
-    file = storage.open_sealed(name, whole)
+def _open(
+    storage: OpensChunks, name: str, whole: bool, modified: float | None
+) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader]:
+    file = storage.open_sealed(name, whole, modified)
     try:
         return file, pa.ipc.open_file(file)
     except BaseException:
@@ -277,7 +302,11 @@ def _open(storage: OpensChunks, name: str, whole: bool) -> tuple[pa.NativeFile, 
 
 
 def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:
-    """Read a whole chunk, and say what is damaged; None if nothing is."""
+    """Read a whole chunk, and say what is damaged; None if nothing is.
+
+    Raises:
+        DataLossError: As ``read_chunk``.
+    """
     try:
         for _ in read_chunk(storage, chunk.name, chunk.first, chunk.end):
             pass

@@ -1,33 +1,28 @@
 """Writes a chunk's file batch by batch. Until ``end`` and ``put`` it lacks only its last batch, footer and name.
 
-There are three kinds: an open chunk and its compact copy (``open_chunk``), and a staged attempt (``staging``).
+There are two kinds: an open chunk (``open_chunk``), and a staged attempt (``staging``).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import LogError, LogWriteError
+from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
 from zmq_datasource.log.facts import ChunkFacts, Times
-from zmq_datasource.log.layout import Chunk, compact_name
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.local_files import LocalFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 
 _log = logging.getLogger(__name__)
-
-# Each batch takes about a kilobyte, and 50 µs of its reader.
-_SMALL_BATCH_BYTES = 64 << 10
-# So many batches, or bytes, are copied into one at a time. That takes about 1 ms, for which the next group waits.
-_PIECE_BATCHES, _PIECE_BYTES = 256, 1 << 20
 
 
 class Encoder:
@@ -136,9 +131,9 @@ class ChunkFile:
             LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
-        storage.put_chunk(facts.first, self._files.path_of(self._name))
+        modified = storage.put_chunk(facts.first, self._files.path_of(self._name))
         self.remove()
-        return Chunk(facts.first, facts.end, self.size, time.time(), facts.incarnation)
+        return Chunk(facts.first, facts.end, self.size, time.time(), None, modified)
 
     def remove(self) -> None:
         """Delete the file under its hidden name. If that fails, the next writer deletes it."""
@@ -160,77 +155,3 @@ class FilledFile(NamedTuple):
     file: ChunkFile
     rows: int
     times: Times
-
-
-class CompactFile:
-    """A copy of an open chunk in fewer batches; ``finish`` makes the copy the sealed chunk.
-
-    It is written in pieces, because copying a whole chunk at its end would delay the next group by 30 ms. It only makes
-    later reads faster: so if the disk refuses, it is given up, and the chunk keeps its small batches.
-    """
-
-    def __init__(self, storage: LogStorage, first: int) -> None:
-        self._file = ChunkFile(storage.open_chunk_files(), compact_name(first))
-        self._first = first
-        self._storage = storage
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_bytes = 0
-
-    def append(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add a group, for ``write``."""
-        self._pending += batches
-        self._pending_bytes += sum(batch.get_total_buffer_size() for batch in batches)
-
-    def write(self) -> bool:
-        """Write the pending batches if there are enough; return False if the disk has refused."""
-        if len(self._pending) < _PIECE_BATCHES and self._pending_bytes < _PIECE_BYTES:
-            return True
-        try:
-            self._write()
-        except (LogError, pa.ArrowException) as e:
-            self._give_up(e)
-            return False
-        return True
-
-    def _write(self) -> None:
-        if self._pending:
-            batch = pa.concat_batches(self._pending)
-            self._file.append(batch, {})
-            self._pending, self._pending_bytes = [], 0
-        self._file.write()
-
-    def finish(self, facts: ChunkFacts, state: Mapping[bytes, bytes]) -> Chunk | None:
-        """Make it the chunk; return None if the disk has refused to write it.
-
-        Raises:
-            LogLockedError: Another writer has given out its ids.
-            LogWriteError: The file system refused to make it the chunk. It may have become the chunk all the same.
-        """
-        try:
-            self._write()
-            self._file.end(facts, state)
-        except (LogError, pa.ArrowException) as e:
-            self._give_up(e)
-            return None
-        return self._file.put(self._storage, facts)
-
-    def _give_up(self, why: Exception) -> None:
-        _log.warning(
-            "log %s: the chunk from id %d on keeps its many small batches: %s",
-            self._storage.root,
-            self._first,
-            why,
-        )
-        self.remove()
-
-    def remove(self) -> None:
-        """Delete the file."""
-        if self._file.size:
-            self._file.remove()
-
-
-def is_small(batches: Sequence[pa.RecordBatch]) -> bool:
-    """Whether batches are so small, on average, that they are better written as one."""
-    # Not nbytes, which is the same for batches that are not slices, and takes 50 ms for a thousand of them.
-    size: int = sum(batch.get_total_buffer_size() for batch in batches)
-    return size < len(batches) * _SMALL_BATCH_BYTES

@@ -33,10 +33,13 @@ from zmq_datasource.log.files import (
     this_process,
     writing,
 )
+from zmq_datasource.log.layout import HEAD_NAME
 from zmq_datasource.log.store import Content, Entry, Holding
 from zmq_datasource.options.types import LocalPath
 
 _HIDDEN = "."
+# A head is put on a full disk, too, so that the log can be opened and emptied.
+_RESERVE, _RESERVE_BYTES = ".reserve", 64 << 10
 _TEMPORARY = ".put-"
 # A disk writes a sector as a whole or not at all.
 _SECTOR_BYTES = 512
@@ -87,6 +90,9 @@ class DirectoryStore:
         with writing(f"making {self.root}"):
             for directory in ("", *directories):
                 make_directory(self.root / directory)
+        with suppress(OSError):
+            if not (reserve := self.root / _RESERVE).exists():
+                reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         directory = self.root / prefix
@@ -123,7 +129,16 @@ class DirectoryStore:
             raise
 
     def put_new(self, key: str, content: Content) -> None:
-        path = self.root / key
+        path, reserve = self.root / key, self.root / _RESERVE
+        try:
+            self._put_new(path, content)
+        except DiskFaultError as e:
+            if not _is_full(e) or not key.startswith(HEAD_NAME) or not reserve.exists():
+                raise
+            _remove(reserve)
+            self._put_new(path, content)
+
+    def _put_new(self, path: Path, content: Content) -> None:
         with self._synced_file(path, content) as file:
             failpoints.reach("log.store.before_link")
             try:
@@ -141,7 +156,7 @@ class DirectoryStore:
                 os.rename(file, path)
                 failpoints.reach("log.store.after_rename")
         except DiskFaultError as e:
-            if getattr(e.__cause__, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+            if not _is_full(e):
                 raise
             with writing(f"writing {path}"):
                 if not _overwrite_in_place(path, content):
@@ -318,6 +333,11 @@ def _flock(file: IO[bytes], kind: int) -> bool:
     return True
 
 
+def _is_full(e: DiskFaultError) -> bool:
+    """Whether the disk or the quota is full."""
+    return getattr(e.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _is_listed(name: str, after: str) -> bool:
     return name > after and not name.startswith(_HIDDEN)
 
@@ -327,7 +347,8 @@ def _entries(directory: Path, after: str) -> Iterator[Entry]:
         for entry in found:
             with suppress(FileNotFoundError):  # it was deleted meanwhile
                 if _is_listed(entry.name, after):
-                    yield _entry(entry.name, entry.stat())
+                    # A link to nothing is listed, so that opening it fails.
+                    yield _entry(entry.name, entry.stat(follow_symlinks=os.path.exists(entry)))
 
 
 def _entry(name: str, about: os.stat_result) -> Entry:

@@ -1,4 +1,4 @@
-"""The facts of a chunk, in the metadata of its last batch: its place, its times, and the log's writers."""
+"""The facts of a chunk, in the metadata of its last batch: its place and its times."""
 
 from __future__ import annotations
 
@@ -24,67 +24,6 @@ class Times(NamedTuple):
         return Times(min(self.earliest, other.earliest), max(self.latest, other.latest))
 
 
-class PastTimes(NamedTuple):
-    """The latest times of blocks of chunks. A block of 2**k chunks begins at a number that 2**k divides.
-
-    Attributes:
-        chunks: How many chunks are counted, which is the number of the next chunk.
-        latest: For each k, the latest time in the last whole block of 2**k chunks, in microseconds since the epoch.
-    """
-
-    chunks: int = 0
-    latest: tuple[int, ...] = ()
-
-    def and_then(self, latest: int) -> PastTimes:
-        """Count one more chunk.
-
-        Args:
-            latest: The latest time in this chunk.
-        """
-        chunks, levels = self.chunks + 1, list(self.latest)
-        for level in range(chunks.bit_length()):
-            if chunks % (1 << level):
-                break
-            before = levels[level : level + 1]
-            levels[level : level + 1] = [latest]
-            latest = max([latest, *before])
-        return PastTimes(chunks, tuple(levels))
-
-
-class Incarnations(NamedTuple):
-    """The writers of a log, in order: for each its first id, and its incarnation, which is a random name.
-
-    Ids of a log are given out once. But if an older copy of a log is restored and filled further, ids are given out
-    again, to other messages. Then the incarnations differ.
-    """
-
-    writers: tuple[tuple[int, str], ...] = ()
-
-    def of(self, message_id: int) -> str | None:
-        """The incarnation that has written a message; None if it is forgotten."""
-        found = None
-        for first, name in self.writers:
-            if first > message_id:
-                break
-            found = name
-        return found
-
-    def first_of(self, message_id: int) -> int:
-        """The first id of the writer that has written a message."""
-        return max((first for first, _ in self.writers if first <= message_id), default=0)
-
-    def and_then(self, first: int, name: str, earliest: int) -> Incarnations:
-        """Add the writer that begins at id ``first``; forget those with messages below ``earliest`` only."""
-        writers = [writer for writer in self.writers if writer[0] < first]
-        while len(writers) > 1 and writers[1][0] <= earliest:
-            del writers[0]
-        return Incarnations((*writers, (first, name)))
-
-
-# For a log without chunks.
-NO_INCARNATIONS = Incarnations()
-
-
 class ChunkFacts(msgspec.Struct, frozen=True):
     """The facts of a chunk. In an open chunk each group has them, for the rows up to its end.
 
@@ -92,20 +31,14 @@ class ChunkFacts(msgspec.Struct, frozen=True):
         first: The id of the first row.
         end: The id after the last row.
         times: The times at which the rows were received.
-        past: The times of the chunks before.
-        incarnations: The writers up to that of this chunk.
+        past: The latest time of all rows of the log up to ``end``, also of deleted ones. It never falls from chunk to
+            chunk, so a time is found by a binary search.
     """
 
     first: int
     end: int
     times: Times
-    past: PastTimes
-    incarnations: Incarnations
-
-    @property
-    def incarnation(self) -> str:
-        """The incarnation of this chunk's writer."""
-        return self.incarnations.writers[-1][1] if self.incarnations.writers else ""
+    past: int
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """The metadata entry: a checksum (XXH3, 64 bits, hex), and JSON."""

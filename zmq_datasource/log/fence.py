@@ -1,16 +1,18 @@
 """Keeps two writers of a log apart, without a clock and without a lock.
 
 A chunk's key is its first id, and ``Store.put_new`` decides: the ids belong to the writer that puts their key first.
-But a key is free again after its chunk was deleted. So a writer that was stopped for long enough may put a chunk with
-ids that the log has passed: a *stray*. No reader uses a stray, because of the order in which chunks are deleted:
+But a key is free again after its chunk was merged or deleted. So a writer A that was stopped for long enough may put a
+chunk under ids that the log of the next writer B has passed: a *stray*. It counts for nobody:
 
-* Chunks are deleted from the oldest on, and the newest one stays. So the newest chunk in a store always counts.
-* After its put, a chunk counts if it is the newest, or if the chunk before it is still the same object. While that
-  older chunk is there, no later key has become free, because older chunks are deleted first.
-* A stray has newer chunks behind it. The writer that has put a stray finds them, and never writes again.
+* B has put the next head before it has merged or deleted anything. So A looks for the next head after each put. If
+  there is none, no key was free again at the time of the put, and the chunk counts. If there is one, A never writes
+  again, and acknowledges nothing of that chunk.
+* A stray lies in a merged chunk, or below ``Head.deleted``. Readers drop it (``index.read_index``), and the next writer
+  deletes it.
+* A reader that has planned to read the chunk of that key recognises it by its modification time.
 
-Two entries are the same object if their size and time of modification are equal. An equal key does not prove it: a
-stray of a third writer may have taken the key.
+Before each put, A also looks for its own last chunk. If that is not there, the store was unmounted or emptied, and A
+writes nothing to it. Two entries are the same object if their size and time of modification are equal.
 """
 
 from __future__ import annotations
@@ -41,26 +43,35 @@ class _Log(Protocol):
     def log_id_again(self) -> str: ...
 
 
+class ChecksWriter(Protocol):
+    """The part of ``HeadWriter`` that a fence uses."""
+
+    def check(self) -> None:
+        """Raise LogLockedError if another writer has put a head, and DiskFaultError if this writer's head is gone."""
+
+
 class Fence:
-    """Checks by a writer's newest chunk whether another writer has taken over. Then each later check raises.
+    """Checks whether another writer has taken over. Then each later check raises.
 
     Args:
         storage: The log.
         log_id: The id of the log that was opened.
         newest: The first id of its newest chunk; None if there is no chunk.
+        head: The head of this writer.
 
     Raises:
         LogLockedError: There is a newer chunk, or another log.
         DiskFaultError: The newest chunk is not there.
     """
 
-    def __init__(self, storage: _Log, log_id: str, newest: int | None) -> None:
+    def __init__(self, storage: _Log, log_id: str, newest: int | None, head: ChecksWriter) -> None:
         self._storage = storage
         self._log_id = log_id
+        self._head = head
         self._error: LogLockedError | None = None
         self._newest = newest
         self._entry = self._find(newest)
-        self._check_newest(newest)
+        self._check_newest()
         if self._entry is None:
             raise self._missing_error()
 
@@ -76,24 +87,30 @@ class Fence:
         found = self._find(self._newest)
         if found is not None and found == self._entry:
             return
-        self._check_newest(self._newest)
+        self._check_newest()
         if found is None:
             raise self._missing_error()
         self._entry = found  # the chunk was lost, and has been restored as another object
 
-    def advance(self, first: int) -> None:
+    def advance(self, first: int) -> float | None:
         """Check that the chunk that this writer has just put counts, and make it the newest one.
 
         The writer repeats the call after an error.
 
+        Returns:
+            The modification time of the chunk's object.
+
         Raises:
-            LogLockedError: The chunk does not count, or that is not certain.
-            DiskFaultError: The store refuses for now.
+            LogLockedError: Another writer has taken over.
+            DiskFaultError: The store refuses for now, or has lost its content.
         """
         entry = self._find(first)  # before the check below, which then holds for this object
-        if self._newest is None or self._find(self._newest) != self._entry:
-            self._check_newest(first)
+        try:
+            self._head.check()
+        except LogLockedError as e:
+            raise self.close(e) from None
         self._newest, self._entry = first, entry
+        return None if entry is None else entry.modified
 
     def close(self, error: LogLockedError) -> LogLockedError:
         """Make each later ``check`` raise this error, and return the error."""
@@ -106,9 +123,9 @@ class Fence:
     def _key(self, first: int | None) -> str:
         return LOG_NAME if first is None else self._storage.key(chunk_name(first))
 
-    def _check_newest(self, first: int | None) -> None:
+    def _check_newest(self) -> None:
         storage = self._storage
-        later = storage.chunks(after=first)
+        later = storage.chunks(after=self._newest)
         if storage.log_id_again() != self._log_id:
             what = "made another log"
         elif later:

@@ -1,24 +1,22 @@
 """Follows a log that another process writes, without a lock.
 
-The key of the next chunk is the end of the newest one. So a refresh takes three requests, however many chunks there
-are: the log's id, the first chunk, and the next chunk. Now and then the names after the newest chunk are listed too,
-because a shared file system may remember for a minute that a name was not there.
+The key of the next chunk is the end of the newest one. So a refresh without news takes three requests, however many
+chunks there are: the log's id, the first chunk, and the next chunk. Otherwise the chunks are listed. They are also
+listed now and then, because the next chunk may be merged already, and because a shared file system may remember for a
+minute that a name was not there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.facts import Incarnations
 from zmq_datasource.log.files import MOUNT_AGAIN
-from zmq_datasource.log.index import Contents, chunks_of, read_index
-from zmq_datasource.log.layout import Chunk, chunk_name
+from zmq_datasource.log.index import Contents, read_index
+from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 
@@ -26,10 +24,6 @@ from zmq_datasource.log.storage import LogStorage
 REFRESH_SECONDS = 0.05
 _BUCKET_REFRESH_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
-# If so many chunks at the front were deleted, all chunks are listed, instead of looking for the next one.
-_MOST_DELETED = 10
-# While a listing runs, chunks are written and deleted. So a chunk counts as missing only if so many listings lack it.
-_LISTINGS = 10
 
 
 class LogFollower(Contents):
@@ -80,7 +74,7 @@ class LogFollower(Contents):
         Raises:
             LogFormatError: A chunk after the newest known one is missing.
             DiskFaultError: All chunks are missing, or the store refuses, for longer than ``retry_timeout``.
-            DataLossError: Another log, or an older copy, is in the place of this one.
+            DataLossError: Another log is in the place of this one.
         """
         # One thread at a time: otherwise the older of two listings could replace the newer one.
         with self._refreshing:
@@ -112,92 +106,35 @@ class LogFollower(Contents):
                 f"following log {self._storage.root}: it was created again ({found}, not {self.log_id}); give the "
                 "query a new checkpoint"
             )
-        self._remove_deleted()
-        may_miss = not self._storage.request_interval  # a bucket shows new objects at once
-        self._add_new(lists or (may_miss and began >= self._next_listing))
+        if lists or began >= self._next_listing or self._has_changed():
+            self._list()
+            self._next_listing = began + _LISTING_SECONDS + self._storage.request_interval
         self._next_refresh = began + self._seconds
 
-    def _check_incarnation(self, message_id: int, incarnations: Incarnations) -> None:
-        """Check that new chunks continue the known ones, and do not replace them.
+    def _has_changed(self) -> bool:
+        """Whether the first chunk is gone, or the next one is there."""
+        chunks = self.covering(self.earliest, self.earliest + 1)
+        if not chunks:
+            return True
+        find, key = self._storage.store.find, self._storage.key
+        return find(key(chunks[0].name)) is None or find(key(chunk_name(self.durable_end))) is not None
 
-        Raises:
-            DataLossError: An older copy of the log was restored and received into.
-        """
-        known, found = self.incarnations.of(message_id), incarnations.of(message_id)
-        if known is not None and found is not None and known != found:
-            raise DataLossError(
-                f"following {self._storage}: id {message_id} was written by {known} and is now by {found}: an "
-                "older copy of the log was restored and received into. Restore the log that the query has read, or "
-                "give the query a new checkpoint"
-            )
-
-    def _remove_deleted(self) -> None:
-        gone = 0
-        for chunk in self.covering(self.earliest, self.durable_end):
-            if self._storage.find_chunk(chunk.first) is not None:
-                with self._lock:
-                    self._index.remove_front(gone)
-                return
-            gone += 1
-            if gone == _MOST_DELETED:
-                break
-        if gone:
-            self._list_all()
-
-    def _is_there(self, chunk: Chunk) -> bool:
-        """Whether a known chunk is still there. A stray (see ``fence``) in its place does not count."""
-        with suppress(FileNotFoundError):
-            return read_facts(self._storage, chunk.first).incarnation == chunk.writer
-        return False
-
-    def _list_all(self) -> None:
+    def _list(self) -> None:
         """List all chunks.
 
         Raises:
             DiskFaultError: Neither the known chunks nor later ones are there.
+            LogFormatError: The chunk after the newest known one is missing.
         """
-        index, newest = read_index(self._storage), self.newest
+        storage, index, newest = self._storage, read_index(self._storage), self.newest
         if newest is not None:
             if index.end < newest.end:  # the newest chunk is never deleted
-                raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
-            self._check_incarnation(newest.end - 1, index.incarnations)
+                raise DiskFaultError(f"reading {storage}: no chunk is there any more. {MOUNT_AGAIN}")
+            for chunk in index.covering(newest.end, newest.end + 1):
+                if chunk.first < newest.end and chunk.merged is None:
+                    raise LogFormatError(
+                        f"reading {storage}: the ids {newest.end} to {chunk.end - 1} are missing, before chunk "
+                        f"{storage.path_of(chunk_name(chunk.end))}; restore the missing file, or give the query a new "
+                        "walLocation and a new checkpoint"
+                    )
         self.replace(index)
-        self._next_listing = self._clock() + _LISTING_SECONDS
-
-    def _add(self, new: Sequence[Chunk], incarnations: Incarnations) -> None:
-        with self._lock:
-            for chunk in new:
-                self._index.append(chunk)
-            self.incarnations = incarnations
-
-    def _add_new(self, listing: bool) -> None:
-        storage = self._storage
-        newest = self.newest
-        if newest is None:
-            self._list_all()
-            return
-        if not listing and storage.find_chunk(newest.end) is None:
-            return
-        self._next_listing = self._clock() + _LISTING_SECONDS
-        for _ in range(_LISTINGS):
-            entries = storage.chunks(after=newest.first)
-            if not entries:
-                return
-            if entries[0].first == newest.end:
-                with suppress(FileNotFoundError):  # the last one was deleted, so there is a newer one
-                    facts = read_facts(storage, entries[-1].first)
-                    # If the newest known chunk was deleted since, the next one may be a stray in a deleted one's place.
-                    if storage.find_chunk(newest.first) is None or facts.incarnations.of(newest.end) is None:
-                        self._list_all()
-                        return
-                    self._check_incarnation(newest.end - 1, facts.incarnations)
-                    self._add(chunks_of(entries, facts.end, facts.incarnations), facts.incarnations)
-                    return
-        if not self._is_there(newest):  # the newest known chunk and the next one were deleted since
-            self._list_all()
-            return
-        raise LogFormatError(
-            f"reading {storage}: the ids {newest.end} to {entries[0].first - 1} are missing, before chunk "
-            f"{storage.path_of(chunk_name(entries[0].first))}; restore the missing file, or give the query a new "
-            "walLocation and a new checkpoint"
-        )

@@ -10,6 +10,7 @@ late, under a key that was free again.
 from __future__ import annotations
 
 import re
+import threading
 import uuid
 from typing import Annotated
 
@@ -18,6 +19,7 @@ import xxhash
 
 from zmq_datasource.errors import RESTORE, DiskFaultError, KeyTakenError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
+from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import HEAD_NAME
 from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
 
@@ -58,7 +60,7 @@ def read_head(storage: LogStorage) -> Head:
 
 
 class HeadWriter:
-    """Puts the heads of one writer. For one thread at a time.
+    """Puts the heads of one writer. Any thread may call it.
 
     Args:
         storage: The log.
@@ -72,6 +74,7 @@ class HeadWriter:
         self._storage = storage
         self._writer = writer or uuid.uuid4().hex[:12]
         self._serial = -1
+        self._lock = threading.Lock()
         self.head = Head()
 
     def take_over(self) -> Head:
@@ -80,8 +83,9 @@ class HeadWriter:
         Raises:
             LogError: As ``write``, and ``read_head``.
         """
-        self._serial, head = _newest(self._storage)
-        return self.write(head)
+        with self._lock:
+            self._serial, head = _newest(self._storage)
+            return self._write(head)
 
     def write(self, head: Head) -> Head:
         """Put the next head. The caller may repeat the call after an error of the store.
@@ -90,6 +94,35 @@ class HeadWriter:
             LogLockedError: Another writer has put a head, and this one does not count.
             LogWriteError: The store refuses.
         """
+        with self._lock:
+            return self._write(head)
+
+    def check(self) -> None:
+        """Check that no other writer has taken over.
+
+        A writer deletes the heads before its own, the oldest first. So if this writer's head is there after a look for
+        the next one has found none, no other writer had put one at the time of that look.
+
+        Raises:
+            LogLockedError: Another writer has put a head.
+            DiskFaultError: This writer's head is not there any more, or the store refuses.
+        """
+        with self._lock:
+            while (found := _read(self._storage, self._serial + 1)) is not None:
+                if found.writer != self._writer:
+                    raise self._overtaken(self._serial + 1)
+                self._serial += 1  # put before, and the answer was lost
+            mine = _read(self._storage, self._serial)
+            if mine is not None and mine.writer == self._writer:
+                return
+            if mine is not None or _highest(self._storage) > self._serial:
+                raise self._overtaken(self._serial + 1)
+            path = self._storage.store.path_of(_key(self._serial))
+            raise DiskFaultError(
+                f"writing to {self._storage}: {path}, which was there, is not there any more. {MOUNT_AGAIN}"
+            )
+
+    def _write(self, head: Head) -> Head:
         head = msgspec.structs.replace(head, writer=self._writer)
         failpoints.reach("log.head.before_put")
         while not self._put(head):

@@ -6,15 +6,18 @@ counts the bytes that are not in a chunk yet.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from zmq_datasource.errors import DamagedChunkError, LogFormatError
+from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.facts import NO_INCARNATIONS, Incarnations
+from zmq_datasource.log.files import MOUNT_AGAIN
+from zmq_datasource.log.head import read_head
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.open_chunk import Grown
 from zmq_datasource.log.storage import MOST_LISTINGS, ChunkEntry, LogStorage
@@ -24,13 +27,9 @@ class ChunkIndex:
     """Chunks with contiguous ids. Chunks are added at the end and removed at the front.
 
     Finding the chunks of a range takes logarithmic time, and a step for each of these chunks.
-
-    Args:
-        incarnations: The writers of the log, as the newest chunk records them.
     """
 
-    def __init__(self, chunks: Iterable[Chunk] = (), incarnations: Incarnations = NO_INCARNATIONS) -> None:
-        self.incarnations = incarnations
+    def __init__(self, chunks: Iterable[Chunk] = ()) -> None:
         self._chunks: list[Chunk] = []
         self._firsts: list[int] = []
         # For each chunk, the bytes of all earlier ones, removed ones included.
@@ -79,6 +78,17 @@ class ChunkIndex:
         self._firsts.append(chunk.first)
         self._bytes_before.append(self._bytes)
         self._bytes += chunk.size
+
+    def merge(self, merged: Chunk) -> Sequence[Chunk]:
+        """Replace the chunks that lie in a merged one; return them. None of them may be here any more."""
+        low, high = bisect_left(self._firsts, merged.first), bisect_left(self._firsts, merged.end)
+        parts = self._chunks[low:high]
+        if parts:
+            chunks = [*self._chunks[:low], merged._replace(first=parts[0].first), *self._chunks[high:]]
+            self._chunks, self._firsts, self._bytes_before, self._bytes = [], [], [], 0
+            for chunk in chunks:
+                self.append(chunk)
+        return parts
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that have an id in ``[start, end)``, in order."""
@@ -140,55 +150,72 @@ class ChunkIndex:
 
 
 def read_index(storage: LogStorage) -> ChunkIndex:
-    """List the chunks of a log.
+    """List the chunks that count.
 
-    The end of a chunk is the first id of the next one; the end of the newest chunk is in its file. Strays at the front
-    are left out (see ``fence``).
+    The order of the requests leaves no place for what counts for nobody. A chunk that is merged or deleted after it was
+    listed lies in a merged chunk that is listed later, or below ``Head.deleted``, which is read last. So does what a
+    writer that had lost the log puts in its place.
 
     Raises:
         DamagedChunkError: The newest chunk is damaged.
-        DiskFaultError: The log cannot be listed now.
-        LogFormatError: Listed chunks cannot be opened.
+        DiskFaultError: The log cannot be listed now, or its chunks are gone.
+        LogFormatError: A chunk between others is missing, or listed chunks cannot be opened.
     """
-    for _ in range(MOST_LISTINGS):
-        with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
-            return _index_of(storage, storage.chunks())
-    raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")
-
-
-def _index_of(storage: LogStorage, entries: list[ChunkEntry]) -> ChunkIndex:
-    if not entries:
-        return ChunkIndex()
-    newest = read_facts(storage, entries[-1].first)
-    while len(entries) > 1 and _is_stray(storage, entries[0].first, newest.incarnations):
-        del entries[0]
-    # While an older chunk is there, the newest one was not deleted since the listing. A single chunk may have been
-    # deleted, and a stray may have been opened in its place.
-    if len(entries) == 1 and entries[0] not in storage.chunks():
-        raise FileNotFoundError
-    return ChunkIndex(chunks_of(entries, newest.end, newest.incarnations), newest.incarnations)
-
-
-def _is_stray(storage: LogStorage, first: int, incarnations: Incarnations) -> bool:
-    """Whether the chunk with this first id was put by a writer that had lost the log."""
-    writer = incarnations.of(first)
-    if writer is None:  # its writer is forgotten, because all chunks of it were deleted
-        return bool(incarnations.writers)
+    for _ in range(MOST_LISTINGS - 1):
+        with suppress(FileNotFoundError):  # the newest chunk was merged or deleted, so there is a newer one
+            return _index_of(storage)
     try:
-        return read_facts(storage, first).incarnation != writer
-    except DamagedChunkError:  # reading its rows reports this
-        return False
+        return _index_of(storage)
+    except FileNotFoundError as e:
+        raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened") from e
 
 
-def chunks_of(
-    entries: Sequence[ChunkEntry], end: int, incarnations: Incarnations = NO_INCARNATIONS
-) -> list[Chunk]:
-    """The chunks of successive entries; ``end`` is the end of the last one."""
-    ends = [*(entry.first for entry in entries[1:]), end]
-    return [
-        Chunk(it.first, e, it.size, it.sealed_at, incarnations.of(it.first))
-        for it, e in zip(entries, ends, strict=True)
-    ]
+def _index_of(storage: LogStorage) -> ChunkIndex:
+    sealed = storage.chunks()
+    end = read_facts(storage, sealed[-1].name).end if sealed else 0
+    merged = storage.merged()
+    deleted = read_head(storage).deleted
+    index = ChunkIndex(counting(sealed, end, merged, deleted))
+    if len(index):
+        if index.newest.merged is not None:
+            raise FileNotFoundError(errno.ENOENT, "the newest chunk is missing", index.newest.name)
+    elif sealed or merged:  # all were deleted since, so there are newer ones
+        raise FileNotFoundError(errno.ENOENT, "all listed chunks are deleted", str(storage))
+    elif deleted:
+        raise DiskFaultError(f"reading {storage}: no chunk is there any more. {MOUNT_AGAIN}")
+    return index
+
+
+def counting(sealed: Sequence[ChunkEntry], end: int, merged: Sequence[Chunk], begin: int) -> Iterator[Chunk]:
+    """The listed chunks that count, in order. They hold each id once.
+
+    A sealed chunk counts if it begins where the one before it ends. It lies in a merged chunk otherwise. Merged chunks
+    overlap if a writer that had lost the log has merged, too. Both have the same rows, so the second one counts
+    from the end of the first one on.
+
+    Args:
+        sealed: The chunks as they were sealed.
+        end: The end of the newest one.
+        begin: All ids below this one are deleted.
+    """
+    at, begun = begin, False
+    for chunk in sorted([*merged, *_chunks_of(sealed, end, merged)], key=_place):
+        if chunk.end <= at or (chunk.merged is None and begun and chunk.first < at):
+            continue
+        yield chunk if chunk.merged is None else chunk._replace(first=max(chunk.first, at))
+        at, begun = chunk.end, True
+
+
+def _place(chunk: Chunk) -> tuple[int, bool, int]:
+    """The order in which chunks are looked at: of those with one first id, the longest merged chunk first."""
+    return chunk.first, chunk.merged is None, -chunk.end
+
+
+def _chunks_of(entries: Sequence[ChunkEntry], end: int, merged: Sequence[Chunk]) -> list[Chunk]:
+    """The chunks of entries. Each ends where the next one begins, sealed or merged; the last one at ``end``."""
+    firsts = sorted({*(it.first for it in entries), *(it.first for it in merged)})
+    ends = dict(itertools.pairwise([*firsts, end]))
+    return [Chunk(it.first, ends[it.first], it.size, it.sealed_at, None, it.sealed_at) for it in entries]
 
 
 class Contents:
@@ -201,7 +228,6 @@ class Contents:
 
     Attributes:
         grown: The part of the open chunk that is on the disk; None if there is none.
-        incarnations: The writers that the log has had.
     """
 
     def __init__(self) -> None:
@@ -211,13 +237,11 @@ class Contents:
         self._deleting: deque[Chunk] = deque()
         self._deleting_bytes = 0
         self.grown: Grown | None = None
-        self.incarnations = Incarnations()
 
     def replace(self, index: ChunkIndex) -> None:
         """Replace all chunks by those of a listing."""
         with self._lock:
             self._index = index
-            self.incarnations = index.incarnations
 
     # The way of messages: appended, written, sealed.
 
@@ -239,12 +263,17 @@ class Contents:
             self._index.append(chunk)
             self.grown = None
 
-    # The way of chunks: chosen, and deleted.
+    # The way of chunks: chosen, merged, and deleted.
 
     def choose(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> Sequence[Chunk]:
         """The front chunks that ``choice`` returns."""
         with self._lock:
             return choice(self._index)
+
+    def merge(self, merged: Chunk) -> Sequence[Chunk]:
+        """Replace the chunks that lie in a merged one; return them."""
+        with self._lock:
+            return self._index.merge(merged)
 
     def begin_deleting(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> None:
         """Remove the front chunks that ``choice`` returns from the index, and put them in the queue of deletions."""

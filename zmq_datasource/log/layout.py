@@ -14,6 +14,7 @@ LOCK_NAME = "writer.lock"
 # How long to wait for the lock of a process that is ending: it may drain its sockets, or finish a write.
 LOCK_WAIT_SECONDS = 15.0
 READERS_NAME = "readers"
+MERGED_NAME = "merged"
 # No reader has this name: it has a dot, and does not begin with ``subscriber.``.
 READERS_LOCK_NAME = f"{READERS_NAME}/all.records.lock"
 STAGING_NAME = "staging"
@@ -24,41 +25,44 @@ TEMPORARY_PREFIX = "."
 # An open chunk; see ``open_chunk``.
 _GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
 _CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
+_MERGED_CHUNK_NAME = re.compile(rf"{MERGED_NAME}/([0-9]{{20}})-([0-9]{{20}})\.arrow")
 
 
 class Chunk(NamedTuple):
     """One sealed chunk.
 
     Attributes:
-        first: Its first id, which is its name.
+        first: Its first id. A merged chunk may hold lower ids, which are deleted.
         end: The id after its last one. It is the first id of the next chunk; the newest chunk has it in its facts.
         size: Its bytes.
         sealed_at: The modification time of its object, or the time of its writer's clock, in seconds since the epoch.
-        writer: The incarnation of the writer that has given out its ids; None if that is not known.
+        merged: The name of a merged chunk; None for a chunk as it was sealed.
+        modified: The modification time of its object, by which a reader recognises it; None if any object will do.
     """
 
     first: int
     end: int
     size: int
     sealed_at: float
-    writer: str | None = None
+    merged: str | None = None
+    modified: float | None = None
 
     @property
     def name(self) -> str:
-        return chunk_name(self.first)
+        return self.merged or chunk_name(self.first)
 
 
 def chunk_name(first: int) -> str:
     return f"{first:020d}.arrow"
 
 
+def merged_name(first: int, end: int) -> str:
+    """The name of a merged chunk. Names are in the order of ends, so the first one after an id holds that id."""
+    return f"{MERGED_NAME}/{end:020d}-{first:020d}.arrow"
+
+
 def open_chunk_name(first: int) -> str:
     return f"{TEMPORARY_PREFIX}open-{first:020d}.arrow"
-
-
-def compact_name(first: int) -> str:
-    """The name of the compact copy of an open chunk. After a crash the copy is not used."""
-    return f"{TEMPORARY_PREFIX}compact-{first:020d}.arrow"
 
 
 def parse_open_chunk_name(name: str) -> int | None:
@@ -68,6 +72,25 @@ def parse_open_chunk_name(name: str) -> int | None:
 
 
 def parse_chunk_name(name: str) -> int | None:
-    """The first id in the name of a chunk; None for another object."""
+    """The first id in the name of a chunk as it was sealed; None for another object."""
     match = _CHUNK_NAME.fullmatch(name)
     return None if match is None else int(match[1])
+
+
+def parse_merged_name(name: str) -> tuple[int, int] | None:
+    """The first id and the end in the name of a merged chunk; None for another object."""
+    match = _MERGED_CHUNK_NAME.fullmatch(name)
+    return None if match is None else (int(match[2]), int(match[1]))
+
+
+def is_chunk_name(name: str) -> bool:
+    """Whether it is the name of a chunk, sealed or merged."""
+    return parse_chunk_name(name) is not None or parse_merged_name(name) is not None
+
+
+def first_id_in(name: str) -> int:
+    """The id of the first row in the file of a chunk with this name."""
+    merged = parse_merged_name(name)
+    first = parse_chunk_name(name) if merged is None else merged[0]
+    assert first is not None, name
+    return first

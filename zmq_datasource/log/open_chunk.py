@@ -21,13 +21,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
+from zmq_datasource.errors import DamagedChunkError, LogFormatError
 from zmq_datasource.log.chunk import (
     CHECKSUM,
     MAGIC_BYTES,
@@ -37,7 +36,7 @@ from zmq_datasource.log.chunk import (
     is_intact,
     write_chunk,
 )
-from zmq_datasource.log.chunk_file import ChunkFile, CompactFile, is_small
+from zmq_datasource.log.chunk_file import ChunkFile
 from zmq_datasource.log.facts import GROUP_FIRST, ChunkFacts
 from zmq_datasource.log.files import reading
 from zmq_datasource.log.layout import Chunk, open_chunk_name
@@ -46,9 +45,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 
-# From this number of small batches on a chunk is replaced by its compact copy.
-_MANY_BATCHES = 8
-_MOST_COMPACT_BYTES = 256 << 20
 # Each message of the stream begins with these bytes, at a multiple of this number.
 _CONTINUATION, _ALIGNMENT = b"\xff\xff\xff\xff", 8
 # How often the writer checks that it still holds the log. A host that was cut off may write for this long.
@@ -73,14 +69,11 @@ class OpenChunk:
         self._storage = storage
         self._first = first
         self._end = self._written_end = first
-        self._batches = 0
         self._next_check = 0.0
         self._file = ChunkFile(storage.open_chunk_files(), open_chunk_name(first))
         # As of the last group.
         self._facts: ChunkFacts | None = None
         self._state: Mapping[bytes, bytes] = {}
-        # While groups are small.
-        self._compact: CompactFile | None = CompactFile(storage, first)
 
     @property
     def grown(self) -> Grown:
@@ -100,13 +93,6 @@ class OpenChunk:
         for batch in batches[:-1]:
             self._file.append(batch, {})
         self._file.append(batches[-1], {**facts.to_metadata(), **state, GROUP_FIRST: b"%d" % begin})
-        self._batches += len(batches)
-        if self._compact is not None:
-            if is_small(batches):
-                self._compact.append(batches)
-            else:
-                self._compact.remove()
-                self._compact = None
 
     def write(self) -> None:
         """Write the groups since the last call. They are durable when this returns.
@@ -121,39 +107,15 @@ class OpenChunk:
         self._file.write()
         self._written_end = self._end
 
-    def write_compact(self) -> None:
-        """Write a piece of the compact copy, if there is enough. Called after the group's messages are published."""
-        if self._compact is not None and not self._compact.write():
-            self._compact = None
-
     def finish(self) -> Chunk:
-        """Make it an ordinary chunk; if it has many small groups, as from a slow feed, by its compact copy.
+        """Make it an ordinary chunk.
 
         Raises:
             LogLockedError: Another writer has given out its ids.
             LogWriteError: The file system refused.
         """
         assert self._facts is not None, "there is no group"
-        if self._compact is not None and self._batches >= _MANY_BATCHES:
-            chunk = self._compact.finish(self._facts, self._state)
-            self._compact = None
-            if chunk is not None:
-                self._file.remove()
-                return chunk
         return self._file.finish(self._storage, self._facts, self._state)
-
-
-def _write_compact(
-    storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
-) -> Chunk:
-    """Write the batches of a chunk as one batch, if they are not too large.
-
-    Raises:
-        LogWriteError: The file system refused. There is no chunk then.
-    """
-    if sum(batch.get_total_buffer_size() for batch in batches) < _MOST_COMPACT_BYTES:
-        batches = [pa.concat_batches(batches)]
-    return write_chunk(storage, batches, facts, state)
 
 
 class Groups(NamedTuple):
@@ -226,7 +188,7 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     """Make an ordinary chunk of the open chunk of a crashed writer. A repeated call completes an interrupted one.
 
     The file itself becomes the chunk, so that only the footer needs room: the writer may have ended because the disk
-    was full. If there are many small groups and enough room, a compact chunk is written instead.
+    was full.
 
     Args:
         groups: The content, with at least one group.
@@ -236,9 +198,6 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
     """
     facts, state = groups.facts, state_of(groups.written[-1])
     assert facts is not None, "there is no group"
-    if len(groups.batches) >= _MANY_BATCHES and is_small(groups.batches):
-        with suppress(DiskFaultError):
-            return _write_compact(storage, groups.batches, facts, state)
     # Arrow encodes the content once more, in memory, to know the places that the footer needs.
     memory = Memory()
     with pa.ipc.new_file(memory, MESSAGE_SCHEMA) as writer:
@@ -249,14 +208,14 @@ def seal_groups(storage: LogStorage, first: int, content: pa.Buffer, groups: Gro
         writer.write_batch(NO_ROWS, custom_metadata=end)
     if content.slice(0, len(encoded)).to_pybytes() != encoded:
         # Another release of Arrow has written the file.
-        return _write_compact(storage, groups.batches, facts, state)
+        return write_chunk(storage, groups.batches, facts, state)
     files = storage.open_chunk_files()
     rest = memory.take()
     if storage.find_chunk(first) is None:  # otherwise an earlier call has done this
         files.cut(first, len(encoded))
         files.write(open_chunk_name(first), len(encoded), rest)
-    storage.put_chunk(first, files.path_of(open_chunk_name(first)))
-    return Chunk(first, facts.end, len(encoded) + sum(map(len, rest)), time.time(), facts.incarnation)
+    modified = storage.put_chunk(first, files.path_of(open_chunk_name(first)))
+    return Chunk(first, facts.end, len(encoded) + sum(map(len, rest)), time.time(), None, modified)
 
 
 def _ends_of_later_groups(content: pa.Buffer, read_to: int, end: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,17 +37,17 @@ _TRUE = number(1).cast(pa.bool_())
 
 
 class Slice(NamedTuple):
-    """The ids ``[start, end)`` of one chunk, and the incarnation that has written it, if that is known."""
+    """The ids ``[start, end)`` of one chunk, and the modification time of its object, if that is known."""
 
     name: str
     start: int
     end: int
-    writer: str | None = None
+    modified: float | None = None
 
 
 def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
     """Cut ``[start, end)`` at the borders of the chunks, which cover it."""
-    return [Slice(it.name, max(start, it.first), min(end, it.end), it.writer) for it in chunks]
+    return [Slice(it.name, max(start, it.first), min(end, it.end), it.modified) for it in chunks]
 
 
 # What a task reads at most, unless one message is larger: a second or two of a core.
@@ -124,64 +124,28 @@ def end_within_bytes(
         if chunk.size <= left:
             left -= chunk.size
             continue
-        name, at, chunk_end = chunk.name, max(start, chunk.first), min(end, chunk.end)
-        while at < chunk_end:
+        (piece,) = slices([chunk], start, end)
+        while piece.start < piece.end:
             try:
-                for sizes in value_sizes(storage, name, at, chunk_end):
+                for sizes in value_sizes(storage, *piece):
                     running = pc.cumulative_sum(sizes)
                     if running[-1].as_py() > left:
-                        return int(at + pc.sum(pc.less_equal(running, left)).as_py())
+                        return int(piece.start + pc.sum(pc.less_equal(running, left)).as_py())
                     left -= running[-1].as_py()
-                    at += len(sizes)
+                    piece = piece._replace(start=piece.start + len(sizes))
                 break  # if ids are missing in it, the task that reads it reports this
             except DataLossError as e:
                 if deletions is None:
                     raise
-                at, name = deletions.resume(name, at, chunk_end, end, e)
+                piece = deletions.resume(piece, end, e)
     return end
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
     """The lowest id that was received at ``time`` or later; None if there is none.
 
-    Opens few chunks (see ``first_chunk_since``), and reads the rows of one. Chunks that the log's writer deletes
-    meanwhile are left out.
-
-    Args:
-        chunks: Successive chunks.
-        time: Microseconds since the epoch.
-
-    Raises:
-        DiskFaultError: The log could not be read within the storage's ``retry_seconds``.
-    """
-    while chunks:
-        try:
-            return _first_since(storage, chunks, time)
-        except DataLossError:
-            index = retry_reading(partial(read_index, storage), storage.retry_seconds)
-            left = [chunk for chunk in chunks if chunk.first >= index.earliest]
-            if not len(index) or len(left) == len(chunks):
-                raise
-            chunks = left
-    return None
-
-
-def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
-    for chunk in chunks[first_chunk_since(storage, chunks, time) :]:
-        for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end, writer=chunk.writer):
-            at = pc.cast(batch.column("timestamp"), pa.int64())
-            first = pc.index(pc.greater_equal(at, number(time)), _TRUE).as_py()
-            if first >= 0:
-                return int(batch.column("id")[first].as_py())
-    return None
-
-
-def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int:
-    """The index in ``chunks`` of the first one with a message of ``time`` or later; ``len(chunks)`` if there is none.
-
-    A clock can be set back. So times need not rise with ids, and a binary search is not possible. Instead each chunk
-    records the latest time of blocks of 1, 2, 4, ... chunks before it (``facts.PastTimes``): opening the last chunk of
-    a block can rule out the whole block. For twice as many chunks, about four more are opened.
+    Opens as many chunks as a binary search needs, and reads the rows of one. If a clock was ahead for a while, and the
+    rows of that time are deleted, it opens more. Chunks that the log's writer deletes meanwhile are left out.
 
     Args:
         chunks: Successive chunks.
@@ -189,41 +153,38 @@ def first_chunk_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -
 
     Raises:
         DamagedChunkError: A file is not a chunk.
-        DiskFaultError: A file could not be read within the storage's ``retry_seconds``.
-        DataLossError: A file is gone.
+        DataLossError: A chunk is missing.
+        DiskFaultError: The log could not be read within the storage's ``retry_seconds``.
     """
-    # Chunks before ``at`` have only earlier messages. The next block begins at ``at``, and has 2**level chunks. In the
-    # count that ``PastTimes`` keeps, its first chunk has the number ``number``.
-    at = level = number = 0
-    while at < len(chunks):
-        size = 1 << level
-        if at + size > len(chunks):
-            level -= 1
+    while chunks:
+        try:
+            return _first_since(storage, chunks, time)
+        except DataLossError:  # merged or deleted
+            index = retry_reading(partial(read_index, storage), storage.retry_seconds)
+            found = index.covering(chunks[0].first, chunks[-1].end)
+            if found == chunks:
+                raise
+            chunks = found
+    return None
+
+
+def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
+    # A clock can be set back, so the times of rows need not rise with ids. The latest time so far does.
+    at = bisect_left(chunks, time, key=lambda chunk: _read_facts(storage, chunk).past)
+    for chunk in chunks[at:]:
+        if _read_facts(storage, chunk).times.latest < time:  # only deleted rows are so late
             continue
-        facts = _read_facts(storage, chunks[at + size - 1])
-        if level == 0:
-            latest = facts.times.latest
-            number = facts.past.chunks
-        elif facts.past.chunks + 1 == number + size:
-            latest = facts.past.and_then(facts.times.latest).latest[level]
-        else:  # the count of chunks began again within this block
-            level -= 1
-            continue
-        if latest < time:
-            at += size
-            number += size
-            if number % (2 * size) == 0:
-                level += 1
-        elif level:
-            level -= 1
-        else:
-            return at
-    return at
+        for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end, modified=chunk.modified):
+            times = pc.cast(batch.column("timestamp"), pa.int64())
+            first = pc.index(pc.greater_equal(times, number(time)), _TRUE).as_py()
+            if first >= 0:
+                return int(batch.column("id")[first].as_py())
+    return None
 
 
 def _read_facts(storage: LogStorage, chunk: Chunk) -> ChunkFacts:
     try:
-        return retry_reading(partial(read_facts, storage, chunk.first), storage.retry_seconds)
+        return retry_reading(partial(read_facts, storage, chunk.name), storage.retry_seconds)
     except FileNotFoundError as e:
         raise DataLossError(f"opening chunk {storage.path_of(chunk.name)}: it was deleted meanwhile") from e
 
@@ -242,17 +203,19 @@ def read_slices(
         DataLossError: A chunk is gone, and ``deletions`` does not skip it.
     """
     next_id = 0
-    for piece in pieces:
-        next_id, name = max(next_id, piece.start), piece.name
-        while next_id < piece.end:
+    for planned in pieces:
+        piece = planned._replace(start=max(next_id, planned.start))
+        while piece.start < piece.end:
             try:
-                for batch in read_chunk(storage, name, next_id, piece.end, writer=piece.writer, whole=whole):
-                    next_id += batch.num_rows
+                name, start, end, modified = piece
+                for batch in read_chunk(storage, name, start, end, whole=whole, modified=modified):
+                    piece = piece._replace(start=piece.start + batch.num_rows)
                     yield batch
             except DataLossError as e:
                 if deletions is None:
                     raise
-                next_id, name = deletions.resume(name, next_id, piece.end, pieces[-1].end, e)
+                piece = deletions.resume(piece, pieces[-1].end, e)
+        next_id = piece.start
 
 
 _log = logging.getLogger(__name__)
@@ -295,7 +258,7 @@ def find_id(storage: LogStorage, log_id: str, id_: int) -> Found | None:
         chunk = next(iter(index.covering(id_, id_ + 1)), None)
         with suppress(FileNotFoundError):  # it was deleted since the listing
             # If a chunk is missing, the one before it covers its ids in the index, and does not have them.
-            has_it = chunk is not None and read_facts(storage, chunk.first).end > id_
+            has_it = chunk is not None and read_facts(storage, chunk.name).end > id_
             return Found(index.earliest, chunk if has_it else None)
     raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")
 
@@ -336,13 +299,10 @@ class Deletions:
         self._reader = reader
         self._elsewhere = elsewhere
 
-    def resume(self, name: str, first: int, chunk_end: int, end: int, gone: DataLossError) -> tuple[int, str]:
-        """Return the id from which to continue, and the chunk. Called when the ids from ``first`` on are gone.
+    def resume(self, piece: Slice, end: int, gone: DataLossError) -> Slice:
+        """Return what to read next. Called when the ids of ``piece`` are gone. Its end stays.
 
         Args:
-            name: The chunk.
-            first: The first missing id.
-            chunk_end: The end of the ids that are wanted of this chunk.
             end: The end of the whole read.
             gone: The error that reading the chunk has raised.
 
@@ -350,9 +310,11 @@ class Deletions:
             DataLossError: Without the log, ``gone``. With ``failOnDataLoss``, ``gone`` if the chunk is lost, and
                 ``deleted_error`` if the writer has deleted it.
         """
+        first, chunk_end = piece.start, piece.end
         found = self._found(first, gone)
-        if found.chunk is not None and found.chunk.name != name:  # the chunk was merged with others
-            return first, found.chunk.name
+        chunk = found.chunk
+        if chunk is not None and chunk.name != piece.name:  # the chunk was merged with others
+            return piece._replace(name=chunk.name, modified=chunk.modified)
         is_deleted = found.begin >= chunk_end
         if self._fails and not is_deleted:
             raise gone
@@ -368,7 +330,7 @@ class Deletions:
                 self._record(self._reader, first, skipped)
             except LogError as e:
                 _log.error("%s. dataLosses and messagesExpired do not count these ids", e)
-        return skipped, name
+        return piece._replace(start=skipped)
 
     def _found(self, id_: int, gone: DataLossError) -> Found:
         """Where the log begins now, and the chunk that has this id.

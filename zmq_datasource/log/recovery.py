@@ -8,8 +8,8 @@ from typing import NamedTuple
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.facts import PastTimes
 from zmq_datasource.log.files import sync_directory, writing
+from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import chunk_name, open_chunk_name
 from zmq_datasource.log.open_chunk import read_groups, seal_groups
@@ -27,16 +27,18 @@ class OpenedLog(NamedTuple):
     Attributes:
         log_id: The id of the log.
         hold: The lock of the writer.
+        head: The head of the writer.
         chunks: Its chunks.
         saved: The state of the newest chunk; empty if there is none.
-        past: The times of all chunks.
+        past: The latest time of all rows so far, in microseconds since the epoch.
     """
 
     log_id: str
     hold: Hold
+    head: HeadWriter
     chunks: ChunkIndex
     saved: bytes
-    past: PastTimes
+    past: int
 
 
 def open_for_writing(storage: LogStorage, lock_wait: float, feed: str) -> OpenedLog:
@@ -54,20 +56,22 @@ def open_for_writing(storage: LogStorage, lock_wait: float, feed: str) -> Opened
         hold = storage.lock(lock_wait, feed)
         try:
             failpoints.reach("log.recovery.after_lock")
-            return OpenedLog(log_id, hold, *_recover(storage, log_id))
+            head = HeadWriter(storage)
+            head.take_over()  # before anything is listed, written or deleted: see ``fence``
+            return OpenedLog(log_id, hold, head, *_recover(storage, log_id, head))
         except BaseException:
             hold.release()
             raise
 
 
-def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastTimes]:
-    """Seal the open chunk of a crashed writer, check all positions, and read chunks, state and times."""
+def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkIndex, bytes, int]:
+    """Seal the open chunk of a crashed writer, check all positions, and read chunks, state and time."""
     if storage.directory is not None:
         # A killed writer may have linked a chunk without forcing its name to the disk.
         sync_directory(storage.directory)
     try:
         index = read_index(storage)
-        storage.start_fence(log_id, index.newest.first if len(index) else None)
+        storage.start_fence(log_id, index.newest.first if len(index) else None, head)
         if storage.directory is not None:
             for first in storage.open_chunks():
                 _recover_open_chunk(storage, first, index)
@@ -76,25 +80,14 @@ def _recover(storage: LogStorage, log_id: str) -> tuple[ChunkIndex, bytes, PastT
             storage.remove_temporaries()
             _check_positions(storage, index.end)
         if not len(index):
-            return index, b"", PastTimes()
+            return index, b"", 0
         newest = index.newest.first
-        facts, saved = read_facts(storage, newest), read_saved_state(storage, newest)
+        facts, saved = read_facts(storage, chunk_name(newest)), read_saved_state(storage, newest)
     except FileNotFoundError as e:
         raise LogLockedError(
             f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"
         ) from e
-    _remove_strays(storage, index.earliest)
-    return index, saved, facts.past.and_then(facts.times.latest)
-
-
-def _remove_strays(storage: LogStorage, earliest: int) -> None:
-    """Delete strays before the first chunk of the log: a writer that was stopped for very long has put them."""
-    for entry in storage.chunks():
-        if entry.first >= earliest:
-            break
-        storage.delete_chunk(entry.first)
-        path = storage.path_of(chunk_name(entry.first))
-        _log.warning("deleted %s, which a writer put after it had lost the log", path)
+    return index, saved, facts.past
 
 
 def _check_positions(storage: LogStorage, end: int) -> None:
@@ -146,5 +139,4 @@ def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> N
         _log.info("%s: recovered the ids %d to %d", storage, first, first + rows - 1)
         failpoints.reach("log.recovery.before_seal")
         index.append(seal_groups(storage, first, content, groups))
-        index.incarnations = groups.facts.incarnations
         failpoints.reach("log.recovery.after_seal")

@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, Contents
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader_records import ReaderRecords
@@ -80,6 +83,7 @@ class Retention:
         self._last_time = math.inf
         self._next_deletion = self._next_records = 0.0
         self.committed = 0
+        self._head: HeadWriter | None = None
         self._uncached = 0  # chunks below this id are not in the system's memory, or older than this writer
         self._committing = threading.Lock()
         self._removing = threading.Lock()
@@ -96,8 +100,9 @@ class Retention:
             self.committed = max(self.committed, end)
         self.remove_expired()
 
-    def begin(self, earliest: int) -> None:
+    def begin(self, earliest: int, head: HeadWriter | None = None) -> None:
         """Note the first id of a log that was opened. Nothing is committed yet."""
+        self._head = head
         with self._committing:
             self.committed = earliest
         self._uncached = self._contents.durable_end
@@ -116,7 +121,7 @@ class Retention:
         done = self.committed
         for chunk in self._contents.covering(self._uncached, done):
             if chunk.end <= done:
-                self._storage.uncache_chunk(chunk.first)
+                self._storage.uncache_chunk(chunk)
                 self._uncached = chunk.end
 
     def oldest_done(self, done: int) -> Chunk | None:
@@ -213,12 +218,15 @@ class Retention:
 
     def _remove(self, done: int) -> bool:
         """Delete files. Returns False if the round was interrupted, True if nothing is left or the store refuses."""
-        self._contents.begin_deleting(partial(self._removable, done))
+        contents, head = self._contents, self._head
+        contents.begin_deleting(partial(self._removable, done))
+        if head is not None and head.head.deleted < contents.earliest:  # first: see ``head``
+            head.write(msgspec.structs.replace(head.head, deleted=contents.earliest))
         deadline = time.monotonic() + self.round_seconds
         # From the front, so that a crash leaves no hole.
         while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
             try:
-                self._storage.delete_chunk(chunk.first)
+                self._storage.delete_chunk(chunk)
             except LogWriteError as e:
                 _log.warning("%s", e)
                 return True

@@ -21,7 +21,7 @@ from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.facts import ChunkFacts, Incarnations, PastTimes, Times
+from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.open_chunk import OpenChunk
@@ -96,25 +96,23 @@ class Sealer:
         # Each is counted by one thread only, so they need no lock.
         self._handed_over = self._finished = 0
         self._open_chunk: OpenChunk | None = None
-        # The times of the sealed chunks, and of the groups of the open chunk.
-        self._past = PastTimes()
+        # The latest time of all rows so far, and the times of the groups of the open chunk.
+        self._past = 0
         self._times: Times | None = None
-        self._incarnations = Incarnations()
         self._faults = LimitedLog(__name__, "faults of the log")
         self._next_expiry = 0.0
         self._hold: Hold | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
         self.failure: LogError | None = None
 
-    def start(self, hold: Hold, past: PastTimes, incarnations: Incarnations) -> None:
+    def start(self, hold: Hold, past: int) -> None:
         """Start the thread.
 
         Args:
             hold: The lock of the log, which ``end`` releases.
-            past: The times of the existing chunks.
-            incarnations: The writers up to this one.
+            past: The latest time of all rows of the log.
         """
-        self._past, self._incarnations = past, incarnations
+        self._past = past
         self._thread.start()
         self._hold = hold
 
@@ -182,8 +180,6 @@ class Sealer:
                 if job.batches:
                     self._written(job.end - sum(batch.num_rows for batch in job.batches), job.batches)
                 job.done.set_result(job.end)
-            if self._open_chunk is not None and self.failure is None:
-                self._tidy(self._open_chunk.write_compact)
 
     def _tidy(self, act: Callable[[], None]) -> None:
         """Do something that can wait. An error is only logged, because sealing must continue."""
@@ -218,7 +214,8 @@ class Sealer:
             times = times_of(job.batches)
             self._times = times if self._times is None else self._times.union(times)
         assert self._times is not None, "there are rows"
-        return ChunkFacts(job.first, job.end, self._times, self._past, self._incarnations)
+        self._past = max(self._past, self._times.latest)
+        return ChunkFacts(job.first, job.end, self._times, self._past)
 
     def _write(self, job: WriteJob) -> None:
         state = state_metadata(job.state, job.end)
@@ -249,9 +246,7 @@ class Sealer:
             write: Writes the chunk; called again while the disk refuses.
         """
         chunk = self._retrier.retry(write)
-        assert self._times is not None, "a chunk has rows"
         self._contents.seal(size, chunk)
-        self._past = self._past.and_then(self._times.latest)
         self._times = None
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.make_room)

@@ -127,7 +127,7 @@ def read_saved_state(storage: LogStorage, newest: int | None = None) -> bytes:
 def _read(storage: LogStorage, first: int) -> bytes:
     name = chunk_name(first)
     metadata = read_metadata(storage, name)
-    facts = facts_of(storage, first, metadata)
+    facts = facts_of(storage, name, metadata)
     found = metadata.get(_STATE)
     checksum, _, text = (found or b"").partition(b" ")
     if checksum != _checksum(text, facts.end):

@@ -29,7 +29,7 @@ from zmq_datasource.errors import (
 )
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.fence import Fence
+from zmq_datasource.log.fence import ChecksWriter, Fence
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import (
     CHUNKS_NAME,
@@ -37,9 +37,12 @@ from zmq_datasource.log.layout import (
     HEAD_NAME,
     LOCK_NAME,
     LOG_NAME,
+    MERGED_NAME,
     READERS_NAME,
+    Chunk,
     chunk_name,
     parse_chunk_name,
+    parse_merged_name,
 )
 from zmq_datasource.log.local_files import LocalFiles, StagedFiles
 from zmq_datasource.log.store import Content, Hold, Store
@@ -55,6 +58,10 @@ class ChunkEntry(NamedTuple):
     first: int
     size: int
     sealed_at: float
+
+    @property
+    def name(self) -> str:
+        return chunk_name(self.first)
 
 
 class LogStorage:
@@ -92,7 +99,7 @@ class LogStorage:
 
     def key(self, name: str) -> str:
         """The key of a chunk."""
-        return f"{CHUNKS_NAME}/{name}"
+        return name if name.startswith(f"{MERGED_NAME}/") else f"{CHUNKS_NAME}/{name}"
 
     def path_of(self, name: str) -> str:
         """The full path of a chunk, for messages."""
@@ -119,7 +126,7 @@ class LogStorage:
             LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
             LogWriteError: The store cannot be created or written.
         """
-        self.store.create(CHUNKS_NAME, HEAD_NAME, READERS_NAME)
+        self.store.create(CHUNKS_NAME, HEAD_NAME, MERGED_NAME, READERS_NAME)
         with suppress(NoLogError):
             return self.log_id()
         content = json.dumps({"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}).encode()
@@ -209,7 +216,7 @@ class LogStorage:
     # Chunks.
 
     def chunks(self, after: int | None = None) -> list[ChunkEntry]:
-        """The sealed chunks, in order.
+        """The chunks as they were sealed, in order: also those that lie in a merged chunk and will be deleted.
 
         Args:
             after: Only those that begin after this id.
@@ -225,8 +232,34 @@ class LogStorage:
         ]
         return sorted(found)
 
+    def merged(self, after: int | None = None) -> list[Chunk]:
+        """The merged chunks, in the order of their ends. Two listings must be equal, so that none hides between them.
+
+        A merged chunk may itself have been merged. Then it lies in another one until it is deleted.
+
+        Args:
+            after: Only those that hold ids after this one.
+
+        Raises:
+            DiskFaultError: They cannot be listed now.
+        """
+        before, found = None, self._list_merged(after)
+        while found and found != before:
+            before, found = found, self._list_merged(after)
+        return found
+
+    def _list_merged(self, after: int | None) -> list[Chunk]:
+        # An end is one more than the last id. The separator in a name comes after an end alone.
+        behind = "" if after is None else f"{after + 2:020d}"
+        found = []
+        for entry in self.store.list(MERGED_NAME, behind):
+            name = f"{MERGED_NAME}/{entry.name}"
+            if (ids := parse_merged_name(name)) is not None:
+                found.append(Chunk(*ids, entry.size, entry.modified, name))
+        return sorted(found, key=lambda chunk: (chunk.end, chunk.first))
+
     def find_chunk(self, first: int) -> ChunkEntry | None:
-        """The sealed chunk with this first id; None if there is none."""
+        """The sealed chunk with this first id; None if there is none. It may be merged all the same."""
         found = self.store.find(self.key(chunk_name(first)))
         return None if found is None else ChunkEntry(first, found.size, found.modified)
 
@@ -234,24 +267,32 @@ class LogStorage:
         """The sealed chunk with the highest ids; None if there is no chunk."""
         return max(self.chunks(), default=None)
 
-    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
-        """Open a sealed chunk for reading; FileNotFoundError if it is gone.
+    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
+        """Open a chunk for reading; FileNotFoundError if it is gone.
 
         Args:
             whole: Whether most of it will be read, and not only its end.
+            modified: The modification time of its object. Another object in its place counts as gone: a writer that had
+                lost the log has put it. None opens any.
 
         Raises:
             DiskFaultError: The store refuses for now, or the whole log is gone.
         """
         key = self.key(name)
         try:
-            return self.store.open(key, whole)
+            file = self.store.open(key, whole)
         except FileNotFoundError:
             self.log_id_again()
-            return self.store.open(key, whole)  # the log was perhaps away for a moment
+            file = self.store.open(key, whole)  # the log was perhaps away for a moment
+        if modified is not None:
+            found = self.store.find(key)  # now, so that it is the entry of the opened object, or of none
+            if found is None or found.modified != modified:
+                file.close()
+                raise FileNotFoundError(errno.ENOENT, "another object is in its place", self.path_of(name))
+        return file
 
-    def put_chunk(self, first: int, content: Content) -> None:
-        """Write a chunk. Only the writer calls this; it may repeat the call.
+    def put_chunk(self, first: int, content: Content) -> float | None:
+        """Write a chunk; return the modification time of its object. The writer may repeat the call.
 
         Args:
             first: Its first id.
@@ -276,30 +317,30 @@ class LogStorage:
             )
             raise (error if self._fence is None else self._fence.close(error)) from e
         failpoints.reach("log.chunk.after_put")
-        if self._fence is not None:
-            self._fence.advance(first)
+        return None if self._fence is None else self._fence.advance(first)
 
-    def start_fence(self, log_id: str, newest: int | None) -> None:
-        """Begin to check, in ``put_chunk`` and ``check_writer``, that no other writer has put later chunks.
+    def start_fence(self, log_id: str, newest: int | None, head: ChecksWriter) -> None:
+        """Begin to check, in ``put_chunk`` and ``check_writer``, that no other writer has the log.
 
         Args:
             newest: The first id of the newest chunk; None for a log without chunks.
+            head: The head of this writer.
 
         Raises:
             LogLockedError, DiskFaultError: See ``Fence``.
         """
-        self._fence = Fence(self, log_id, newest)
+        self._fence = Fence(self, log_id, newest, head)
 
-    def delete_chunk(self, first: int) -> None:
+    def delete_chunk(self, chunk: Chunk) -> None:
         """Delete a chunk, if it is there."""
         failpoints.reach("log.chunk.before_delete")
-        self.store.delete(self.key(chunk_name(first)))
+        self.store.delete(self.key(chunk.name))
         failpoints.reach("log.chunk.after_delete")
 
-    def uncache_chunk(self, first: int) -> None:
+    def uncache_chunk(self, chunk: Chunk) -> None:
         """Let the system drop a chunk from its memory. The chunk stays in the log."""
         if isinstance(self.store, DirectoryStore):
-            self.store.uncache(self.key(chunk_name(first)))
+            self.store.uncache(self.key(chunk.name))
 
     def open_chunk_files(self) -> LocalFiles:
         """The files of open chunks, which only a directory has."""
@@ -313,7 +354,7 @@ class LogStorage:
     def remove_temporaries(self) -> None:
         """Delete temporary files of killed processes. Only the writer calls this."""
         if isinstance(self.store, DirectoryStore):
-            for directory in ("", CHUNKS_NAME, HEAD_NAME, READERS_NAME):
+            for directory in ("", CHUNKS_NAME, HEAD_NAME, MERGED_NAME, READERS_NAME):
                 self.store.clean(directory)
 
     # The one writer.

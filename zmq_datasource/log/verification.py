@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.chunk import damage_of, read_facts
-from zmq_datasource.log.index import chunks_of, read_index
+from zmq_datasource.log.index import counting, read_index
 from zmq_datasource.log.layout import open_chunk_name
 from zmq_datasource.log.open_chunk import read_groups
 from zmq_datasource.log.reader_records import ReaderRecords
@@ -50,12 +50,12 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
 def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
     yield from _damage_at(storage.path_of(""), lambda: read_index(storage))
     entries = storage.chunks()
-    for chunk in chunks_of(entries, _end_of(storage, entries)):
+    for chunk in counting(entries, _end_of(storage, entries), storage.merged(), 0):
         path = storage.path_of(chunk.name)
         try:
             damage = damage_of(storage, chunk)
         except DataLossError as e:  # its writer has deleted it, or the next chunk is missing
-            damage = None if storage.find_chunk(chunk.first) is None else str(e)
+            damage = None if storage.store.find(storage.key(chunk.name)) is None else str(e)
         if damage is not None:
             yield Damage(path, damage)
         done(path)
@@ -79,7 +79,7 @@ def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
     if not entries:
         return 0
     try:
-        return read_facts(storage, entries[-1].first).end
+        return read_facts(storage, entries[-1].name).end
     except (LogError, FileNotFoundError):
         return entries[-1].first + 1
 

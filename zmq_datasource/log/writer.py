@@ -8,7 +8,6 @@ The *sealing* thread (``sealer``) writes the chunks in the order in which they w
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -121,12 +120,10 @@ class LogWriter(Contents):
         opened = self._retrier.retry(partial(self._open, lock_wait, feed, prepare))
         self.log_id, self.saved = opened.log_id, opened.saved
         chunks = opened.chunks
-        incarnations = chunks.incarnations.and_then(chunks.end, uuid.uuid4().hex[:8], chunks.earliest)
         self.replace(chunks)
-        self.incarnations = incarnations
-        self.retention.begin(chunks.earliest)
+        self.retention.begin(chunks.earliest, opened.head)
         self._first = self._next = chunks.end
-        self._sealer.start(opened.hold, opened.past, incarnations)
+        self._sealer.start(opened.hold, opened.past)
 
     def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedLog:
         opened = open_for_writing(self._storage, lock_wait, feed)

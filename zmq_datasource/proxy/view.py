@@ -93,14 +93,14 @@ class LogView:
         # Usually one chunk is new. It is found by its name, without a listing of the directory.
         if len(self._index):
             found = self._storage.find_chunk(self._index.end)
-            if found is not None and self._ends_at(found.first, end):
+            if found is not None and self._ends_at(found.name, end):
                 self._index.append(Chunk(found.first, end, found.size, found.sealed_at))
                 return
         self.refresh()
 
-    def _ends_at(self, first: int, end: int) -> bool:
+    def _ends_at(self, name: str, end: int) -> bool:
         with suppress(FileNotFoundError):
-            return read_facts(self._storage, first).end == end
+            return read_facts(self._storage, name).end == end
         return False
 
     @property

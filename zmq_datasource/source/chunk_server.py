@@ -41,7 +41,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import own_addresses
 from zmq_datasource.host.wake_pipe import WakePipe
-from zmq_datasource.log import Found, LogStorage, ReaderRecords, find_id, parse_chunk_name
+from zmq_datasource.log import Found, LogStorage, ReaderRecords, find_id, is_chunk_name
 from zmq_datasource.options.offsets import READER_PATTERN
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.answers import Answers, set_router_options
@@ -72,9 +72,10 @@ class Read(Request, frozen=True, kw_only=True):
     name: str
     place: int
     length: Annotated[int, msgspec.Meta(gt=0, le=MOST_BYTES)]
+    modified: float | None = None
 
     def check(self) -> None:
-        if parse_chunk_name(self.name) is None:
+        if not is_chunk_name(self.name):
             raise ProtocolError(f"{self.name!r} is no chunk")
 
 
@@ -144,8 +145,8 @@ def _look_up(storage: LogStorage, log_id: str, request: Request) -> tuple[Found 
     match request:
         case Find(id=id_):
             return find_id(storage, log_id, id_), 0, memoryview(b"")
-        case Read(name=name, place=place, length=length):
-            with storage.open_sealed(name, whole=False) as file:
+        case Read(name=name, place=place, length=length, modified=modified):
+            with storage.open_sealed(name, whole=False, modified=modified) as file:
                 size = file.size()
                 file.seek(min(max(0, size + place if place < 0 else place), size))
                 return None, size, memoryview(file.read(length))

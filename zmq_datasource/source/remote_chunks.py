@@ -94,17 +94,17 @@ class RemoteChunks:
         """The path of a chunk, for messages."""
         return f"{self._storage.path_of(name)} of the driver"
 
-    def open_sealed(self, name: str, whole: bool = True) -> pa.NativeFile:
+    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
         """Open a chunk. FileNotFoundError if it is gone, OSError if the driver cannot read it."""
         length = MOST_BYTES if whole else _END_BYTES
-        answer, end = self._ask(Read, name=name, place=-length, length=length)
-        fetch = partial(self._fetch, name)
+        answer, end = self._ask(Read, name=name, place=-length, length=length, modified=modified)
+        fetch = partial(self._fetch, name, modified)
         return pa.PythonFile(RangeFile(fetch, answer.size, memoryview(end)), mode="r")
 
-    def _fetch(self, name: str, begin: int, end: int) -> bytes:
-        places = range(begin, end, MOST_BYTES)
+    def _fetch(self, name: str, modified: float | None, begin: int, end: int) -> bytes:
         return b"".join(
-            self._ask(Read, name=name, place=it, length=min(MOST_BYTES, end - it))[1] for it in places
+            self._ask(Read, name=name, place=it, length=min(MOST_BYTES, end - it), modified=modified)[1]
+            for it in range(begin, end, MOST_BYTES)
         )
 
     def find(self, id_: int) -> Found | None:
