@@ -6,7 +6,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,32 @@ def test_only_a_poll_soon_after_the_last_one_waits(
         it.idle = Idle(poll_seconds=60, wait_seconds=3600)
         push.send(b"v")
         assert it.latestOffset(start, ALL)["next"] == 1
+
+
+def test_of_the_idle_sources_of_a_query_one_waits(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark polls one after the other, so waits of all would add up before a message is seen."""
+    waited: list[int] = []
+    wait = Ingest.wait_for_more
+
+    def waiting(it: Ingest, end: int, seconds: float) -> None:
+        waited.append(1)
+        wait(it, end, seconds)
+
+    monkeypatch.setattr(Ingest, "wait_for_more", waiting)
+    with ExitStack() as stack:
+        sources = [
+            stack.enter_context(reader(bound(context, zmq.PUSH)[1], tmp_path / str(number)))
+            for number in range(3)
+        ]
+        starts = [it.initialOffset() for it in sources]
+        for it in sources:
+            it.idle = Idle(poll_seconds=0.4, wait_seconds=0.5)
+        for polls in range(4):
+            for it, start in zip(sources, starts, strict=True):
+                it.latestOffset(start, ALL)
+            assert len(waited) == polls  # the first polls wait never
 
 
 def test_a_waiting_poll_takes_little_time_of_the_processor(

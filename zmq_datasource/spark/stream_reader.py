@@ -53,7 +53,8 @@ class Idle(NamedTuple):
     """How long a poll waits for messages while the query is idle.
 
     Without new messages Spark polls every 10 ms (spark.sql.streaming.pollingDelay). While this source waits, Spark does
-    not poll the query's other sources.
+    not poll the query's other sources. After that their last polls are too long ago for them to wait, so of the sources
+    of a query one waits, and a message for another one is seen after ``wait_seconds`` at most.
 
     Attributes:
         poll_seconds: If Spark polls again within this time after a poll that found no messages, the poll waits.
