@@ -141,15 +141,15 @@ def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    finish, go_on, forcing = StagedFiles.finish, threading.Event(), threading.Event()
+    rename, go_on, forcing = StagedFiles.rename, threading.Event(), threading.Event()
 
-    def slowly(self: StagedFiles, attempt: str) -> None:
+    def slowly(self: StagedFiles, name: str, final: str) -> None:
         if not forcing.is_set():
             forcing.set()
             go_on.wait(20)
-        finish(self, attempt)
+        rename(self, name, final)
 
-    monkeypatch.setattr(StagedFiles, "finish", slowly)
+    monkeypatch.setattr(StagedFiles, "rename", slowly)
     with receiving(tmp_path, endpoint):
         staging = threading.Thread(target=stage, args=(endpoint, "slow"), kwargs={"producer": "slow"})
         staging.start()
@@ -204,7 +204,7 @@ def photographed(monkeypatch: pytest.MonkeyPatch, log: Path, album: Path) -> lis
 
         return done
 
-    for owner, name in ((StagedFiles, "finish"), (StagedFiles, "remove"), (LogStorage, "put_chunk")):
+    for owner, name in ((StagedFiles, "rename"), (StagedFiles, "remove"), (LogStorage, "put_chunk")):
         monkeypatch.setattr(owner, name, then_photographed(getattr(owner, name)))
     return photos
 
