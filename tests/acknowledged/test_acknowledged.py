@@ -28,7 +28,7 @@ from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import DiskFaultError, NoPeerError, TransactionError
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 
 pytestmark = pytest.mark.spark  # no Spark, but slow processes and kills
 Context = zmq.Context[Socket]
@@ -40,9 +40,9 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]:
+def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[FeedReceiver]:
     options = {"socketType": "ROUTER", "bind": endpoint, "walRetention": "0s", **options}
-    ingest = Ingest(stream_options(walLocation=location, **options))
+    ingest = FeedReceiver(stream_options(walLocation=location, **options))
     ingest.start()
     try:
         yield ingest

@@ -26,7 +26,7 @@ from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, Sessions
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.spark.job import Job
 
 Context = zmq.Context[Socket]
@@ -46,12 +46,12 @@ def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
         sender.close()
 
 
-def acceptor_of(ingest: Ingest) -> Acceptor:
+def acceptor_of(ingest: FeedReceiver) -> Acceptor:
     assert isinstance(ingest.filler, Acceptor)
     return ingest.filler
 
 
-def sessions_of(ingest: Ingest) -> Sessions:
+def sessions_of(ingest: FeedReceiver) -> Sessions:
     return acceptor_of(ingest).reception.attempts.sessions
 
 

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from tests.support import Socket, free_endpoint, log_rows, stop_sooner, stream_options
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 
 Context = zmq.Context[Socket]
 Answer = tuple[str, dict[str, Any]]
@@ -23,7 +23,7 @@ Answer = tuple[str, dict[str, Any]]
 @contextmanager
 def receiving(location: Path, **options: Any) -> Iterator[str]:
     endpoint = free_endpoint()
-    ingest = Ingest(stream_options(socketType="ROUTER", bind=endpoint, walLocation=location, **options))
+    ingest = FeedReceiver(stream_options(socketType="ROUTER", bind=endpoint, walLocation=location, **options))
     ingest.start()
     try:
         yield endpoint

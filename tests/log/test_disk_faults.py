@@ -47,7 +47,7 @@ from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, read_log_partition
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -64,11 +64,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def ingesting(location: Path, connect: str | None = None, **options: Any) -> Iterator[Ingest]:
+def ingesting(location: Path, connect: str | None = None, **options: Any) -> Iterator[FeedReceiver]:
     given = {"socketType": "PULL", "walFlushInterval": "20ms", **options}
     if connect is not None:
         given["connect"] = connect
-    ingest = Ingest(stream_options(walLocation=location, **given))
+    ingest = FeedReceiver(stream_options(walLocation=location, **given))
     ingest.start()
     try:
         yield ingest
@@ -190,8 +190,8 @@ def test_a_query_whose_own_log_has_filled_the_disk_makes_room_by_reading(
         ids: list[int] = []
         with pushing(push, total):
             deadline = time.monotonic() + 60
-            assert reader.feed is not None
-            log = reader.feed.log
+            assert reader.log is not None
+            log = reader.log.contents
             while len(ids) < total and time.monotonic() < deadline:
                 if not faults:  # Spark is busy until the disk is full
                     wait_for(lambda: log.fault, "a full disk")

@@ -33,7 +33,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ReceiveOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
 
 Context = zmq.Context[Socket]
@@ -60,9 +60,9 @@ def reader(location: Path, **options: Any) -> Iterator[ZmqStreamReader]:
 
 
 @contextmanager
-def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[Ingest]:
+def receiving(location: Path, endpoint: str, **options: Any) -> Iterator[FeedReceiver]:
     options = {"socketType": "PULL", "walRetention": "0s", **options}
-    ingest = Ingest(stream_options(connect=endpoint, walLocation=location, **options))
+    ingest = FeedReceiver(stream_options(connect=endpoint, walLocation=location, **options))
     ingest.start()
     try:
         yield ingest
@@ -84,7 +84,7 @@ def write(log: LogWriter, chunks: int) -> None:
         log.cut().result(30)
 
 
-def sealed(ingest: Ingest, push: Socket, count: int) -> None:
+def sealed(ingest: FeedReceiver, push: Socket, count: int) -> None:
     """Have ``count`` messages received, a chunk each."""
     for _ in range(count):
         goal = ingest.log.durable_end + 1
@@ -120,7 +120,7 @@ def test_a_full_log_names_the_reader_that_needs_it(
     ended = threading.Event()
     receiver = threading.Thread(
         target=receive_module.receive_until,
-        args=(parse(ReceiveOptions, options), lambda seconds: ended.wait(min(seconds, 0.01))),
+        args=(parse(ReceiveOptions, options), ended),
         kwargs={"full_line_seconds": 0.0},
     )
     receiver.start()
@@ -267,7 +267,7 @@ def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
     ):
         it.initialOffset()  # a new query, with a new checkpoint
     with pytest.raises(DataLossError, match=r"it ends at id 2.*has read the ids below 3"):
-        Ingest(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL")).start()
+        FeedReceiver(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL")).start()
 
 
 def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -> None:
@@ -291,9 +291,9 @@ def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_pat
 
         def polled(received: int) -> bool:
             assert it.latestOffset(begin, ALL) == begin
-            assert it.feed is not None
-            assert it.feed.receives
-            return it.feed.received_end == received
+            assert it.log is not None
+            assert it.log.receives
+            return it.log.received_end == received
 
         for received in range(1, 20):
             push.send(b"v")

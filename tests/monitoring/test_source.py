@@ -17,8 +17,8 @@ from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stre
 from zmq_datasource.counters import iso
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
-from zmq_datasource.source.feed import Feed
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.query_log import QueryLog
 from zmq_datasource.spark.listener import QueryEvents
 from zmq_datasource.transport import core
 
@@ -31,9 +31,9 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def monitored(location: Path, endpoint: str, **options: Any) -> Iterator[tuple[Ingest, SourceMonitor]]:
+def monitored(location: Path, endpoint: str, **options: Any) -> Iterator[tuple[FeedReceiver, SourceMonitor]]:
     parsed = stream_options(connect=endpoint, walLocation=location, **{"socketType": "PULL", **options})
-    ingest = Ingest(parsed)
+    ingest = FeedReceiver(parsed)
     ingest.start()
     monitor = SourceMonitor(ingest, parsed)
     try:
@@ -179,7 +179,7 @@ def test_a_query_that_follows_a_log_shows_what_its_receiver_counted_and_promethe
         for number in (1, 2, 5):
             pub.send_multipart([b"key", number.to_bytes(8, "big"), b"", b"", b"value"])
         wait_for(lambda: ingest.seal() == 3, "three messages")
-        follow = Feed(parsed)
+        follow = QueryLog(parsed)
         follow.open()
         follow.start()
         monitor = SourceMonitor(follow, parsed)
@@ -200,7 +200,7 @@ def test_a_query_without_a_name_has_the_same_source_in_each_run(tmp_path: Path) 
     parsed = stream_options(socketType="PULL", connect=free_endpoint(), walLocation=tmp_path)
     shown = []
     for _ in range(2):
-        feed = Feed(parsed)
+        feed = QueryLog(parsed)
         feed.open()
         shown.append(SourceMonitor(feed, parsed).metrics())
         feed.stop()

@@ -245,13 +245,13 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
 
 def test_a_log_of_a_query_is_refused(tmp_path: Path) -> None:
     from tests.support import stream_options  # noqa: PLC0415
-    from zmq_datasource.source.ingest import Ingest  # noqa: PLC0415
+    from zmq_datasource.source.feed_receiver import FeedReceiver  # noqa: PLC0415
 
     sides = endpoints("pull", "publish")
     context: zmq.Context[Socket] = zmq.Context()
     with context, context.socket(zmq.PUSH) as push:
         port = push.bind_to_random_port("tcp://127.0.0.1")
-        ingest = Ingest(
+        ingest = FeedReceiver(
             stream_options(connect=f"tcp://127.0.0.1:{port}", socketType="PULL", walLocation=tmp_path)
         )
         ingest.start()

@@ -162,8 +162,8 @@ def test_senders_wait_while_the_bucket_is_away_and_nothing_is_lost(
 
 
 def log_of(query: Query) -> LogWriter:
-    assert query.reader.feed is not None
-    log = query.reader.feed.log
+    assert query.reader.log is not None
+    log = query.reader.log.contents
     assert isinstance(log, LogWriter)
     return log
 

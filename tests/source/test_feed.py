@@ -99,12 +99,12 @@ class Query:
 
     @property
     def name(self) -> str:
-        assert self.reader.feed is not None
-        return self.reader.feed.reader.name
+        assert self.reader.log is not None
+        return self.reader.log.reader.name
 
     @property
     def receives(self) -> bool:
-        return self.reader.feed is not None and self.reader.feed.receives
+        return self.reader.log is not None and self.reader.log.receives
 
 
 def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int, bytes]]:
@@ -247,7 +247,7 @@ def test_when_the_receiving_query_stops_another_query_receives(context: Context,
 def test_when_the_receiving_process_is_killed_a_query_receives(context: Context, tmp_path: Path) -> None:
     """Sealed messages are there once, and ids continue."""
     endpoint = free_endpoint()
-    options = {"socketType": "PULL", "bind": endpoint, "walFlushInterval": "20ms"}
+    options = {"socketType": "PULL", "bind": endpoint, "walFlushInterval": "20ms", "walRetention": "0s"}
     arguments = [f"{name}={value}" for name, value in (options | {"walLocation": str(tmp_path)}).items()]
     driver = subprocess.Popen(
         [sys.executable, "-m", "tests.support.ingest_driver", *arguments],

@@ -6,38 +6,40 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
 from tests.source.test_feed import (
     Context,
-    Query,
-    ends_at,
     filled,
     positions,
     querying,
-    send,
 )
 from tests.support import (
-    Connections,
     batch_of,
     bound,
     free_endpoint,
     keep_handlers,
     stop_sooner,
+    stream_options,
     take_over,
     wait_for,
 )
 from tests.support.proxies import ProxyThreads, endpoints
-from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogLockedError, OptionError
+from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogError, OptionError
 from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
 from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.filling import Filling, filling_of
+from zmq_datasource.source.receiver import LogReceiver, Receiver
 from zmq_datasource.spark.stream_reader import Idle
 
 
@@ -52,44 +54,98 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 # Standing by.
 
 
-def test_each_query_that_cannot_receive_in_place_of_another_fails_with_the_reason(
+class Failing(Receiver):
+    """Sockets that cannot be opened the first ``fails`` times, or until ``opens`` is set."""
+
+    error: Exception = EndpointError("in use")
+    fails = 1 << 30
+    opens: threading.Event | None = None
+    tried = threading.Event()
+
+    def __enter__(self) -> Failing:
+        if Failing.opens is not None:
+            Failing.tried.set()
+            assert Failing.opens.wait(30)
+        Failing.fails -= 1
+        if Failing.fails >= 0:
+            raise Failing.error
+        super().__enter__()
+        return self
+
+
+def failing(options: StreamReadOptions, *given: Any) -> Filling:
+    filling = filling_of(options, *given)
+    receiver = Failing(options, given[1])
+    return filling._replace(filler=LogReceiver(receiver, filling.log, "PULL"), state=receiver.intake)
+
+
+@contextmanager
+def standing_by(location: Path, count: int = 1) -> Iterator[tuple[FeedReceiver, list[FeedReceiver]]]:
+    """A receiver, and others that stand by for it, whose sockets are ``Failing``."""
+    options = stream_options(socketType="PULL", bind=free_endpoint(), walLocation=location)
+    one = FeedReceiver(options)
+    others = [FeedReceiver(options, fill=failing) for _ in range(count)]
+    one.start()
+    for other in others:
+        other.start()
+        assert other.state == "waiting"
+    try:
+        yield one, others
+    finally:
+        for each in (one, *others):
+            each.stop()
+
+
+def test_each_standby_that_cannot_receive_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each attempt of one query holds the lock for a moment, which the others see."""
+    """Each attempt of one holds the lock for a moment, which the others see."""
     take_over(monkeypatch, takeover=0.3)
-    endpoint = free_endpoint()
-    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, bind=endpoint) as two:
-        one.step(), two.step()
-
-        def start(ingest: Ingest) -> None:
-            ingest.log.close()
-            raise EndpointError("in use")
-
-        looks = iter(range(1 << 30))
-        monkeypatch.setattr(Ingest, "start", start)
-        monkeypatch.setattr(LogStorage, "is_written", lambda _: next(looks) % 2 == 0)
-        one.reader.stop()
-        with pytest.raises(EndpointError, match="in use"):
-            wait_for(lambda: two.step() < 0, "an error")
+    with standing_by(tmp_path, 3) as (one, others):
+        one.stop()
+        for each in others:
+            wait_for(lambda each=each: each.state == "ended", "an error")  # type: ignore[misc]
+            with pytest.raises(EndpointError, match="in use"):
+                each.check()
+        assert not one.storage.is_written()
 
 
-def test_any_error_of_a_takeover_ends_the_query_with_it(
+def test_any_error_of_a_takeover_ends_receiving_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any error must end the query, and not only its thread, even while a batch is held back."""
     take_over(monkeypatch, takeover=0.1)
-    endpoint = free_endpoint()
-    held_back = {"bind": endpoint, "minMessagesPerTrigger": 1000}
-    with querying(tmp_path, bind=endpoint) as one, querying(tmp_path, **held_back) as two:
-        one.step(), two.step()
-
-        def open_(_ingest: Ingest, _wait: float) -> None:
-            raise MemoryError("no memory")
-
-        monkeypatch.setattr(Ingest, "open", open_)
-        one.reader.stop()
+    monkeypatch.setattr(Failing, "error", MemoryError("no memory"))
+    with standing_by(tmp_path) as (one, (two,)):
+        one.stop()
+        wait_for(lambda: two.state == "ended", "an error")
         with pytest.raises(MemoryError, match="no memory"):
-            wait_for(lambda: two.step() < 0, "an error")
+            two.check()
+
+
+def test_a_takeover_is_repeated_until_the_port_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "fails", 3)
+    with standing_by(tmp_path) as (one, (two,)):
+        one.stop()
+        wait_for(lambda: two.state == "receiving", "the takeover")
+        two.check()
+
+
+def test_a_stop_during_a_takeover_leaves_no_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the takeover takes longer than the stop waits."""
+    monkeypatch.setattr(Failing, "fails", 0)
+    monkeypatch.setattr(Failing, "opens", threading.Event())
+    monkeypatch.setattr(FeedReceiver, "join_seconds", 0.1)
+    with standing_by(tmp_path) as (one, (two,)):
+        one.stop()
+        assert Failing.tried.wait(30)
+        two.stop()
+        assert two.state == "waiting"
+        assert Failing.opens is not None
+        Failing.opens.set()
+        wait_for(lambda: two.state == "ended", "the end")
+        assert not one.storage.is_written()
 
 
 def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:
@@ -107,84 +163,8 @@ def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context
         assert not two.receives
         with pytest.raises(DataLossError, match="created again"):
             two.step()
-
-
-def test_a_query_that_follows_a_feed_fails_when_another_feed_is_received(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two receivers the lock is free, and a process with another feed may take it."""
-    take_over(monkeypatch, standby=0.3)
-    _, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as one, querying(tmp_path, connect=endpoint) as two:
-        one.step(), two.step()
-        one.reader.stop()
-        other = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
-        other.open(1.0, "feed other")
-        with pytest.raises(LogLockedError, match="another feed"):
-            wait_for(lambda: two.step() < 0, "an error")
-        other.close()
-
-
-def test_a_query_stopped_during_a_takeover_seals_the_received_messages(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The takeover drains its socket for longer than ``stop`` waits for the standby thread."""
-    stop_sooner(monkeypatch, 1.0)
-    push, endpoint = bound(context, zmq.PUSH)
-    with (
-        Connections(push) as connections,
-        querying(tmp_path, connect=endpoint, walFlushInterval="1h") as one,
-    ):
-        one.step()
-        two = Query(tmp_path, connect=endpoint, walFlushInterval="1h")
-        two.step()
-        assert two.reader.feed is not None
-        feed = two.reader.feed
-        feed.join_seconds = 0.5
-        stops, stop, start = threading.Event(), feed.stop, Ingest.start
-
-        def slow(ingest: Ingest) -> None:
-            start(ingest)
-            assert stops.wait(30)
-
-        def stop_feed() -> None:
-            stops.set()
-            stop()
-
-        monkeypatch.setattr(Ingest, "start", slow)
-        monkeypatch.setattr(feed, "stop", stop_feed)
-        one.reader.stop()
-        connections.wait_for_only(2)
-        send(push, 0, 10)
-        two.reader.stop()
-        assert ends_at(tmp_path, 10)  # and the process may end now
-
-
-def test_a_takeover_that_takes_longer_than_stop_waits_leaves_no_receiver(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise it would go on receiving, with the log's lock, in a process whose query has ended."""
-    _, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as one:
-        one.step()
-        two = Query(tmp_path, connect=endpoint)
-        two.step()
-        assert two.reader.feed is not None
-        feed = two.reader.feed
-        feed.join_seconds = 0.1
-        starts, stopped, start = threading.Event(), threading.Event(), Ingest.start
-
-        def slow(ingest: Ingest) -> None:
-            starts.set()
-            assert stopped.wait(30)
-            start(ingest)
-
-        monkeypatch.setattr(Ingest, "start", slow)
-        one.reader.stop()
-        assert starts.wait(30)
-        two.reader.stop()
-        stopped.set()
-        wait_for(lambda: not LogStorage(str(tmp_path)).is_written(), "the log to be free")
+        with suppress(LogError):  # its log is gone
+            one.reader.stop()
 
 
 # Beginnings.

@@ -22,7 +22,7 @@ from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import read_gaps
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.receiver import REPLAY_SECONDS, Receiver
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
@@ -37,9 +37,9 @@ def ingesting(
     fails: type[ZmqDataSourceError] | None = None,
     replay_timeout: float = REPLAY_SECONDS,
     **options: Any,
-) -> Iterator[Ingest]:
+) -> Iterator[FeedReceiver]:
     """A running ingest, stopped at the end. If it has failed, ``stop`` must raise ``fails``."""
-    ingest = Ingest(stream_options(walLocation=location, **options), replay_timeout=replay_timeout)
+    ingest = FeedReceiver(stream_options(walLocation=location, **options), replay_timeout=replay_timeout)
     ingest.start()
     try:
         yield ingest
@@ -53,7 +53,7 @@ def wait_for_silence(publisher: Publisher) -> None:
     wait_for(lambda: not publisher.ask("subscriptions")["subscriptions"], "the subscriber to be gone")
 
 
-def totals(ingest: Ingest) -> Totals:
+def totals(ingest: FeedReceiver) -> Totals:
     """The sums of the tracker for all messages that have arrived."""
     ingest.seal()
     found = ingest.facts().totals
@@ -61,7 +61,7 @@ def totals(ingest: Ingest) -> Totals:
     return found
 
 
-def wait_for_rows(ingest: Ingest, rows: int) -> None:
+def wait_for_rows(ingest: FeedReceiver, rows: int) -> None:
     wait_for(lambda: ingest.seal() >= rows, f"{rows} rows")
 
 
@@ -149,7 +149,7 @@ def test_the_losses_of_a_stalled_reader_are_counted_exactly() -> None:
 @contextmanager
 def vllm(
     tmp_path: Path, options: dict[str, Any], **publisher_options: Any
-) -> Iterator[tuple[Publisher, Ingest]]:
+) -> Iterator[tuple[Publisher, FeedReceiver]]:
     with (
         Publisher("vllm", replay=free_endpoint_for(options), **publisher_options) as publisher,
         ingesting(

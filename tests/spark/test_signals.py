@@ -25,10 +25,10 @@ import concurrent.futures._base as futures
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.support import stream_options, wait_for
-from zmq_datasource.source import receiving
+from zmq_datasource.source import feed_receiver
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-receiving.ReceivingThread.quiet_seconds = 0.02  # no publisher sends at the stop
+feed_receiver.FeedReceiver.quiet_seconds = 0.02  # no publisher sends at the stop
 context = zmq.Context()
 
 
@@ -44,7 +44,7 @@ def run(location, call, **options):
         reader.latestOffset(start, ReadMaxRows(1))  # from here on it receives
         for number in range(3):
             push.send(str(number).encode())
-        feed = reader.feed
+        feed = reader.log
         wait_for(lambda: feed.received_end == 3, "three messages")
         try:
             call(reader, start)

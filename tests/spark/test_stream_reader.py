@@ -28,7 +28,7 @@ from tests.support import (
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.spark.batch_reader import ZmqLiveReader
 from zmq_datasource.spark.stream_reader import Idle, ZmqStreamReader
@@ -96,13 +96,13 @@ def test_only_a_poll_soon_after_the_last_one_waits(
 ) -> None:
     """A batch for another source of the query, which commits to this one too, is not held up."""
     asked: list[int] = []
-    wait = Ingest.wait_for_more
+    wait = FeedReceiver.wait_for_more
 
-    def waiting(it: Ingest, end: int, seconds: float) -> None:
+    def waiting(it: FeedReceiver, end: int, seconds: float) -> None:
         asked.append(end)
         wait(it, end, seconds)
 
-    monkeypatch.setattr(Ingest, "wait_for_more", waiting)
+    monkeypatch.setattr(FeedReceiver, "wait_for_more", waiting)
     push, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:
         it.idle = Idle(poll_seconds=60)
@@ -151,9 +151,9 @@ def test_a_waiting_poll_takes_little_time_of_the_processor(
 ) -> None:
     """An idle query does nothing else: it costs what its waiting costs."""
     looks: list[int] = []
-    received_end = Ingest.received_end
+    received_end = FeedReceiver.received_end
 
-    def looking(it: Ingest) -> int:
+    def looking(it: FeedReceiver) -> int:
         looks.append(1)
         return int(received_end.__get__(it))
 
@@ -161,7 +161,7 @@ def test_a_waiting_poll_takes_little_time_of_the_processor(
     with reader(endpoint, tmp_path) as it:
         start = it.initialOffset()
         assert it.latestOffset(start, ALL) == start
-        monkeypatch.setattr(Ingest, "received_end", property(looking))
+        monkeypatch.setattr(FeedReceiver, "received_end", property(looking))
         it.idle = Idle(poll_seconds=60, wait_seconds=0.5)
         assert it.latestOffset(start, ALL) == start
     assert len(looks) < 10

@@ -30,10 +30,8 @@ from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import Channel
-from zmq_datasource.source.feed import Feed
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.receiver import LogReceiver
-from zmq_datasource.source.receiving import ReceivingThread
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests" / "data"
@@ -200,7 +198,7 @@ def fill_disk(disk: Path) -> Path:
 
 def stop_sooner(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     """Have receivers that stop wait so long for what may still come; in most tests, senders have ended by then."""
-    monkeypatch.setattr(ReceivingThread, "quiet_seconds", seconds)
+    monkeypatch.setattr(FeedReceiver, "quiet_seconds", seconds)
 
 
 def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,10 +217,10 @@ def take_over(
     """Have followers of a log look so often whether they may fill it, and give a failing takeover up after so long."""
     for name, seconds in (("standby_seconds", standby), ("takeover_seconds", takeover)):
         if seconds is not None:
-            monkeypatch.setattr(Feed, name, seconds)
+            monkeypatch.setattr(FeedReceiver, name, seconds)
 
 
-def channel_of(ingest: Ingest) -> Channel:
+def channel_of(ingest: FeedReceiver) -> Channel:
     """The first socket that a log is filled from."""
     filler = ingest.filler
     assert isinstance(filler, LogReceiver)

@@ -12,17 +12,17 @@ import time
 
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 
 
 def main() -> None:
     options = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    ingest = Ingest(parse(StreamReadOptions, options))
+    ingest = FeedReceiver(parse(StreamReadOptions, options))
     ingest.start()
     told = -1
     deadline = time.monotonic() + 120  # if nobody kills it
     while time.monotonic() < deadline:
-        end = ingest.seal()
+        end = ingest.seal() if ingest.receives else told
         if end != told:
             print(end, flush=True)
             told = end

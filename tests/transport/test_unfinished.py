@@ -18,7 +18,7 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.proxy.fetch_protocol import MOST_FRAMES
 from zmq_datasource.proxy.fetch_wire import FetchWire
-from zmq_datasource.source.ingest import Ingest
+from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 from zmq_datasource.transport.unfinished import Unfinished
@@ -92,7 +92,7 @@ def test_a_sender_whose_message_never_ends_is_disconnected(
     tmp_path: Path, disconnections: Callable[[], int]
 ) -> None:
     endpoint = free_endpoint()
-    ingest = Ingest(stream_options(bind=endpoint, socketType="ROUTER", walLocation=tmp_path))
+    ingest = FeedReceiver(stream_options(bind=endpoint, socketType="ROUTER", walLocation=tmp_path))
     ingest.start()
     try:
         with closing(Endless(endpoint, LARGE, 160 * MIB)) as peer:

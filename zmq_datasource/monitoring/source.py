@@ -19,8 +19,8 @@ from zmq_datasource.transport import core
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
-    from zmq_datasource.source.feed import Feed
-    from zmq_datasource.source.ingest import Ingest
+    from zmq_datasource.source.feed_receiver import FeedReceiver
+    from zmq_datasource.source.query_log import QueryLog
 
 _RATE_SECONDS = 10.0
 _RATE_SAMPLE_SECONDS = 0.5
@@ -119,7 +119,7 @@ def own_figures(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
 class SourceMonitor:
     """Computes the figures of a running source. It never ends the source."""
 
-    def __init__(self, source: Feed | Ingest, options: StreamReadOptions) -> None:
+    def __init__(self, source: QueryLog | FeedReceiver, options: StreamReadOptions) -> None:
         self._source = source
         self._lock = threading.Lock()  # for ``metrics``, which an outlet's threads call, too
         self._name = _name(options, source.storage)
@@ -145,7 +145,7 @@ class SourceMonitor:
                 return {"source": self._name, "metricsFailures": self._failures}
 
     def _figures(self) -> dict[str, Any]:
-        facts, log = self._source.facts(), self._source.log
+        facts, log = self._source.facts(), self._source.contents
         end = log.durable_end
         read_to = self._source.resumed_at if self._read_to is None else self._read_to
         start = min(max(read_to, log.earliest), end)
@@ -179,7 +179,7 @@ class SourceMonitor:
         """When the message ``start`` was received, in seconds since the epoch; None if the log does not have it."""
         if self._oldest[0] != start:
             try:
-                pieces = slices(self._source.log.covering(start, start + 1), start, start + 1)
+                pieces = slices(self._source.contents.covering(start, start + 1), start, start + 1)
                 batch = next(iter(read_slices(self._source.storage, pieces, whole=False)), None)
             except DataLossError:  # the message's batch is finished, and its chunk was deleted meanwhile
                 return None

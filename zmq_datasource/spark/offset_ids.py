@@ -13,7 +13,7 @@ from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
 
 if TYPE_CHECKING:
-    from zmq_datasource.source.feed import Feed
+    from zmq_datasource.source.query_log import QueryLog
 
 _log = logging.getLogger(__name__)
 
@@ -24,12 +24,12 @@ class OffsetIds:
     """Translates between Spark's offsets, which are JSON, and the ids of one log.
 
     Args:
-        feed: The log; open.
+        log: The log; open.
         options: ``startingOffsets`` and ``failOnDataLoss``.
     """
 
-    def __init__(self, feed: Feed, options: StreamReadOptions) -> None:
-        self._feed = feed
+    def __init__(self, log: QueryLog, options: StreamReadOptions) -> None:
+        self._log = log
         self._options = options
         self._initial: int | None = None
         # The losses that are reported already (Spark asks for the same range several times): the id after the last
@@ -39,7 +39,7 @@ class OffsetIds:
 
     def offset(self, next_id: int) -> dict[str, Any]:
         """The offset for this next id."""
-        return Offset(self._feed.log.log_id, next_id).to_json()
+        return Offset(self._log.log_id, next_id).to_json()
 
     def initial(self) -> dict[str, Any]:
         """The offset where a query without a checkpoint begins. The first call chooses it.
@@ -50,22 +50,22 @@ class OffsetIds:
             OptionError: The log has no id for ``startingOffsets``.
             DataLossError: The log no longer has what ``startingOffsets`` names, and ``failOnDataLoss`` is true.
         """
-        log_id = self._feed.log.log_id
+        log_id = self._log.log_id
         if self._initial is None:
-            found = self._feed.reader.found
+            found = self._log.reader.found
             if found is not None and found.begins_here:
                 self._initial = self._id_of(Offset(log_id, found.next))
             else:
                 self._initial = self._first_id()
-            self._feed.reader.begin(self._initial)
+            self._log.reader.begin(self._initial)
         return Offset(log_id, self._initial, self._initial).to_json()
 
     def _first_id(self) -> int:
-        place, log = self._options.starting_place, self._feed.log
+        place, log = self._options.starting_place, self._log.contents
         if place.time is not None:
             return self._first_since(place.time)
         if place.offset is None:
-            return log.earliest if place.word == "earliest" else self._feed.resumed_at
+            return log.earliest if place.word == "earliest" else self._log.resumed_at
         if place.offset.log is None and place.offset.next > log.durable_end:
             raise OptionError(
                 f"option startingOffsets: it is {place.offset.next}, and the log ends before id {log.durable_end}; "
@@ -80,9 +80,12 @@ class OffsetIds:
                 f"startingOffsets={time}: it is in the future, and messages that arrive before it would be read, too; "
                 "name a time that has passed, or latest"
             )
-        log, storage = self._feed.log, LogStorage(self._feed.storage.store, STORE_RETRY_SECONDS)
+        log, storage = (
+            self._log.contents,
+            LogStorage(self._log.storage.store, STORE_RETRY_SECONDS),
+        )
         found = first_since(storage, log.covering(log.earliest, log.durable_end), time)
-        return self._feed.resumed_at if found is None else found
+        return self._log.resumed_at if found is None else found
 
     def id_of(self, start: dict[str, Any]) -> int:
         """The next id for an offset of the query's checkpoint.
@@ -94,7 +97,7 @@ class OffsetIds:
         return self._id_of(Offset.from_json(start))
 
     def _id_of(self, offset: Offset) -> int:
-        log = self._feed.log
+        log = self._log.contents
         if offset.log not in (None, log.log_id):
             self._report_other_log(offset, "the offset is of log")
             return log.earliest
@@ -104,7 +107,7 @@ class OffsetIds:
         if offset.next > log.durable_end:
             # If the query continued, other messages would get these ids.
             raise DataLossError(
-                f"reading from {self._feed.storage}: the offset is {offset.next}, and the log ends at "
+                f"reading from {self._log.storage}: the offset is {offset.next}, and the log ends at "
                 f"{log.durable_end}: its newest chunks are gone. Restore them, or give the query a new walLocation and "
                 "a new checkpoint"
             )
@@ -114,7 +117,7 @@ class OffsetIds:
         """Let the log delete the messages below ``begin``: Spark asks for the batch after ``start``, so the batch that
         ends there is done."""
         if not Offset.from_json(start).at_the_beginning:
-            self._feed.commit(begin)
+            self._log.commit(begin)
 
     def end_offset(self, start: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
         """The offset for ``end``; ``start`` itself if there are no messages after it, because Spark compares offsets as
@@ -123,7 +126,7 @@ class OffsetIds:
         Args:
             begin: The id of ``start``, from ``id_of``.
         """
-        offset, log_id = Offset.from_json(start), self._feed.log.log_id
+        offset, log_id = Offset.from_json(start), self._log.log_id
         if offset.log == log_id and offset.next == begin == end:
             return start
         return Offset(log_id, end, begin if offset.at_the_beginning else None).to_json()
@@ -143,7 +146,7 @@ class OffsetIds:
             DataLossError: As in ``id_of``.
         """
         last = Offset.from_json(end)
-        if last.log != self._feed.log.log_id:
+        if last.log != self._log.log_id:
             self._report_other_log(last, "the batch ends in log")
             return None
         return self._id_of(self.begin_of(start, end)), self._id_of(last)
@@ -151,17 +154,17 @@ class OffsetIds:
     def committed_id(self, end: dict[str, Any]) -> int | None:
         """The next id of a committed offset; None if it is of another log."""
         offset = Offset.from_json(end)
-        return offset.next if offset.log == self._feed.log.log_id else None
+        return offset.next if offset.log == self._log.log_id else None
 
     def _report_deleted(self, first: int, end: int) -> None:
-        what = f"ids {first} to {end - 1} are no longer in {self._feed.storage}"
+        what = f"ids {first} to {end - 1} are no longer in {self._log.storage}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"reading: {what}: {self._why_lost()}. {_CONTINUE}")
         new = end - max(first, self._lost_to)
         if new > 0:
             self._lost_to = end
-            self._feed.counters.data_losses += 1
-            self._feed.counters.expired += new
+            self._log.counters.data_losses += 1
+            self._log.counters.expired += new
             _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
     def _why_lost(self) -> str:
@@ -176,12 +179,12 @@ class OffsetIds:
         )
 
     def _report_other_log(self, offset: Offset, what: str) -> None:
-        what = f"{what} {offset.log}, and {self._feed.storage.root} holds log {self._feed.log.log_id}"
+        what = f"{what} {offset.log}, and {self._log.storage.root} holds log {self._log.log_id}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"reading: {what}. {self._why_another_log()} {_CONTINUE}")
         if str(offset.log) not in self._lost_logs:
             self._lost_logs.add(str(offset.log))
-            self._feed.counters.data_losses += 1
+            self._log.counters.data_losses += 1
             _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
     def _why_another_log(self) -> str:

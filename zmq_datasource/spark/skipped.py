@@ -14,7 +14,7 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log import ReaderRecords
 
 if TYPE_CHECKING:
-    from zmq_datasource.source.feed import Feed
+    from zmq_datasource.source.query_log import QueryLog
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Skipped:
         self._next_check: float | None = None  # when to check the records again; monotonic seconds
         self._counted = 0  # the id after the last one that was counted
 
-    def plan(self, feed: Feed, start: int, begin: int) -> None:
+    def plan(self, log: QueryLog, start: int, begin: int) -> None:
         """Note where a planned batch begins.
 
         The first call deletes the records of an earlier run of this batch, because planning has already counted the ids
@@ -38,50 +38,50 @@ class Skipped:
             begin: The first id of the batch that the log still has.
         """
         if self._planned is None:
-            self._forget(feed, [ids for ids in self._records(feed) if ids.stop > start])
+            self._forget(log, [ids for ids in self._records(log) if ids.stop > start])
             self._planned = begin
 
-    def count(self, feed: Feed, begin: int) -> None:
+    def count(self, log: QueryLog, begin: int) -> None:
         """Count the ids that the tasks of the batches below ``begin`` have skipped. These batches are done."""
         planned = self._planned
         if self._next_check is not None:
             if planned is None or planned == begin:  # no batch was planned since the last check
                 return
-            if feed.log.earliest <= planned and time.monotonic() < self._next_check:
+            if log.contents.earliest <= planned and time.monotonic() < self._next_check:
                 return
-        self._next_check = time.monotonic() + feed.storage.request_interval
+        self._next_check = time.monotonic() + log.storage.request_interval
         if planned is not None:
             self._planned = begin
-        records = [ids for ids in self._records(feed) if ids.start < begin]
+        records = [ids for ids in self._records(log) if ids.start < begin]
         for ids in records:
-            self._add(feed, ids)
-        self._forget(feed, records)
+            self._add(log, ids)
+        self._forget(log, records)
 
-    def _add(self, feed: Feed, ids: range) -> None:
+    def _add(self, log: QueryLog, ids: range) -> None:
         first = max(ids.start, self._counted)
         if first >= ids.stop:
             return
         self._counted = ids.stop
-        feed.counters.data_losses += 1
-        feed.counters.expired += ids.stop - first
+        log.counters.data_losses += 1
+        log.counters.expired += ids.stop - first
         _log.warning(
             "data loss: the ids %d to %d were deleted from %s before a task had read them; continuing because "
             "failOnDataLoss=false",
             first,
             ids.stop - 1,
-            feed.storage,
+            log.storage,
         )
 
-    def _records(self, feed: Feed) -> list[range]:
+    def _records(self, log: QueryLog) -> list[range]:
         try:
-            return ReaderRecords(feed.storage).skipped(feed.reader.name)
+            return ReaderRecords(log.storage).skipped(log.reader.name)
         except LogError as e:
             _log.warning("reading the ids that tasks have skipped: %s", e)
             return []
 
-    def _forget(self, feed: Feed, records: list[range]) -> None:
+    def _forget(self, log: QueryLog, records: list[range]) -> None:
         for ids in records:
             try:
-                ReaderRecords(feed.storage).forget_skipped(feed.reader.name, ids)
+                ReaderRecords(log.storage).forget_skipped(log.reader.name, ids)
             except LogError as e:
                 _log.warning("%s", e)

@@ -44,7 +44,7 @@ from zmq_datasource.spark.worker import set_up_worker
 if TYPE_CHECKING:
     from zmq_datasource.log import Chunk
     from zmq_datasource.monitoring.source import SourceMonitor
-    from zmq_datasource.source.feed import Feed
+    from zmq_datasource.source.query_log import QueryLog
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Attributes:
         idle: How long polls wait while there are no new messages.
-        feed: The log; None before Spark's first call, after ``stop``, and in the process that pickles this object.
+        log: The log; None before Spark's first call, after ``stop``, and in the process that pickles this object.
     """
 
     def __init__(self, options: StreamReadOptions, rows: Rows | None = None) -> None:
@@ -78,7 +78,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.idle = Idle()
         self._rows = rows or MessageRows(options.include_frames)
         # Only in the source runner:
-        self.feed: Feed | None = None
+        self.log: QueryLog | None = None
         self._offsets: OffsetIds | None = None
         self._monitor: SourceMonitor | None = None
         self._admission = Admission(options)
@@ -89,7 +89,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked: tuple[dict[str, Any], int] | None = None  # the newest start, and its id
         self._idle_at = 0.0  # when a poll last found no new messages
 
-    def _open(self, position: dict[str, Any] | None = None) -> tuple[Feed, OffsetIds]:
+    def _open(self, position: dict[str, Any] | None = None) -> tuple[QueryLog, OffsetIds]:
         """Open the log on the first call. Returns it, and the translation of offsets.
 
         Receiving starts only after the checkpoint's offset was compared with the log's end. Otherwise new messages
@@ -98,38 +98,38 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             position: The newest offset in Spark's call; None for ``initialOffset``, which gets none.
         """
-        if self.feed is None:
+        if self.log is None:
             # Imported here, because only the source runner receives.
-            from zmq_datasource.source.feed import Feed  # noqa: PLC0415
+            from zmq_datasource.source.query_log import QueryLog  # noqa: PLC0415
 
             set_up_worker()
-            self.feed = Feed(self._options)
+            self.log = QueryLog(self._options)
             exit_on_signals()
             try:
-                self.feed.open(begins=position is None)
+                self.log.open(begins=position is None)
             except BaseException:
-                self.feed = None
+                self.log = None
                 raise
             # Covers a SIGTERM that arrives between the end of a call and Spark's stop().
             atexit.register(self.stop)
             # At exit this runs before stop. Otherwise a SIGTERM in the first steps of stop would skip its other steps.
             atexit.register(ignore_signals)
-            self._offsets = OffsetIds(self.feed, self._options)
+            self._offsets = OffsetIds(self.log, self._options)
         assert self._offsets is not None
-        return self.feed, self._offsets
+        return self.log, self._offsets
 
-    def _receive(self, feed: Feed) -> SourceMonitor:
+    def _receive(self, log: QueryLog) -> SourceMonitor:
         """Start receiving on the first call. Returns the monitor."""
         if self._monitor is not None:
             return self._monitor
         try:
-            feed.start()
+            log.start()
         except Exception:
-            self.feed = None
+            self.log = None
             raise
         from zmq_datasource.monitoring.source import SourceMonitor  # noqa: PLC0415 - see _open
 
-        self._monitor = SourceMonitor(feed, self._options)
+        self._monitor = SourceMonitor(log, self._options)
         return self._monitor
 
     @defers_signals
@@ -151,40 +151,40 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: all messages received so far, made durable, within the limits."""
-        feed, offsets = self._open(start)
+        log, offsets = self._open(start)
         begin = offsets.id_of(start)
-        self._receive(feed).mark_finished(begin)
+        self._receive(log).mark_finished(begin)
         # Spark calls commit only when there is data for the next batch, and a full log has no room for data. But Spark
         # asks for the next batch only after the last one is in its commit log. So the log may delete that one now.
         offsets.release(start, begin)
         if time.monotonic() - self._idle_at < self.idle.poll_seconds:
-            feed.wait_for_more(begin, self.idle.wait_seconds)
+            log.wait_for_more(begin, self.idle.wait_seconds)
         self._asked = start, begin
-        end = self._end(feed, begin, limit)
+        end = self._end(log, begin, limit)
         if not self._options.fail_on_data_loss:
-            self._skipped.count(feed, begin)
+            self._skipped.count(log, begin)
         if end == begin:
             self._idle_at = time.monotonic()
         return offsets.end_offset(start, begin, end)
 
-    def _end(self, feed: Feed, begin: int, limit: ReadLimit) -> int:
+    def _end(self, log: QueryLog, begin: int, limit: ReadLimit) -> int:
         once = isinstance(limit, ReadAllAvailable)  # Trigger.Once
         if once or (self._available_now and self._target is None):
-            received = feed.receive_for(self._options.timeout, self._options.idle_timeout)
+            received = log.receive_for(self._options.timeout, self._options.idle_timeout)
             if once:
                 return max(begin, received)
             self._target = received
-        feed.check()  # even if the batch is held back below
-        wait = self._target is None and not feed.is_full
-        if wait and self._admission.holds_back(feed.received_end - begin):
+        log.check()  # even if the batch is held back below
+        wait = self._target is None and not log.is_full
+        if wait and self._admission.holds_back(log.received_end - begin):
             return begin  # without cutting a chunk
-        available = feed.seal() if self._target is None else self._target
+        available = log.seal() if self._target is None else self._target
 
         def end_within(low: int, high: int, size: int) -> int:
-            chunks = feed.log.covering(low, high)
+            chunks = log.contents.covering(low, high)
             # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
-            storage = LogStorage(feed.storage.store, STORE_RETRY_SECONDS)
-            deletions = Deletions(storage, feed.log.log_id, self._options.fail_on_data_loss)
+            storage = LogStorage(log.storage.store, STORE_RETRY_SECONDS)
+            deletions = Deletions(storage, log.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, chunks, low, high, size, deletions)
 
         return self._admission.end(begin, available, end_within, wait=wait)
@@ -197,44 +197,44 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @defers_signals
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The log's end and the metrics, which Spark shows as ``sources[].latestOffset`` in the query's progress."""
-        if self.feed is None or self._offsets is None or self._monitor is None:
+        if self.log is None or self._offsets is None or self._monitor is None:
             return None  # receiving has not started
-        return self._offsets.offset(self.feed.log.durable_end) | self._monitor.metrics()
+        return self._offsets.offset(self.log.contents.durable_end) | self._monitor.metrics()
 
     @defers_signals
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide the ids from ``start`` to ``end`` among tasks."""
-        feed, offsets = self._open(end)
-        planned = self._range(feed, offsets, start, end)
+        log, offsets = self._open(end)
+        planned = self._range(log, offsets, start, end)
         if planned is None:
             return []
         low, high, chunks = planned
         # If a restarted query repeats a batch, Spark has not called latestOffset yet.
-        self._receive(feed).mark_finished(low)
+        self._receive(log).mark_finished(low)
         if low > high:
             raise DataLossError(
-                f"planning a batch from id {low} to id {high} of {feed.storage}: it ends before it begins; give the "
+                f"planning a batch from id {low} to id {high} of {log.storage}: it ends before it begins; give the "
                 "query a new checkpoint"
             )
-        options, log_id = self._options, feed.log.log_id
+        options, log_id = self._options, log.log_id
         # Executors read object storage directly.
-        access = None if options.wal_store else self._serving.access(feed.storage, log_id)
+        access = None if options.wal_store else self._serving.access(log.storage, log_id)
         share = partial(
             LogInputPartition,
-            feed.storage.store,
+            log.storage.store,
             rows=self._rows,
             log_id=log_id,
             fail_on_data_loss=options.fail_on_data_loss,
             access=access,
-            reader=feed.reader.name,
+            reader=log.reader.name,
         )
         if not options.fail_on_data_loss:
-            self._skipped.plan(feed, offsets.begin_of(start, end).next, low)
+            self._skipped.plan(log, offsets.begin_of(start, end).next, low)
         parts = split_range(chunks, low, high, options.min_partitions or 1)
         return [share(pieces) for pieces in parts]
 
     def _range(
-        self, feed: Feed, offsets: OffsetIds, start: dict[str, Any], end: dict[str, Any]
+        self, log: QueryLog, offsets: OffsetIds, start: dict[str, Any], end: dict[str, Any]
     ) -> tuple[int, int, Sequence[Chunk]] | None:
         """The first and the end id of a batch, without ids that are deleted, and the chunks; None as in ``range``.
 
@@ -243,15 +243,15 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ``failOnDataLoss`` is true.
         """
         while True:
-            (asked, begin), earliest = self._asked or (None, 0), feed.log.earliest
+            (asked, begin), earliest = self._asked or (None, 0), log.contents.earliest
             if self._options.fail_on_data_loss and asked == start and begin < earliest:
-                raise deleted_error(feed.storage, begin, earliest)
+                raise deleted_error(log.storage, begin, earliest)
             found = offsets.range(start, end)
             if found is None:
                 return None
-            chunks = feed.log.covering(*found)
+            chunks = log.contents.covering(*found)
             # If another thread has deleted chunks meanwhile, translate again, which counts the deleted ids.
-            if feed.log.earliest <= found[0]:
+            if log.contents.earliest <= found[0]:
                 return *found, chunks
 
     @defers_signals
@@ -259,21 +259,21 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let the log delete the messages below ``end``, because Spark has committed them."""
         # There was a batch, perhaps only for another source of the query. So the next poll does not wait.
         self._idle_at = 0.0
-        feed, offsets = self._open(end)
+        log, offsets = self._open(end)
         if (committed := offsets.committed_id(end)) is not None:
-            feed.commit(committed)
+            log.commit(committed)
 
     def stop(self) -> None:
         """Drain the socket, seal the chunk and release the log. Called by Spark, on SIGTERM and at exit."""
-        if self.feed is None:
+        if self.log is None:
             return
         ignore_signals()  # before anything else is done
-        feed, self.feed = self.feed, None
+        log, self.log = self.log, None
         self._monitor = None
         try:
             self._serving.stop()  # first, because the next run may use the same endpoint
         finally:
-            feed.stop()
+            log.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one share. Runs on an executor."""

@@ -1,0 +1,91 @@
+"""What fills a log: the writer, its state, and the filler that receives messages and appends them."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import LogFormatError
+from zmq_datasource.log import CarriedState, Filler, LogStorage, LogWriter, Readers
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.source.receiver import LogReceiver, Receiver
+from zmq_datasource.transport.spec import SocketSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Filling(NamedTuple):
+    """One attempt to fill a log; it is used once.
+
+    Attributes:
+        log: The writer, which is not open yet.
+        filler: Receives, and appends to ``log``.
+        state: The counters and tracked sequences, which the log keeps with the rows.
+        readers: The readers of the log.
+    """
+
+    log: LogWriter
+    filler: Filler
+    state: CarriedState
+    readers: Readers
+
+    def restore(self) -> None:
+        """Continue counters and tracking from the state of the last writer; after ``log.open``.
+
+        Raises:
+            LogFormatError: The state was written by another release.
+        """
+        try:
+            known = self.state.restore(self.log.saved)
+        except Exception as e:
+            raise LogFormatError(
+                f"reading the state of log {self.log.log_id}: {e!r}; it was written by another release. Give the "
+                "query a new walLocation and a new checkpoint"
+            ) from e
+        if not known:
+            _log.warning(
+                "the messages in log %s were numbered in another way; tracking of sequences begins again",
+                self.log.log_id,
+            )
+
+
+def filling_of(
+    options: StreamReadOptions,
+    storage: LogStorage,
+    counters: SourceCounters,
+    replay_timeout: float,
+    retry_seconds: float,
+) -> Filling:
+    """Make state, log and filler, in this order: the log reads the state, and the filler appends to the log.
+
+    Args:
+        counters: The counters to increase.
+        replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
+        retry_seconds: How long to wait for a disk or a bucket that refuses.
+    """
+    readers = Readers(storage, options.wal_retention)
+
+    def writer(state: CarriedState) -> LogWriter:
+        return LogWriter(
+            storage,
+            chunk_bytes=options.chunk_bytes,
+            max_bytes=options.wal_max_bytes,
+            retention=options.wal_retention,
+            make_room="any" if options.when_full == "discard" else "done",
+            retry_timeout=retry_seconds,
+            carried=state,
+            readers=readers,
+        )
+
+    if options.socket_type == "ROUTER":
+        transactions = CommittedTransactions(counters, options.max_publishers)
+        log = writer(transactions)
+        terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, retry_seconds=retry_seconds)
+        files, spec = storage.staged_files(), SocketSpec.of_source(options)
+        return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions, readers)
+    receiver = Receiver(options, counters, options.chunk_bytes, replay_timeout=replay_timeout)
+    log = writer(receiver.intake)
+    return Filling(log, LogReceiver(receiver, log, options.socket_type), receiver.intake, readers)

@@ -1,0 +1,263 @@
+"""The log of one query: the query follows it, and receives into it if no other process does.
+
+The rules:
+
+* The query reads the same chunks whether this process fills the log or another one does. In the process that fills it,
+  its sealing thread adds them; otherwise they are listed.
+* The query's record says what the log must keep for it. It is written before the query chooses where to begin.
+* A position is compared with the log before anything is received. So ``open`` comes first, and ``start`` later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.errors import DiskFaultError, LogFormatError
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.log import (
+    REFRESH_SECONDS,
+    STORE_RETRY_SECONDS,
+    LogFollower,
+    LogWriter,
+    Reader,
+)
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.source.facts import SourceFacts
+from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.followed import FollowedReceiver
+from zmq_datasource.source.location import log_storage
+
+_log = logging.getLogger(__name__)
+
+
+class QueryLog:
+    """The log of one query. Any thread may call ``facts``; one thread calls the other methods.
+
+    Attributes:
+        receiver: Receives into the log, or stands by; None for a query that only reads.
+        counters: The counters of this process.
+        reader: The query's record in the log; from ``open`` on.
+        log_id: The log's id; from ``open`` on.
+        resumed_at: The id of the first message that comes after ``open``.
+    """
+
+    reader: Reader
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+        self.storage = log_storage(options)
+        self.counters = SourceCounters()
+        self.receiver = FeedReceiver(options, self.counters) if options.has_endpoints else None
+        self._follower = LogFollower(self.storage, STORE_RETRY_SECONDS)
+        self._followed = FollowedReceiver(self.storage, options)
+        self._reader_faults = LimitedLog(__name__, "warnings about readers")
+        self._follows = True  # until this process receives
+        self._done: int | None = None
+        self._started = False
+        self.log_id = ""
+        self.resumed_at = 0
+
+    def open(self, *, begins: bool = False) -> None:
+        """Become the writer of the log, or follow it if it has a writer; and keep its messages from being deleted.
+
+        Receives nothing yet.
+
+        Args:
+            begins: Whether the query has no checkpoint.
+
+        Raises:
+            LogFormatError: There is no log, and this query has no sockets to fill one.
+            LogLockedError: Another query reads under this name, or another process receives with other options.
+            LogError: The log cannot be opened.
+        """
+        self._follows = self.receiver is None or not self.receiver.open()
+        try:
+            if self._follows:
+                self._follower.open()
+                self._followed.look_for_losses(self._follower.newest)
+            self._keep_everything()
+        except BaseException as e:
+            self._stop_because_of(e)
+            raise
+        self.log_id, self.resumed_at = self.contents.log_id, self.contents.durable_end
+        if begins and self._options.reader is None and self._follows:
+            _log.warning(
+                "%s is filled by another process, and this query has no name. When it stops, messages that it has not "
+                "read are kept for the walRetention of that process. To keep them for longer, set the option reader",
+                self.storage,
+            )
+
+    def _keep_everything(self) -> None:
+        """Write the query's record, so that nothing is deleted while the query chooses where to begin."""
+        options = self._options
+        self.reader = Reader(self.storage, options.reader, options.reader_timeout, None, STORE_RETRY_SECONDS)
+        try:
+            self.reader.keep_everything(self._earliest)
+        except BaseException:
+            self.reader.discard()
+            raise
+        if self.receiver is not None:
+            self.receiver.reader = self.reader.name
+
+    def _earliest(self) -> int:
+        """The first id in the log. If another process writes it, this lists the log."""
+        if self._follows:
+            self._follower.refresh_now()
+        return self.contents.earliest
+
+    def start(self) -> None:
+        """Begin to receive, or to stand by; after ``open``.
+
+        Raises:
+            EndpointError, OptionError: A socket cannot be opened as asked. The log and the reader's name are free
+            again.
+        """
+        self._started = True
+        try:
+            if self.receiver is not None:
+                self.receiver.start()
+        except BaseException as e:
+            self.reader.discard()
+            self._stop_because_of(e)
+            raise
+
+    def _stop_because_of(self, why: BaseException) -> None:
+        """Stop because of the error ``why``, and only log another error."""
+        try:
+            self._stop_receiving()
+        except BaseException as e:
+            if e is not why:
+                _log.error("%s: %s", self.storage, e)
+
+    @property
+    def contents(self) -> LogWriter | LogFollower:
+        """The chunks of the log: those that this process seals, or those that were listed last."""
+        return self.receiver.log if self.receiver is not None and self.receiver.receives else self._follower
+
+    @property
+    def receives(self) -> bool:
+        """Whether this process fills the log."""
+        return self.receiver is not None and self.receiver.receives
+
+    @property
+    def reader_name(self) -> str:
+        """The name of the query's record."""
+        return self.reader.name
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the log can receive nothing: it has no room, or its disk has a fault. False if another process
+        fills it."""
+        return self._filling is not None and self._filling.is_blocked
+
+    @property
+    def _filling(self) -> FeedReceiver | None:
+        """The receiver of this process, if it fills the log."""
+        if self.receiver is None or not self.receiver.receives:
+            return None
+        if self._follows:  # it receives in place of another process, which this query has followed
+            self._follows = False
+            self._followed.end_with(self.receiver.log.saved)
+        return self.receiver
+
+    def _refresh(self) -> int:
+        """List the chunks of a log that another process fills. Returns the durable end."""
+        self._follower.refresh()
+        return self._follower.durable_end
+
+    @property
+    def received_end(self) -> int:
+        """The id after the last received message that this process knows of."""
+        filling = self._filling
+        return self._refresh() if filling is None else filling.received_end
+
+    def check(self) -> None:
+        """Raise the error that has ended receiving, or standing by; or the loss that ends this query.
+
+        Raises:
+            LogError, SocketError: Receiving has ended, or messages were lost (``onLoss=fail``).
+        """
+        if self._filling is None:
+            self._followed.look_for_losses(self._follower.newest)
+        if self._followed.failure is not None:
+            raise self._followed.failure
+        if self.receiver is not None:
+            self.receiver.check()
+
+    def seal(self) -> int:
+        """Make the messages durable that this process has received, or list those of another process.
+
+        Returns:
+            The durable end.
+
+        Raises:
+            LogError, SocketError: As ``check``; or the log cannot be listed.
+        """
+        filling = self._filling
+        end = self._refresh() if filling is None else filling.seal()
+        self.check()
+        return end
+
+    def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
+        """See ``FeedReceiver.receive_for``. If another process receives, this returns the durable end at once."""
+        self.check()
+        filling = self._filling
+        return self._refresh() if filling is None else filling.receive_for(timeout, idle_timeout)
+
+    def wait_for_more(self, end: int, seconds: float) -> None:
+        """Wait until there are messages from id ``end`` on, for at most ``seconds``."""
+        if (filling := self._filling) is not None:
+            filling.wait_for_more(end, seconds)
+            return
+        deadline = time.monotonic() + seconds
+        while self.received_end <= end and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, REFRESH_SECONDS))
+
+    def commit(self, end: int) -> None:
+        """Let the log delete messages below ``end``, because the query has committed them.
+
+        Raises:
+            LogError: The query's record cannot be written.
+        """
+        filling = self._filling
+        if filling is not None and (filling.is_blocked or end != self._done):
+            try:
+                filling.commit(end)
+            except (DiskFaultError, LogFormatError) as e:  # an unreadable record may need everything
+                self._reader_faults.warn("%s", e)
+        self._done = end
+        self.reader.move(end, lazily=filling is not None)
+
+    def facts(self) -> SourceFacts:
+        """The figures of the log's receiver: as of now or, in another process, as of its newest chunk."""
+        if self.receiver is not None and self.receiver.receives:
+            return self.receiver.facts()
+        end = (
+            self._refresh()
+        )  # during a long batch Spark asks for no offset, so nothing else lists new chunks
+        self._followed.read(self._follower.newest)
+        followed = self._followed
+        return SourceFacts(
+            self.counters, followed.counters, received=end, receives=False, totals=followed.totals
+        )
+
+    def stop(self) -> None:
+        """End receiving, and release the log and the reader's name.
+
+        Raises:
+            LogError, SocketError: Receiving has ended before, or received messages could not be sealed.
+        """
+        try:
+            self._stop_receiving()
+        finally:
+            self._followed.close()
+            if self._started:
+                self.reader.end(self._done)
+            else:  # the query did not start: delete the record that it has created
+                self.reader.discard()
+
+    def _stop_receiving(self) -> None:
+        if self.receiver is not None:
+            self.receiver.stop()

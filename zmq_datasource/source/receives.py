@@ -1,0 +1,143 @@
+"""What a process receives into a log, and how: recorded in the log, and compared by the next process.
+
+The record has the text of each option about sockets, messages and the writing of the log, without secrets. It has no
+``onLoss``: each query has its own. The rules:
+
+* While another process receives, a query with other values is refused: its options would have no effect. A query that
+  only reads sets none of them.
+* When no process receives, the next one records its own values, and logs which ones are new.
+* Another framing or socket type, or topics of which none stays, are refused if the log has messages: the rows of one
+  log would mean different things.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from zmq_datasource.errors import LogLockedError, OptionError
+from zmq_datasource.log import LogStorage
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.parser import Role, ZmqOptions, describe
+from zmq_datasource.options.socket import Endpoints
+from zmq_datasource.options.types import Duration, Topics
+
+_log = logging.getLogger(__name__)
+
+_NAME = "receives.json"
+_ALWAYS = ("connect", "bind", "allowed_clients")
+# A change of these options would mix messages of different kinds in one log.
+_KINDS = ("socketType", "framing")
+
+
+def received_by(options: StreamReadOptions) -> dict[str, str]:
+    """All options about receiving as text, by name."""
+    ours = {
+        option.name: _text(getattr(options, option.field))
+        for option in describe(type(options))
+        if option.field in _ALWAYS or option.roles & {Role.SOCKET, Role.WRITER}
+    }
+    del ours["onLoss"]
+    return ours | {"zmq.*": _text(options.zmq)}
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case Duration():
+            return f"{value:g}s"
+        case ZmqOptions():
+            return repr(ZmqOptions(sorted(value.items()))) if value else ""  # without secrets
+        case Topics() | Endpoints():  # their order has no effect
+            return ",".join(sorted(map(str, value)))
+    return str(value)
+
+
+def noted(storage: LogStorage) -> dict[str, str]:
+    """What the process that receives, or has received last, has recorded; empty if there is no record.
+
+    Raises:
+        LogError: The record cannot be read.
+    """
+    found = storage.read_json(_NAME)
+    return found if isinstance(found, dict) else {}
+
+
+def differences(storage: LogStorage, options: StreamReadOptions) -> dict[str, str] | None:
+    """The recorded values of the options that differ here, by name; None if nothing is recorded.
+
+    Raises:
+        LogError: The record cannot be read.
+    """
+    theirs = noted(storage)
+    return _differing(theirs, received_by(options)) if theirs else None
+
+
+def _differing(theirs: dict[str, str], ours: dict[str, str]) -> dict[str, str]:
+    return {name: theirs[name] for name in ours if name in theirs and theirs[name] != ours[name]}
+
+
+def note_receives(storage: LogStorage, options: StreamReadOptions, *, empty: bool) -> None:
+    """Record what this process receives from now on, and log what differs from before. Called with the log's lock.
+
+    Args:
+        empty: Whether the log has had no messages.
+
+    Raises:
+        OptionError: The log has messages of another kind.
+        LogError: The record cannot be read or written.
+    """
+    theirs, ours = noted(storage), received_by(options)
+    if theirs == ours:
+        return
+    differing = _differing(theirs, ours)
+    if not empty:
+        _refuse_another_kind(storage, options, theirs, ours)
+        if differing:
+            _log.warning(
+                "%s is received with new options: %s", storage, _described(ours, differing, "before")
+            )
+    storage.write_json(_NAME, ours)
+
+
+def _refuse_another_kind(
+    storage: LogStorage, options: StreamReadOptions, theirs: dict[str, str], ours: dict[str, str]
+) -> None:
+    changed = [name for name in _KINDS if name in theirs and theirs[name] != ours[name]]
+    if "topics" in theirs and not _overlap(theirs["topics"].split(","), options.topics):
+        changed.append("topics")
+    if changed:
+        raise OptionError(
+            f"receiving {_described(ours, {name: theirs[name] for name in changed}, 'in the log')} into {storage}: the "
+            f"rows of one log would be of two kinds. {_WAY_OUT}"
+        )
+
+
+def _overlap(before: Iterable[str], now: Iterable[str]) -> bool:
+    """Whether a message can match topics of both."""
+    now = list(now)
+    return any(one.startswith(other) or other.startswith(one) for one in before for other in now)
+
+
+_WAY_OUT = "Set another walLocation (or walStore), and a new checkpointLocation"
+
+
+def refused(storage: LogStorage, options: StreamReadOptions, differing: Mapping[str, str]) -> LogLockedError:
+    """The error of a process that would receive with other options than the process that has the lock.
+
+    Args:
+        differing: From ``differences``.
+    """
+    place = "walStore" if options.wal_store is not None else "walLocation"
+    return LogLockedError(
+        f"receiving into {storage}: it is filled with other options by {storage.writer() or 'another process'}: "
+        f"{_described(received_by(options), differing, 'there')}. Set the same values; or only read what it receives, "
+        f"with {place}={storage.root} and no option of the socket or of receiving; or set another {place}"
+    )
+
+
+def _described(ours: Mapping[str, str], theirs: Mapping[str, str], whose: str) -> str:
+    return ", ".join(
+        f"{name}={ours[name] or 'not set'} ({whose}: {text or 'not set'})" for name, text in theirs.items()
+    )
