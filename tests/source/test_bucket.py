@@ -58,7 +58,7 @@ def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
 @contextmanager
 def receiving(bucket: str, **options: str) -> Iterator[subprocess.Popen[str]]:
     """A process that receives until it is killed."""
-    given = {"walFlushInterval": "20ms", **log_options(bucket), **options}
+    given = {"walFlushInterval": "20ms", "walRetention": "0s", **log_options(bucket), **options}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.ingest_driver", *(f"{k}={v}" for k, v in given.items())],
         stdout=subprocess.PIPE,

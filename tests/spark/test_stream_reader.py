@@ -125,13 +125,13 @@ def test_of_the_idle_sources_of_a_query_one_waits(
 ) -> None:
     """Spark polls one after the other, so waits of all would add up before a message is seen."""
     waited: list[int] = []
-    wait = Ingest.wait_for_more
+    wait = FeedReceiver.wait_for_more
 
-    def waiting(it: Ingest, end: int, seconds: float) -> None:
+    def waiting(it: FeedReceiver, end: int, seconds: float) -> None:
         waited.append(1)
         wait(it, end, seconds)
 
-    monkeypatch.setattr(Ingest, "wait_for_more", waiting)
+    monkeypatch.setattr(FeedReceiver, "wait_for_more", waiting)
     with ExitStack() as stack:
         sources = [
             stack.enter_context(reader(bound(context, zmq.PUSH)[1], tmp_path / str(number)))

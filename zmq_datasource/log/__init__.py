@@ -53,7 +53,6 @@ from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
-    TERMS_NAME,
     Chunk,
     is_chunk_name,
 )
@@ -92,7 +91,6 @@ __all__ = [
     "LOCK_WAIT_SECONDS",
     "REFRESH_SECONDS",
     "STORE_RETRY_SECONDS",
-    "TERMS_NAME",
     "BucketStore",
     "Carried",
     "CarriedState",

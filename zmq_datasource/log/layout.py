@@ -19,7 +19,6 @@ MERGED_NAME = "merged"
 READERS_LOCK_NAME = f"{READERS_NAME}/all.records.lock"
 STAGING_NAME = "staging"
 # The options with which the last writer has received.
-TERMS_NAME = "terms.json"
 TEMPORARY_PREFIX = "."
 
 # An open chunk; see ``open_chunk``.

@@ -2,13 +2,14 @@
 
 The way of a message: a ``Channel`` receives from one socket and watches its connections. A ``Receiver`` goes round all
 channels, and makes rows with its ``Intake``, which finds the fields of messages and tracks their sequences. A
-``LogReceiver`` appends these rows to the log. A ``ReceivingThread`` runs the ``LogReceiver``.
+``LogReceiver`` appends these rows to the log. A ``FeedReceiver`` runs it, from waiting for the log's lock to the end.
 
 Modules beside that way: a channel asks its publisher for missing messages by the rules in ``replay_session``.
 ``incidents`` handles losses and messages that do not fit. ``facts`` has the figures of a receiver, and reads those that
-a log stores. ``location`` finds the log of a feed. ``receiving`` has the thread, and records what a stop has lost.
+a log stores. ``location`` finds the log of a feed, ``receives`` compares what processes receive into one log, and
+``filling`` makes what fills it.
 
-A query reads a ``Feed``. This process fills the log (``ingest``), or another one does (``follow``). ``chunk_server``
-sends chunks to executors that do not see the log's directory, in ranges of bytes, and ``remote_chunks`` is their end of
-its protocol.
+A query reads a ``QueryLog``: it follows the log, and may have a ``FeedReceiver``. ``followed`` is what it learns of a
+receiver in another process. ``chunk_server`` sends chunks to executors that do not see the log's directory, in ranges
+of bytes, and ``remote_chunks`` is their end of its protocol.
 """
