@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from benchmarks.measure import Measurement
-from benchmarks.report import Section, Target, page, read_results, write_results
+from benchmarks.report import Section, Target, page, read_results
 from benchmarks.run import SECTIONS
 from tests.support import REPOSITORY
 
@@ -40,16 +39,3 @@ def test_a_target_is_met_or_missed_by_its_figure() -> None:
     )
     at_most = Target("100 B", "other", 1, above="ours", upper=True)
     assert at_most.shown(found) == ("at most 1 more than *ours*: 9.00", False)
-
-
-def test_a_figure_that_is_not_measured_again_keeps_its_date(tmp_path: Path) -> None:
-    section = Section("speed", "Speed", "How fast.", [Target("1 kB", "ours", 9)])
-    write_results(
-        tmp_path, [section], {"date": "2026-11-25", "CPU": "one"}, [_RATE, replace(_RATE, case="1 kB")]
-    )
-    again = replace(_RATE, case="1 kB", values=(9.0,))
-    write_results(tmp_path, [section], {"date": "2026-11-26", "CPU": "two"}, [again])
-    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
-    assert "- Measured on 2026-11-25, one: scale 1, 3 rounds (100 B)." in text
-    assert "- Measured on 2026-11-26, two: scale 1, 1 round (1 kB)." in text
-    assert "| 1 kB | ours | 9.00 messages/s | at least 9 | met | sender 0.500; all 0.500 |" in text

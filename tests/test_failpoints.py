@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,10 +16,9 @@ import pytest
 
 from tests.support import REPOSITORY
 from tests.weather import topologies
-from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, add_up, draw_strikes, table
+from tests.weather.failpoints import LATE_COMMITS, POINTS, Page, Strike, draw_strikes
 from tests.weather.machine import ARMED, World
 from tests.weather.topologies import TOPOLOGIES
-from zmq_datasource.host import failpoints
 
 _NAME, _OTHER = "log.store.after_sync", "log.store.after_write"
 
@@ -51,18 +49,6 @@ def test_the_table_has_the_failpoints_of_the_source_and_no_others() -> None:
     assert all(re.fullmatch(r"[a-z]+\.[a-z_]+\.(before|after)_[a-z]+", name) for name in POINTS)
 
 
-def test_a_failpoint_does_nothing_outside_the_weather() -> None:
-    failpoints.reach(_NAME)
-    failpoints.reach("no such place")
-
-
-def test_each_time_that_a_failpoint_is_reached_is_counted_over_all_processes(tmp_path: Path) -> None:
-    page = Page(tmp_path / "page")
-    assert _run(tmp_path / "page", _NAME, _NAME, _OTHER) == 0
-    assert _run(tmp_path / "page", _NAME) == 0
-    assert (page.counts()[_NAME], page.counts()[_OTHER]) == ((3, 0), (1, 0))
-
-
 def test_a_kill_strikes_at_the_nth_time_and_the_count_survives_it(tmp_path: Path) -> None:
     page = Page(tmp_path / "page")
     page.arm(Strike(_NAME, 2, "kill"), 0.0)
@@ -79,21 +65,6 @@ def test_an_error_of_the_disk_is_raised_once(tmp_path: Path) -> None:
     assert raised.value.errno == errno.EIO
     page.reach(_NAME)
     assert page.counts()[_NAME] == (2, 1)
-
-
-def test_a_stall_holds_the_process_there(tmp_path: Path) -> None:
-    page = Page(tmp_path / "page")
-    page.arm(Strike(_NAME, 1, "stall"), 0.2)
-    began = time.monotonic()
-    page.reach(_OTHER)
-    assert page.counts()[_OTHER] == (1, 0)
-    page.reach(_NAME)
-    assert time.monotonic() - began >= 0.2
-
-
-def test_a_name_that_the_table_does_not_have_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError):
-        Page(tmp_path / "page").reach("no such place")
 
 
 def test_a_seed_draws_the_same_strikes_again() -> None:
@@ -113,12 +84,6 @@ def test_a_seed_draws_the_same_strikes_again() -> None:
     assert ("eio", True) in acts
     assert ("eio", False) not in acts
     assert not any(e.strike and e.strike.act == "power" and e.target == "second" for e in events)
-
-
-def test_the_counts_of_runs_add_up_and_a_failpoint_that_no_run_has_is_there_with_none() -> None:
-    total = add_up([{_NAME: Count(2, 1, 1)}, {_NAME: Count(3, 0, 0), LATE_COMMITS[0]: Count(1, 1, 1)}])
-    assert (total[_NAME], total[LATE_COMMITS[0]], total[_OTHER]) == (Count(5, 1, 1), Count(1, 1, 1), Count())
-    assert re.search(rf"^{_NAME} +5 +1 +1$", table(total), re.MULTILINE)
 
 
 class _Sketch(World):

@@ -87,10 +87,6 @@ def test_the_changelog_names_what_is_gone_and_what_there_is_instead() -> None:
                 assert name.partition("=")[0] in options or name in re.findall(r"\w+", pages), name
 
 
-def test_all_errors_are_public() -> None:
-    assert set(errors.__all__) <= set(zmq_datasource.__all__)
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_what_a_module_calls_public_exists(name: str) -> None:
     module = importlib.import_module(name)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from tests.support import (
 )
 from tests.support.middlebox import Middlebox
 from zmq_datasource.acknowledged.uplink import Uplink
-from zmq_datasource.errors import DiskFaultError, NoPeerError, TransactionError
+from zmq_datasource.errors import TransactionError
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.feed_receiver import FeedReceiver
@@ -97,29 +95,6 @@ def test_a_transaction_appears_when_it_is_committed(tmp_path: Path) -> None:
     assert set(table.column("sequence").to_pylist()) == {0}
 
 
-def test_a_full_disk_holds_a_sender_back_for_longer_than_its_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint, write, refusals = free_endpoint(), StagedFiles.write, itertools.count()
-    is_full_until = time.monotonic() + 1.5
-
-    def refuse_at_first(*arguments: Any) -> int:
-        if time.monotonic() < is_full_until:
-            next(refusals)
-            raise DiskFaultError("No space left on device")
-        return write(*arguments)
-
-    monkeypatch.setattr(StagedFiles, "write", refuse_at_first)
-    with receiving(tmp_path, endpoint), uplink(endpoint, sendTimeout="500ms") as link:
-        assert not link.greet()
-        for value in "abc":
-            link.send(rows(value))
-        link.finish()
-        assert not link.commit([link.session.attempt], 3)
-    assert next(refusals) > 1
-    assert values(tmp_path) == ["a", "b", "c"]
-
-
 def test_a_commit_that_is_repeated_has_no_effect(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
@@ -161,14 +136,6 @@ def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(
     assert values(tmp_path) == ["a"]
 
 
-def test_a_missing_receiver_is_an_error_that_names_the_endpoint() -> None:
-    with (
-        pytest.raises(NoPeerError, match="Start the receiver"),
-        uplink(free_endpoint(), connectTimeout="200ms"),
-    ):
-        pass
-
-
 # The network.
 
 
@@ -188,64 +155,6 @@ def test_an_attempt_continues_after_its_connection_breaks(tmp_path: Path) -> Non
     assert got == batch.column("value").to_pylist() * 6
 
 
-# A crash between any two durable steps.
-
-
-def photographed(monkeypatch: pytest.MonkeyPatch, log: Path, album: Path) -> list[Path]:
-    """Copies of the log after each step on the disk, as after a crash of the receiver."""
-    photos: list[Path] = []
-
-    def then_photographed(step: Callable[..., None]) -> Callable[..., None]:
-        def done(*args: Any) -> None:
-            step(*args)
-            photo = album / str(len(photos))
-            shutil.copytree(log, photo)
-            photos.append(photo)
-
-        return done
-
-    for owner, name in ((StagedFiles, "rename"), (StagedFiles, "remove"), (LogStorage, "put_chunk")):
-        monkeypatch.setattr(owner, name, then_photographed(getattr(owner, name)))
-    return photos
-
-
-def test_a_crash_at_any_step_leaves_all_of_a_transaction_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint = free_endpoint()
-    photos = photographed(monkeypatch, tmp_path / "log", tmp_path / "album")
-    attempts: list[list[str]] = []
-    with receiving(tmp_path / "log", endpoint):
-        for number in range(3):
-            staged = [stage(endpoint, f"{number}a", f"{number}b", number=number, partition=p) for p in (0, 1)]
-            attempts.append(staged)
-            commit(endpoint, staged, 4, number=number)
-    monkeypatch.undo()
-    assert len(photos) > 10
-    whole = [f"{number}{letter}" for number in range(3) for letter in "abab"]
-    for photo in photos:
-        got = values(photo)
-        assert got == whole[: len(got)]
-        assert len(got) % 4 == 0
-        # The sender repeats its transaction until it is committed.
-        endpoint = free_endpoint()
-        with receiving(photo, endpoint):
-            for number in range(max(len(got) // 4 - 1, 0), 3):
-                with uplink(endpoint, number=number) as link:
-                    done = link.greet()
-                if done:
-                    continue
-                try:
-                    commit(endpoint, attempts[number], 4, number=number)
-                except TransactionError:
-                    again = [
-                        stage(endpoint, f"{number}a", f"{number}b", number=number, partition=p)
-                        for p in (0, 1)
-                    ]
-                    commit(endpoint, again, 4, number=number)
-        assert values(photo) == whole, photo
-
-
 def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
@@ -261,27 +170,13 @@ def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path)
     assert values(tmp_path) == ["a", "b"]
 
 
-def test_the_receiver_starts_in_spite_of_an_unreadable_staged_file(tmp_path: Path) -> None:
+def test_a_commit_of_no_attempt_or_of_one_twice_is_refused(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         attempt = stage(endpoint, "a")
-    (tmp_path / "chunks" / "staging" / f"{attempt}.arrow").write_bytes(b"")
-    with receiving(tmp_path, endpoint):
-        with pytest.raises(TransactionError, match="not staged here"):
-            commit(endpoint, [attempt], 1)
-        commit(endpoint, [stage(endpoint, "a")], 1)
-    assert values(tmp_path) == ["a"]
-
-
-@pytest.mark.parametrize(("attempts", "count"), [([], 0), ([], 5), (["twice"], 2)])
-def test_a_commit_of_no_attempt_or_of_one_twice_is_refused(
-    attempts: list[str], count: int, tmp_path: Path
-) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        attempt = stage(endpoint, "a")
-        with pytest.raises(TransactionError, match="none, or one of them twice"):
-            commit(endpoint, [attempt, attempt] if attempts else [], count)
+        for attempts in ([], [attempt, attempt]):
+            with pytest.raises(TransactionError, match="none, or one of them twice"):
+                commit(endpoint, attempts, 2)
         with uplink(endpoint) as link:
             assert not link.greet()
         assert not commit(endpoint, [attempt], 1)

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow as pa
-import pyarrow.ipc
 import pytest
 import zmq
 
-from tests.acknowledged.test_acknowledged import receiving, rows, stage, uplink, values
+from tests.acknowledged.test_acknowledged import receiving, rows, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
-from zmq_datasource import Producer, RowError, TransactionError
+from zmq_datasource import Producer, RowError
 from zmq_datasource.acknowledged.acceptor import Acceptor
-from zmq_datasource.acknowledged.protocol import Commit, as_text, decode, digest_of
-from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.acknowledged.protocol import as_text, digest_of
 from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, Sessions
 from zmq_datasource.errors import ZmqDataSourceError
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.spark.job import Job
 
@@ -56,16 +50,6 @@ def sessions_of(ingest: FeedReceiver) -> Sessions:
 
 
 # "Committed again" is answered only for the same rows.
-
-
-def test_data_of_an_older_number_is_refused_without_a_file(context: Context, tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
-        sender.commit("q", 5, [sender.stage("q", 5, b"a")], 1)
-        attempt = uuid.uuid4().hex
-        assert sender.ask("H", "W", attempt=attempt, producer="q")["committed"] == 5
-        assert sender.data("q", 4, b"b", attempt=attempt)["kind"] == "X"
-        assert not any((tmp_path / "chunks" / "staging").iterdir())
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -99,72 +83,6 @@ def check_what_is_repeated(sender: RawSender, digest: str) -> None:
         assert "computed again" in refused["reason"]
     assert sender.commit("q", 7, [], 2, digest=digest)["again"]
     assert sender.commit("q", 7, [], 2)["again"]  # without a digest
-
-
-def test_other_rows_under_a_number_that_is_being_committed_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two drivers of one query commit at the same moment."""
-    endpoint = free_endpoint()
-    write, writing, go_on = LogStorage.put_chunk, threading.Event(), threading.Event()
-
-    def slowly(*args: Any) -> None:
-        writing.set()
-        go_on.wait(20)
-        write(*args)
-
-    with receiving(tmp_path, endpoint), ThreadPoolExecutor(2) as pool:
-        one, other = stage(endpoint, "a", number=3), stage(endpoint, "b", number=3)
-        older = stage(endpoint, "c", number=2)
-        monkeypatch.setattr(LogStorage, "put_chunk", slowly)
-        asking = peers_that_commit(monkeypatch)
-        first = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        assert writing.wait(30)
-        with pytest.raises(TransactionError, match="conflict"):
-            commit_with_digest(endpoint, other, "b", 3)
-        with pytest.raises(TransactionError, match="conflict"):
-            commit_with_digest(endpoint, older, "c", 2)
-        same = pool.submit(lambda: commit_with_digest(endpoint, one, "a", 3))
-        wait_for(lambda: len(asking) == 4, "the same to be asked twice")
-        go_on.set()
-        assert (first.result(20), same.result(20)) == (False, False)
-    assert values(tmp_path) == ["a"]
-
-
-def peers_that_commit(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
-    """The peers whose commits are received from now on."""
-    peers: set[bytes] = set()
-    receive = Reception.receive
-
-    def note(self: Reception, peer: bytes, frames: Sequence[bytes], *given: Any) -> None:
-        receive(self, peer, frames, *given)
-        message, _ = decode(frames)
-        if isinstance(message, Commit):
-            peers.add(peer)
-
-    monkeypatch.setattr(Reception, "receive", note)
-    return peers
-
-
-def commit_with_digest(endpoint: str, attempt: str, value: str, number: int) -> bool:
-    with uplink(endpoint, number=number) as link:
-        return link.commit([attempt], 1, digest_of(rows(value)))
-
-
-def test_a_digest_depends_on_the_bytes_but_not_on_the_column_type() -> None:
-    texts, same = ["a", "é", ""], set()
-    for kind in (pa.string(), pa.large_string()):
-        for target in (kind, pa.binary() if kind == pa.string() else pa.large_binary()):
-            column = pa.array(texts, kind).cast(target)
-            same.add(digest_of(pa.record_batch({"value": column})))
-            same.add(digest_of(pa.record_batch({"topic": pa.nulls(3, kind), "value": column})))
-    same.add(digest_of(pa.record_batch({"frames": [[text.encode()] for text in texts]})))
-    assert len(same) == 1
-    topics = {
-        digest_of(pa.record_batch({"topic": [topic], "value": ["v"]})) for topic in (None, "", "t", "v")
-    }
-    assert len(topics) == 4
-    assert as_text(digest_of(pa.record_batch({"topic": ["t"], "value": ["v"]}))) == "8f33520e4922b7a9"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.acknowledged.test_producer import ALL, follower, program
-from tests.support import Socket, free_endpoint, log_rows
+from tests.acknowledged.test_producer import program
+from tests.support import Socket, free_endpoint, log_rows, stream_options
 from zmq_datasource import Producer
 from zmq_datasource.acknowledged.acceptor import Backlog
+from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 EACH, ALL_BYTES = 100, 1000
 
@@ -112,9 +114,9 @@ def test_a_sender_that_ignores_the_bounds_takes_little_memory(
                 sock.send_multipart(frames, copy=False)
                 most = max(most, memory.memory_info().rss)
         assert most - before < 300 << 20
-        reader = follower(tmp_path, startingOffsets="earliest")
-        end = reader.latestOffset(reader.initialOffset(), ALL)
-        reader.latestOffset(end, ALL)  # gives the log its room back
+        reader = ZmqStreamReader(stream_options(walLocation=tmp_path, startingOffsets="earliest"))
+        end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
+        reader.latestOffset(end, ReadMaxRows(1))  # gives the log its room back
         producer.send("honest")
         producer.flush()
         reader.stop()

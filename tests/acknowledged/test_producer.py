@@ -17,13 +17,10 @@ from typing import Any
 
 import pytest
 import zmq
-from click.testing import CliRunner
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.acknowledged.test_acknowledged import receiving, values
-from tests.support import RawSender, Socket, free_endpoint, log_rows, stop_sooner, stream_options, wait_for
+from tests.support import RawSender, Socket, free_endpoint, log_rows, stop_sooner, wait_for
 from zmq_datasource import (
-    LogLockedError,
     OptionError,
     Producer,
     RowError,
@@ -33,10 +30,6 @@ from zmq_datasource import (
 )
 from zmq_datasource.acknowledged.protocol import Committed, decode
 from zmq_datasource.acknowledged.reception import Reception
-from zmq_datasource.cli import main
-from zmq_datasource.log.readers import Reader
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 pytestmark = pytest.mark.spark  # no Spark, but slow processes and kills
 FAST = {"zmq.reconnect_ivl": "20"}
@@ -102,16 +95,11 @@ def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
         with pytest.raises(TransactionError, match="leave its block"), producer.transaction():
             producer.flush()
         producer.send("after")
+        with pytest.raises(KeyError), Producer(endpoint) as failing:
+            failing.send("never")
+            raise KeyError
     assert values(tmp_path) == ["before", "a", "b", "after"]
     assert log_rows(tmp_path).column("sequence").to_pylist() == [0, 1, 1, 2]
-
-
-def test_a_block_that_fails_flushes_nothing(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint), pytest.raises(KeyError), Producer(endpoint) as producer:
-        producer.send("never")
-        raise KeyError
-    assert values(tmp_path) == []
 
 
 def test_messages_in_memory_are_bounded(tmp_path: Path) -> None:
@@ -389,19 +377,6 @@ def start(location: Path, endpoint: str, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_the_program_names_a_wrong_option(tmp_path: Path) -> None:
-    for arguments, says in (
-        (["--wal-location", str(tmp_path)], "--bind or --connect"),
-        (["--bind", "tcp://*:1", "--wal-location", str(tmp_path), "-o", "x"], "NAME=VALUE"),
-        (["--bind", "tcp://*:1", "--wal-location", "dbfs:/x"], "name a local directory of the driver"),
-        (["--bind", "tcp://*:99999", "--wal-location", str(tmp_path)], "from 1 to 65535"),
-        (["--bind", "tcp://*:5555", "--wal-location", str(tmp_path), "-o", "walRetentio=1h"], "walRetention"),
-    ):
-        done = CliRunner().invoke(main, ["receive", *arguments])
-        assert done.exit_code != 0
-        assert says in done.output
-
-
 def listens(endpoint: str) -> bool:
     host, port = endpoint.removeprefix("tcp://").split(":")
     with stdlib_socket.socket() as probe:
@@ -445,58 +420,3 @@ def test_kills_of_the_receiver_lose_and_double_no_transaction(tmp_path: Path) ->
     expected = [f"{number} {row}" for number, size in enumerate(sizes) for row in range(size)]
     assert values(tmp_path) == expected
     assert log_rows(tmp_path).column("sequence").to_pylist() == [int(v.split()[0]) for v in expected]
-
-
-# A query on the log of another process, by the calls that Spark makes.
-
-
-ALL = ReadMaxRows(1)
-
-
-def follower(location: Path, **options: Any) -> ZmqStreamReader:
-    return ZmqStreamReader(stream_options(walLocation=location, **options))
-
-
-def read(it: ZmqStreamReader, start_: dict[str, Any], end: dict[str, Any]) -> list[str]:
-    batches = (batch for share in it.partitions(start_, end) for batch in it.read(share))
-    return [value.decode() for batch in batches for value in batch.column("value").to_pylist()]
-
-
-def test_a_query_reads_a_log_that_another_process_fills(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint = free_endpoint()
-    options = ("-o", "walFlushInterval=50ms", "--wal-retention", "0s")
-    with program(tmp_path, endpoint, *options), Producer(endpoint) as producer:
-        producer.send("a")
-        producer.flush()
-        one, two = follower(tmp_path), follower(tmp_path, reader="two", startingOffsets="latest")
-        begin, later = one.initialOffset(), two.initialOffset()
-        end = one.latestOffset(begin, ALL)
-        assert read(one, begin, end) == ["a"]
-        producer.send("b")
-        producer.flush()
-        newer = wait_for(lambda: (it := one.latestOffset(end, ALL)) != end and it, "the second")
-        assert isinstance(newer, dict)
-        assert read(one, end, newer) == ["b"]
-        two_newer = wait_for(
-            lambda: (it := two.latestOffset(later, ALL)) != later and it, "the second, here too"
-        )
-        assert isinstance(two_newer, dict)
-        assert read(two, later, two_newer) == ["b"]
-        one.commit(newer)
-        assert values(tmp_path)[-1] == "b"  # the other query has not committed it
-        two.commit(two_newer)
-        with pytest.raises(LogLockedError, match="reader of its own"):
-            monkeypatch.setattr(Reader, "hold_seconds", 0.0)
-            follower(tmp_path, reader="two").initialOffset()
-        producer.send("c")
-        producer.flush()
-        storage = LogStorage(str(tmp_path))
-        wait_for(
-            lambda: [chunk.first for chunk in storage.chunks()] == [2],
-            "what both have committed to be deleted",
-        )
-        assert values(tmp_path) == ["c"]
-    # The receiver has ended. Its log is still there.
-    assert read(one, newer, one.latestOffset(newer, ALL)) == ["c"]

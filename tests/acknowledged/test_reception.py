@@ -24,7 +24,9 @@ from zmq_datasource.acknowledged.protocol import (
     Staged,
     Taken,
     Welcome,
+    as_text,
     decode,
+    digest_of,
     encode,
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
@@ -154,8 +156,16 @@ class Side:
             End(attempt=attempt, producer="q", number=number, partition=0, messages=messages, rows=rows)
         )
 
-    def commit(self, rows: int, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
-        return self.tell(Commit(producer="q", number=number, attempts=[attempt], rows=rows))
+    def stage(self, value: bytes = b"a", attempt: str = ATTEMPT, number: int = 0) -> None:
+        """An attempt of one row that is staged."""
+        self.data(value, attempt=attempt, number=number)
+        self.end(1, attempt=attempt, number=number)
+        self.wait(0)
+
+    def commit(
+        self, rows: int, attempt: str = ATTEMPT, number: int = 0, digest: str | None = None
+    ) -> list[Message]:
+        return self.tell(Commit(producer="q", number=number, attempts=[attempt], rows=rows, digest=digest))
 
     def answers(self) -> list[Message]:
         return [decode(frames)[0] for _, frames in self.reception.answers()]
@@ -236,19 +246,6 @@ def test_a_transaction_counts_once_in_any_order_of_loss_delay_and_repetition(
     assert side.log.rows in ([], [b"a", b"b"])
 
 
-def test_the_size_of_staged_attempts_is_known_without_the_disk(
-    side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise DiskFaultError("Input/output error")
-
-    monkeypatch.setattr(StagedFiles, "size_of", refuse)
-    side.data(b"a", b"b")
-    assert [type(answer) for answer in [*side.end(2), *side.wait(0)]] == [Staged]
-    (file,) = (side.path / "chunks" / "staging").iterdir()
-    assert 0 <= side.reception.attempts.staged_bytes - file.stat().st_size <= 4096  # whole blocks
-
-
 def on_disk(side: Side) -> int:
     return sum(file.stat().st_blocks * 512 for file in (side.path / "chunks" / "staging").iterdir())
 
@@ -281,9 +278,7 @@ def test_the_number_of_staged_attempts_is_bounded(tmp_path: Path) -> None:
     side = Side(tmp_path, most_attempts=3)
     attempts = [f"{number:032x}" for number in range(4)]
     for number, attempt in enumerate(attempts[:3]):
-        side.data(b"x", attempt=attempt, number=number)
-        side.end(1, attempt=attempt, number=number)
-        side.wait(0)
+        side.stage(b"x", attempt, number)
     assert codes(side.data(b"x", attempt=attempts[3], number=3)) == ["no_room"]
     side.commit(1, attempt=attempts[0])
     side.log.sync()
@@ -311,6 +306,7 @@ def test_a_restart_reads_only_the_head_of_each_staged_attempt(tmp_path: Path) ->
     side.wait(0)
     torn = tmp_path / "chunks" / "staging" / f"{OTHER}.arrow"
     torn.write_bytes(torn.read_bytes()[:-8])
+    (tmp_path / "chunks" / "staging" / f"{'c' * 32}.arrow").write_bytes(b"")
     side = Side(tmp_path)
     assert len(side.files) == 2
     assert side.end(2) == [Staged(attempt=ATTEMPT, rows=2)]
@@ -387,9 +383,7 @@ def test_what_is_said_again_is_answered_as_before_and_done_once(side: Side) -> N
 
 
 def test_a_commit_discards_other_attempts_at_the_transaction(side: Side) -> None:
-    side.data(b"a")
-    side.end(1)
-    side.wait(0)
+    side.stage()
     side.data(b"a", attempt=OTHER)
     side.data(b"later", attempt="c" * 32, number=1)
     side.commit(1)
@@ -399,10 +393,25 @@ def test_a_commit_discards_other_attempts_at_the_transaction(side: Side) -> None
     assert codes(side.data(b"b", attempt="c" * 32, number=1, index=1)) == []
 
 
+def test_other_rows_under_a_number_that_is_being_committed_are_refused(side: Side) -> None:
+    """Two drivers of one query commit at the same moment."""
+    older = "c" * 32
+    for attempt, number, value in ((older, 2, b"c"), (ATTEMPT, 3, b"a"), (OTHER, 3, b"b")):
+        side.stage(value, attempt, number)
+    digests = {value: as_text(digest_of(pa.record_batch({"value": [value]}))) for value in (b"a", b"b", b"c")}
+    assert side.commit(1, ATTEMPT, 3, digests[b"a"]) == []
+    assert codes(side.commit(1, OTHER, 3, digests[b"b"])) == ["conflict"]
+    assert codes(side.commit(1, older, 2, digests[b"c"])) == ["conflict"]
+    assert side.commit(1, ATTEMPT, 3, digests[b"a"]) == []
+    side.log.sync()
+    assert side.wait(0) == [Committed(producer="q", number=3, again=False, by=ATTEMPT)] * 2
+    assert side.log.rows == [b"a"]
+    assert codes(side.data(b"d", attempt="d" * 32, number=2)) == ["conflict"]
+    assert f"{'d' * 32}.arrow" not in side.files
+
+
 def test_a_commit_waits_while_the_log_is_full(side: Side) -> None:
-    side.data(b"a")
-    side.end(1)
-    side.wait(0)
+    side.stage()
     side.log.full = True
     assert side.commit(1) + side.commit(1) + side.wait(1) == []
     side.log.full = False
@@ -422,9 +431,7 @@ def test_an_attempt_without_room_frees_what_it_had(tmp_path: Path) -> None:
 
 def test_a_commit_is_answered_if_the_log_fails_only_after_it(side: Side) -> None:
     for number, attempt in enumerate((ATTEMPT, OTHER)):
-        side.data(b"%d" % number, attempt=attempt, number=number)
-        side.end(1, attempt=attempt, number=number)
-        side.wait(0)
+        side.stage(b"%d" % number, attempt, number)
         side.commit(1, attempt=attempt, number=number)
     first, second = side.log.cuts
     first.set_result(1)
@@ -435,9 +442,7 @@ def test_a_commit_is_answered_if_the_log_fails_only_after_it(side: Side) -> None
 
 
 def test_an_attempt_that_is_being_committed_is_not_aborted(side: Side) -> None:
-    side.data(b"a")
-    side.end(1)
-    side.wait(0)
+    side.stage()
     side.commit(1)
     assert len(side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))) == 1
     assert len(side.files) == 1  # the log may fail, and the sender may ask again
@@ -446,9 +451,7 @@ def test_an_attempt_that_is_being_committed_is_not_aborted(side: Side) -> None:
 
 
 def test_a_sender_aborts_only_its_own_attempts(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    side.data(b"a")
-    side.end(1)
-    side.wait(0)
+    side.stage()
     monkeypatch.setattr(StagedFiles, "remove", lambda *_: pytest.fail("a file is removed"))
     strangers = [f"{number:032x}" for number in range(1000)]
     for producer, number in (("other", 0), ("q", 1)):
@@ -616,6 +619,26 @@ def session(tmp_path: Path) -> Callable[..., AttemptSession]:
     return new
 
 
+def test_a_session_gives_its_place_up_only_when_it_is_silent_for_long_and_not_while_it_waits_for_the_disk(
+    session: Callable[..., AttemptSession],
+) -> None:
+    everyone = Sessions(SenderBounds(places=2))
+    everyone.add(session(0))
+    assert everyone.to_replace(b"new", 0.0) is None, "there is another place"
+    everyone.add(session(1, now=1.0))
+    first, second = everyone
+    first.finishing = Future()
+    silent = 1.0 + SENDER_BOUNDS.silent_seconds
+    assert everyone.is_full(silent - 1)
+    with pytest.raises(RefusedError, match="2 senders are sending already") as refused:
+        everyone.to_replace(b"new", silent - 1)
+    assert refused.value.code == "busy"
+    assert not everyone.is_full(silent)
+    assert everyone.to_replace(b"new", silent) is second
+    second.finishing = Future()
+    assert everyone.is_full(1e6)
+
+
 def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., AttemptSession]) -> None:
     everyone = Sessions()
     everyone.add(session(0))
@@ -624,37 +647,3 @@ def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., Attempt
     assert everyone.to_replace(first.peer, 0.0) is first
     second.finishing = Future()
     assert everyone.to_replace(second.peer, 0.0) is None, "it has sent its end"
-
-
-def test_a_session_that_waits_for_the_disk_keeps_its_place(session: Callable[..., AttemptSession]) -> None:
-    everyone = Sessions(SenderBounds(places=1))
-    everyone.add(session(0))
-    next(iter(everyone)).finishing = Future()
-    assert everyone.is_full(1e6)
-    with pytest.raises(RefusedError, match="1 senders are sending already") as refused:
-        everyone.to_replace(b"new", 1e6)
-    assert refused.value.code == "busy"
-
-
-def test_a_session_keeps_its_place_until_it_is_silent_for_long(
-    session: Callable[..., AttemptSession],
-) -> None:
-    everyone = Sessions(SenderBounds(places=1))
-    everyone.add(session(0, now=1000.0))
-    with pytest.raises(RefusedError):
-        everyone.to_replace(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds - 1)
-    assert everyone.is_full(1000.0 + SENDER_BOUNDS.silent_seconds - 1)
-    assert everyone.to_replace(b"new", 1000.0 + SENDER_BOUNDS.silent_seconds) is not None
-    assert not everyone.is_full(1000.0 + SENDER_BOUNDS.silent_seconds)
-
-
-def test_another_session_is_replaced_than_the_one_that_waits_for_the_disk(
-    session: Callable[..., AttemptSession],
-) -> None:
-    everyone = Sessions(SenderBounds(places=2))
-    everyone.add(session(0))
-    assert everyone.to_replace(b"new", 0.0) is None
-    everyone.add(session(1, now=1.0))
-    first, second = everyone
-    first.finishing = Future()
-    assert everyone.to_replace(b"new", 1.0 + SENDER_BOUNDS.silent_seconds) is second

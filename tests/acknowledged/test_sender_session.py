@@ -83,11 +83,6 @@ def indices(messages: list[Message]) -> list[int]:
 # Asking.
 
 
-def test_before_the_welcome_nothing_is_committed() -> None:
-    it = session()
-    assert (it.state, it.committed, it.by, it.again, it.rows, it.bytes) == ("new", None, None, False, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("ask", "what"),
     [
@@ -109,23 +104,6 @@ def test_a_timeout_names_the_missing_answer(ask: Callable[[SenderSession], None]
         "full, or the network is down; the transaction can be repeated$",
     ):
         it.wake(TIMEOUT)
-
-
-def test_sent_rows_and_bytes_are_counted() -> None:
-    it = greeted()
-    sizes = [push(it), push(it)]
-    assert (it.rows, it.bytes, it.kept.bytes) == (2, sum(sizes), sum(sizes))
-    assert [len(frames) for frames in it.outbox] == [4, 4], "a head, a header, and the two buffers of value"
-
-
-def test_a_greeting_waits_for_its_welcome() -> None:
-    it = session()
-    it.greet(0)
-    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
-    assert it.waiting
-    it.receive(welcome(it, committed=6, by="f" * 32), 1)
-    assert not it.waiting
-    assert (it.committed, it.by, it.state) == (6, "f" * 32, "sending")
 
 
 def test_a_request_is_repeated_until_the_timeout() -> None:
@@ -207,14 +185,18 @@ def test_one_data_message_is_on_the_way_before_the_first_is_taken_and_two_after_
     assert not it.kept.has_room(1)
 
 
-def test_waiting_for_room_sends_no_request_at_first() -> None:
+def test_waiting_for_room_asks_only_after_silence() -> None:
     it = greeted()
+    it.wait_for_room(200, 0)
+    assert not it.waiting
     push(it)
     said(it)
     it.wait_for_room(200, 0)
     assert it.waiting
     assert said(it) == []
-    it.receive(taken(it, 1), 1)
+    it.wake(ASK_AGAIN_SECONDS + 0.1)
+    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
+    it.receive(taken(it, 1), 3)
     assert not it.waiting
     assert it.kept.bytes == 0
 
@@ -287,46 +269,18 @@ def test_a_busy_receiver_that_becomes_silent_is_a_timeout() -> None:
         it.wake(TIMEOUT + 1)
 
 
-def test_with_room_there_is_no_waiting() -> None:
-    it = greeted()
-    it.wait_for_room(200, 0)
-    assert not it.waiting
-
-
-def test_progress_extends_the_timeout() -> None:
+def test_progress_extends_the_timeout_and_repeats_no_request() -> None:
     it = greeted()
     for _ in range(9):
         push(it)
     it.wait_until_taken(0)
+    said(it)
     for received in range(1, 9):
         it.receive(taken(it, received), received * (TIMEOUT - 1))
         it.wake(received * (TIMEOUT - 1))
+        assert said(it) == []
     with pytest.raises(SendTimeoutError, match="the last data to be taken"):
         it.wake(9 * (TIMEOUT - 1) + 1)
-
-
-def test_while_there_is_progress_no_request_is_repeated() -> None:
-    it = greeted()
-    for _ in range(9):
-        push(it)
-    it.wait_until_taken(0)
-    said(it)
-    for received in range(1, 5):
-        now = received * (ASK_AGAIN_SECONDS - 0.5)
-        it.receive(taken(it, received), now)
-        it.wake(now)
-        assert said(it) == []
-    it.wake(now + ASK_AGAIN_SECONDS + 0.1)
-    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
-
-
-def test_a_greeting_asks_for_room_after_silence() -> None:
-    it = greeted()
-    push(it)
-    said(it)
-    it.wait_for_room(1, 0)
-    it.wake(ASK_AGAIN_SECONDS + 0.1)
-    assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 
 
 def test_messages_without_progress_do_not_extend_the_timeout() -> None:
@@ -439,12 +393,6 @@ def test_a_commit_is_repeated_until_it_is_answered() -> None:
     it.receive(encode(Committed(producer="me", number=7, again=True, by=it.attempt)), 3)
     assert not it.waiting
     assert (it.again, it.by) == (True, it.attempt)
-
-
-def test_a_commit_may_leave_the_digest_out() -> None:
-    it = session()
-    it.commit([it.attempt], 1, None, 0)
-    assert said(it) == [Commit(producer="me", number=7, attempts=[it.attempt], rows=1)]
 
 
 def test_an_abort_waits_for_its_answer() -> None:

@@ -66,6 +66,16 @@ def test_an_empty_topic_is_a_frame_and_null_is_none() -> None:
     assert digest(topic=[b""], value=[b"v"]) != digest(value=[b"v"])
 
 
+def test_a_digest_depends_on_the_bytes_but_not_on_the_column_type() -> None:
+    texts = ["a", "é", ""]
+    columns = [pa.array(texts, kind) for kind in (pa.string(), pa.large_string())]
+    columns += [
+        column.cast(kind) for column, kind in zip(columns, (pa.binary(), pa.large_binary()), strict=True)
+    ]
+    frames = pa.record_batch({"frames": [[text.encode()] for text in texts]})
+    assert {digest_of(pa.record_batch({"value": column})) for column in columns} == {digest_of(frames)}
+
+
 def test_a_digest_depends_on_how_often_a_row_is_there() -> None:
     values = [b"%d" % number for number in range(100)]
     whole = digest(value=values)

@@ -7,9 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -98,33 +97,6 @@ def test_demo_accounts_for_every_message(tmp_path: Path) -> None:
     assert f"{dropped:,} rows found the queue full" in output
     topics = re.findall(r"^weather\.\w+ +([\d,]+)", output, re.MULTILINE)
     assert sum(int(messages.replace(",", "")) for messages in topics) == published
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.timeout(240)
-def test_a_terminal_shows_the_accounts_while_messages_flow(tmp_path: Path) -> None:
-    ours, screen = os.openpty()
-    shown = bytearray()
-
-    def read() -> None:
-        with suppress(OSError):  # the terminal is closed
-            while data := os.read(ours, 65536):
-                shown.extend(data)
-
-    with _demo(tmp_path, "--seconds", "3", stdout=screen, TERM="xterm", COLUMNS="200") as process:
-        os.close(screen)
-        reader = threading.Thread(target=read)
-        reader.start()
-        _, errors = process.communicate(timeout=200)
-        reader.join()
-    os.close(ours)
-    assert process.returncode == 0, errors
-    output = shown.decode()
-    streaming = output.split("Streaming")[1].split("Reading the rest")[0]
-    for shown in ("published", "aggregation", "slow sink"):
-        assert shown in streaming
-    assert "sent = arrived, in each query" in output
 
 
 @pytest.mark.spark

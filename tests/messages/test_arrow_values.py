@@ -108,21 +108,15 @@ def test_columns_of_the_message_can_be_selected() -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        (pa.array([1, 2], pa.int8()), pa.int64()),
         (pa.array([1, 2], pa.int64()), pa.int32()),
         (pa.array([1, 2], pa.int64()), pa.float64()),
         (pa.array([1, 2], pa.uint64()), pa.decimal128(20, 0)),
-        (pa.array([1.5], pa.float32()), pa.float64()),
-        (pa.array(["a", None], pa.large_string()), pa.string()),
-        (pa.array(["a", None], pa.string_view()), pa.string()),
         (pa.array(["a", "a"]).dictionary_encode(), pa.string()),
-        (pa.array([b"a"], pa.large_binary()), pa.binary()),
         (pa.array([b"ab"], pa.binary(2)), pa.binary()),
-        (pa.array([10**9], pa.timestamp("ns", tz="Europe/Bern".replace("Bern", "Zurich"))), MICROSECONDS),
+        (pa.array([10**9], pa.timestamp("ns", tz="Europe/Zurich")), MICROSECONDS),
         (pa.array([10**9], pa.timestamp("ns")), pa.timestamp("us")),
         (pa.array([date(2026, 1, 1)], pa.date64()), pa.date32()),
         (pa.array([Decimal("1.50")], pa.decimal256(40, 2)), pa.decimal128(10, 2)),
-        (pa.array([[1]], pa.large_list(pa.int32())), pa.list_(pa.field("element", pa.int64()))),
         (pa.nulls(2), pa.string()),
         (pa.array([5, None], pa.int64()), pa.decimal128(21, 2)),
         (pa.array([True, None]), pa.int64()),
@@ -131,14 +125,7 @@ def test_columns_of_the_message_can_be_selected() -> None:
         (pa.array([10**6], pa.timestamp("us")), MICROSECONDS),
         (pa.array([time(1, 2, 3)], pa.time64("us")), pa.time64("ns")),
         (pa.array([1.5, float("nan"), None]), pa.float32()),
-        (pa.array([b"ab", None], pa.binary_view()), pa.binary()),
-        (pa.array([["a"], None], pa.large_list(pa.string_view())), pa.list_(pa.string())),
         (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), pa.list_(pa.int64())),
-        (pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())])), pa.struct([("a", pa.int64())])),
-        (
-            pa.array([[("k", 1)], None, []], pa.map_(pa.large_string(), pa.int8())),
-            pa.map_(pa.string(), pa.int64()),
-        ),
     ],
     ids=str,
 )
@@ -305,6 +292,8 @@ def test_rows_without_bytes_are_bounded() -> None:
     assert "256 MiB" in Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": text}))).why[0][1]
     batches = pa.Table.from_batches([pa.RecordBatch.from_arrays([pa.nulls(1 << 23)], names=["x"])] * 3)
     assert "16777216 rows" in Reading(pa.schema([("_id", pa.int64())]), stream(batches)).why[0][1]
+    claims = pa.RecordBatch.from_arrays([pa.nulls(1 << 25)], names=["x"])
+    assert "the most are 16777216" in Reading(pa.schema([("x", pa.int64())]), stream(claims)).why[0][1]
     topic = log_of(stream(pa.RecordBatch.from_arrays([pa.nulls(1 << 20)], names=["x"])))
     at = topic.schema.get_field_index("topic")
     topic = topic.set_column(at, topic.schema.field(at), pa.array(["t" * 1000]))
@@ -352,13 +341,6 @@ def test_one_long_value_in_a_dictionary_fits() -> None:
     names = pa.DictionaryArray.from_arrays([0] * 3000 + [1], pa.array(["a", "b" * 100_000]))
     found = Reading(pa.schema([("x", pa.string())]), stream(pa.table({"x": names})))
     assert [len(row["x"]) for row in found.rows[-2:]] == [1, 100_000]
-
-
-def test_many_empty_batches_fit() -> None:
-    batch = pa.RecordBatch.from_arrays([pa.nulls(0)], names=["x"])
-    found = Reading(pa.schema([("x", pa.int64())]), stream(pa.Table.from_batches([batch] * 8000)))
-    assert found.batches == []
-    assert found.why == []
 
 
 class Strict(pa.ExtensionType):
@@ -464,15 +446,6 @@ def test_many_batches_of_one_value_and_compressed_ones() -> None:
     assert len(found.batches) == 3
 
 
-def test_a_batch_that_only_claims_rows_takes_no_memory() -> None:
-    def claims(rows: int) -> bytes:
-        return stream(pa.RecordBatch.from_arrays([pa.nulls(rows)], names=["x"]))
-
-    schema = pa.schema([("x", pa.int64())])
-    assert "the most are 16777216" in Reading(schema, claims(1 << 25)).why[0][1]
-    assert len(Reading(schema, claims(1000)).rows) == 1000
-
-
 @settings(max_examples=100)
 @given(st.data())
 def test_any_bytes_are_rows_or_do_not_fit(data: st.DataObject) -> None:
@@ -484,7 +457,3 @@ def test_any_bytes_are_rows_or_do_not_fit(data: st.DataObject) -> None:
         del content[source.randrange(len(content)) :]
     found = Reading(TABLE.schema, bytes(content))
     assert bool(found.why) != bool(found.batches) or sum(batch.num_rows for batch in found.batches) < 3
-
-
-def test_bytes_that_are_not_arrow_do_not_fit() -> None:
-    assert "not an Arrow IPC stream" in Reading(TABLE.schema, b"\xff" * 100).why[0][1]

@@ -12,20 +12,10 @@ from hypothesis import strategies as st
 
 from zmq_datasource.messages.columns import (
     binary_of,
-    integers_of,
     join_frames,
-    number,
     numbers_from,
     numbers_to,
-    text,
 )
-from zmq_datasource.messages.raw import RawMessage, RawMessages, raw_of
-
-messages = st.lists(st.lists(st.binary(max_size=9), min_size=1, max_size=4), max_size=20)
-
-
-def listed(sent: list[list[bytes]]) -> list[RawMessage]:
-    return [*sent]
 
 
 @given(st.lists(st.none() | st.binary(max_size=9), max_size=20))
@@ -34,45 +24,6 @@ def test_bytes_and_nulls_become_a_column(contents: list[bytes | None]) -> None:
     column.validate(full=True)
     assert column.to_pylist() == contents
     assert column.null_count == contents.count(None)
-
-
-@given(messages)
-def test_raw_messages_are_lists_of_their_frames(sent: list[list[bytes]]) -> None:
-    raw = raw_of(listed(sent))
-    lists = raw.lists()
-    lists.validate(full=True)
-    assert lists.to_pylist() == sent
-    assert raw_of([b"alone"]).lists().to_pylist() == [[b"alone"]]
-    assert raw.counts().to_pylist() == list(map(len, sent))
-    assert [raw.message(row) for row in range(len(raw))] == sent
-    behind = pa.concat_arrays([raw_of([[b"x", b"y", b"z"]]).lists(), lists])[1:]
-    for again in (RawMessages.of_lists(lists), RawMessages.of_lists(behind)):
-        assert again.lists().to_pylist() == sent
-        assert again.last.to_pylist() == [frames[-1] for frames in sent]
-        assert again.first.to_pylist() == [frames[0] if len(frames) > 1 else None for frames in sent]
-
-
-@given(messages, st.data())
-def test_selected_messages_keep_their_frames(sent: list[list[bytes]], data: st.DataObject) -> None:
-    mask = data.draw(st.lists(st.booleans(), min_size=len(sent), max_size=len(sent)))
-    expected = [frames for frames, kept in zip(sent, mask, strict=True) if kept]
-    raw = raw_of(listed(sent))
-    places = [place for place, kept in enumerate(mask) if kept]
-    some = (raw.filter(pa.array(mask, pa.bool_())), raw.take(integers_of(places)))
-    for part in some:
-        assert part.lists().to_pylist() == expected
-    only = [frames if kept else None for frames, kept in zip(sent, mask, strict=True)]
-    assert raw.only(places).to_pylist() == raw.only(pa.array(mask, pa.bool_())).to_pylist() == only
-
-
-@given(messages, st.integers(0, 3), st.booleans())
-def test_a_frame_is_found_from_either_end(sent: list[list[bytes]], place: int, backwards: bool) -> None:
-    at = -1 - place if backwards else place
-    long_enough = [frames for frames in sent if len(frames) > place]
-    assert raw_of(listed(long_enough)).frame(at).to_pylist() == [frames[at] for frames in long_enough]
-    alike = [frames for frames in sent if len(frames) == place + 1]
-    for end in (place, -1 - place):
-        assert raw_of(listed(alike)).frame(end).to_pylist() == [frames[end] for frames in alike]
 
 
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=3), st.none() | st.binary(max_size=3)), max_size=20))
@@ -99,13 +50,6 @@ def test_numbers_are_decoded_and_encoded(width: int, endian: str, signed: bool) 
 
 def test_a_number_beyond_the_range_of_a_column_is_negative() -> None:
     assert numbers_from(binary_of([b"\xff" * 8]), 8, "big", signed=False).to_pylist() == [-1]
-
-
-def test_scalars_equal_those_that_arrow_makes() -> None:
-    assert number(2**40).equals(pa.scalar(2**40, pa.int64()))
-    assert number(-1, pa.int32()).equals(pa.scalar(-1, pa.int32()))
-    assert text("\u00e9").equals(pa.scalar("\u00e9", pa.string()))
-    assert integers_of([]).type == pa.int64()
 
 
 _RECEIVING = """

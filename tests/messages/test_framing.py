@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.messages.columns import MESSAGE_SCHEMA, row_schema
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.messages.framing import decode_plain, to_rows
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
@@ -71,10 +71,3 @@ def test_publisher_and_sequence_can_be_given() -> None:
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_000_000, 1_000_000, 2_000_000]
     assert batch.column("publisher").to_pylist() == ["p", None, "q"]
     assert batch.column("sequence").to_pylist() == [3, 4, None]
-
-
-def test_batches_have_the_declared_schemas() -> None:
-    assert decode_plain(raw_of([b"v"]), [(0, 1)]).schema == MESSAGE_SCHEMA
-    batch = to_rows(number_rows(decode_plain(raw_of([b"v"]), [(0, 1)]), 0), include_frames=False)
-    assert batch.schema == row_schema(False)
-    assert pa.types.is_timestamp(batch.schema.field("timestamp").type)

@@ -57,15 +57,6 @@ def test_a_message_between_others_is_a_row_at_its_place(framing: str, strangers:
     assert (counters.received, counters.malformed, counters.bytes) == (len(sent), 2 * len(strangers), 2)
 
 
-@pytest.mark.parametrize("framing", FITTING)
-def test_a_batch_of_nothing_else_has_its_rows(framing: str) -> None:
-    feed, counters = intake(framing)
-    rows = read(feed, [[b"a"], [b""]])
-    assert rows.column("frames").to_pylist() == [[b"a"], [b""]]
-    assert rows.column("value").null_count == 2
-    assert (counters.received, counters.malformed, counters.bytes) == (2, 2, 0)
-
-
 def test_without_frames_the_rows_have_the_declared_schema() -> None:
     feed, _ = intake("vllm")
     rows = read(feed, [[b"a"], FITTING["vllm"]], include_frames=False)

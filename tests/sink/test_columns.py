@@ -6,20 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
-import pytest
 import zmq
 
 from tests.support import Socket, binary, bound, take, write_options
-from tests.transport.cores import use
 from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]
-
-
-@pytest.fixture(params=["python", "compiled"], autouse=True)
-def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, request.param)
 
 
 @contextmanager
@@ -33,39 +26,6 @@ def numbered(first: int, *messages: tuple[bytes, bytes]) -> list[list[bytes]]:
     return [
         [topic, b"p", (first + at).to_bytes(8, "big"), value] for at, (topic, value) in enumerate(messages)
     ]
-
-
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_a_slice_of_a_column_is_sent(context: Context, kind: pa.DataType) -> None:
-    values = pa.array([b"%d" % at * at for at in range(30)], kind)
-    topics = pa.array([None if at % 3 else b"t%d" % at for at in range(30)], kind)
-    expected = [[b"t%d" % at] * (at % 3 == 0) + [b"%d" % at * at] for at in range(11, 20)]
-    with sending(context) as (sender, pull):
-        sender.send(values.slice(11, 9), topics.slice(11, 9))
-        counters = sender.finish()
-    assert take(pull, 9) == expected
-    assert (counters.sent, counters.bytes) == (
-        9,
-        sum(len(frame) for message in expected for frame in message),
-    )
-
-
-@pytest.mark.parametrize("element", [pa.binary(), pa.large_binary()])
-def test_a_slice_of_a_column_of_lists_is_sent(context: Context, element: pa.DataType) -> None:
-    messages = [[b"%d.%d" % (at, frame) for frame in range(1 + at % 4)] for at in range(30)]
-    with sending(context) as (sender, pull):
-        sender.send(frames=pa.array(messages, pa.list_(element)).slice(7, 13))
-        counters = sender.finish()
-    assert take(pull, 13) == messages[7:20]
-    assert counters.bytes == sum(len(frame) for message in messages[7:20] for frame in message)
-
-
-def test_lists_over_a_slice_of_frames_are_sent(context: Context) -> None:
-    frames = binary([b"not sent", b"a", b"b", b"c"]).slice(1)
-    with sending(context) as (sender, pull):
-        sender.send(frames=pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), frames))
-        sender.finish()
-    assert take(pull, 2) == [[b"a"], [b"b", b"c"]]
 
 
 def test_a_null_topic_is_no_frame_and_an_empty_topic_is_an_empty_frame(context: Context) -> None:

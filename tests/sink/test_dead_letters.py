@@ -54,6 +54,7 @@ def test_rows_that_find_a_full_queue_become_dead_letters(context: Context, tmp_p
         counters = sender.finish()
     assert counters.dropped.total() == 0
     assert counters.rows == 500 == counters.sent + counters.dead_lettered["hwm"]
+    assert (counters.peers, counters.sndhwm) == (1, 10)
     assert counters.balanced
     commit_dead_letters(Location(tmp_path), "q", 0, staged.names)
     kept = letters(tmp_path)
@@ -73,7 +74,7 @@ def test_a_blocking_sink_waits_once_and_then_keeps_the_rows(context: Context, tm
         counters = sender.counters
     assert counters.dead_lettered["timeout"] > 100
     assert counters.balanced
-    assert time.monotonic() - began < 10  # not 200 ms for each
+    assert 0.1 < counters.blocked_seconds < time.monotonic() - began < 10  # not 200 ms for each
 
 
 def test_a_row_without_a_value_becomes_a_dead_letter(context: Context, tmp_path: Path) -> None:
@@ -128,7 +129,8 @@ def test_a_blocking_sink_without_dead_letters_fails_after_its_retries(context: C
     options = write_options(
         connect=stalled(context), sendTimeout="50ms", maxRetries=2, retryInterval="10ms", **SMALL
     )
-    with Sender(options) as sender, pytest.raises(SendTimeoutError, match="deadLetterLocation"):
+    said = r"1 peers up, sndhwm=10.*deadLetterLocation.*noblock=true"
+    with Sender(options) as sender, pytest.raises(SendTimeoutError, match=said):
         sender.send(binary([VALUE] * 1000))
     assert sender.counters.retries >= 2
 

@@ -19,21 +19,6 @@ def test_at_least_the_newest_bytes_are_kept() -> None:
     assert in_flight.batches[-1].first == 4990
 
 
-def test_rows_that_are_given_up_later_do_not_count_as_kept() -> None:
-    in_flight, given_up = InFlight(keep=1000), 0
-    for first in range(200):
-        batch = RowBatch(None, None, None, first, sent=1, sent_bytes=100)
-        if first % 7 == 3:
-            batch.sent, batch.sent_bytes = 10, 1900
-        is_due = in_flight.add(batch)
-        if first % 7 == 3:
-            batch.sent = batch.sent_bytes = 0
-            given_up += 1
-        if is_due:
-            in_flight.checked(all_sent=True)
-        assert in_flight.bytes >= min(1000, (first + 1 - given_up) * 116)
-
-
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0

@@ -7,13 +7,11 @@ import threading
 import time
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import zmq
 
 from tests.support import Consuming, Socket, binary, bound, free_endpoint, take, wait_for, write_options
 from zmq_datasource.errors import NoPeerError, SendTimeoutError
-from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]
@@ -104,30 +102,10 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
     assert consuming.got == [[b"%d" % i] for i in range(10_000)]
 
 
-def test_a_full_queue_without_noblock_fails_after_the_timeout(context: Context) -> None:
-    _, endpoint = bound(context, zmq.PULL, rcvhwm=10, rcvbuf=4096)
-    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096, sendTimeout="50ms")
-    with (
-        Sender(options) as sender,
-        pytest.raises(SendTimeoutError, match=r"1 peers up, sndhwm=10.*noblock=true"),
-    ):
-        sender.send(binary([VALUE] * 20_000))
-
-
 def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
     endpoint = free_endpoint()
     with pytest.raises(NoPeerError, match=rf"no answer from {endpoint}.*connectTimeout"):
         Sender(write_options(connect=endpoint, connectTimeout="50ms")).__enter__()
-
-
-def test_no_peer_with_noblock_is_counted(context: Context) -> None:
-    options = write_options(connect=free_endpoint(), connectTimeout="50ms", noblock=True)
-    with Sender(options) as sender:
-        sender.send(binary([VALUE] * 7))
-        sender.send(frames=pa.array([[b"a", b"b"]], FRAMES))
-        counters = sender.finish()
-    assert (counters.rows, counters.sent, dict(counters.dropped)) == (8, 0, {"no_peer": 8})
-    assert counters.unflushed_tasks == 0
 
 
 @pytest.mark.parametrize("kind", ["PUSH", "PUB"])
@@ -274,32 +252,3 @@ def test_a_task_that_fails_gives_its_queue_up_at_once(context: Context) -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-
-
-def test_time_spent_waiting_at_the_high_water_mark_is_counted(context: Context) -> None:
-    pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
-    full, got = threading.Event(), 0
-
-    def read_late() -> None:
-        nonlocal got
-        full.wait(30)
-        time.sleep(0.1)  # the time that is measured
-        while got < 3000:
-            pull.recv()
-            got += 1
-
-    reading = threading.Thread(target=read_late)
-    reading.start()
-    options = write_options(connect=endpoint, sndhwm=10, zmq_sndbuf=4096)
-    with Sender(options) as sender:
-        values = [b"x" * 1000] * 1000
-        sender.send(binary(values[:1]))
-        assert sender.counters.blocked_seconds == 0
-        full.set()
-        for _ in range(2):
-            sender.send(binary(values))
-        sender.send(binary(values[:999]))
-        counters = sender.finish()
-    reading.join(30)
-    assert (counters.sent, counters.peers, counters.sndhwm) == (3000, 1, 10)
-    assert 0.05 < counters.blocked_seconds < 30

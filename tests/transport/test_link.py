@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,20 @@ def router(context: zmq.Context[Socket]) -> Iterator[tuple[Socket, str]]:
         yield sock, endpoint
 
 
-def linked(endpoint: str, session: Session, **spec: int) -> Link:
-    quick = ZmqOptions({"reconnect_ivl": "20"})
-    link = Link(SocketSpec(kind="DEALER", connect=Endpoints.read(endpoint), zmq=quick, **spec), session)  # type: ignore[arg-type]
+@contextmanager
+def linked(endpoint: str, session: Session, sndhwm: int = 1000, **options: str) -> Iterator[Link]:
+    spec = SocketSpec(
+        kind="DEALER",
+        connect=Endpoints.read(endpoint),
+        sndhwm=sndhwm,
+        zmq=ZmqOptions({"reconnect_ivl": "20", **options}),
+    )
+    link = Link(spec, session)
     link.open()
-    return link
+    try:
+        yield link
+    finally:
+        link.close(0)
 
 
 def bytes_received(link: Link) -> int:
@@ -69,8 +79,7 @@ def receive(router: Socket) -> list[bytes]:
 def test_messages_are_sent_and_received_in_order(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
-    link = linked(endpoint, session)
-    try:
+    with linked(endpoint, session) as link:
         session.outbox.extend([[b"1"], [b"2", bytes(100_000)]])
         link.run_once()
         peer, *frames = receive(sock)
@@ -82,33 +91,16 @@ def test_messages_are_sent_and_received_in_order(router: tuple[Socket, str]) -> 
         wait_for(lambda: (link.run_once(), len(session.received) == 2)[1], "both answers")
         assert session.received == [[b"a"], [b"b", b""]]
         assert session.connections == 0, "the first connection is nothing new"
-    finally:
-        link.close(0)
-
-
-def test_a_session_is_woken_while_no_message_arrives(router: tuple[Socket, str]) -> None:
-    session = Recorder()
-    link = linked(router[1], session)
-    try:
-        for _ in range(3):
-            link.run_once(0.001)
-        assert session.wakes == 3
-    finally:
-        link.close(0)
 
 
 def test_a_session_learns_that_libzmq_has_connected_again(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
-    with Middlebox(endpoint) as between:
-        link = linked(between.endpoint, session)
-        try:
-            session.outbox.append([b"1"])
-            wait_for(lambda: (link.run_once(), sock.poll(0))[1], "the first message")
-            between.reset()
-            wait_for(lambda: (link.run_once(), session.connections == 1)[1], "the news")
-        finally:
-            link.close(0)
+    with Middlebox(endpoint) as between, linked(between.endpoint, session) as link:
+        session.outbox.append([b"1"])
+        wait_for(lambda: (link.run_once(), sock.poll(0))[1], "the first message")
+        between.reset()
+        wait_for(lambda: (link.run_once(), session.connections == 1)[1], "the news")
 
 
 def test_bytes_of_an_incomplete_message_are_a_sign_of_life(router: tuple[Socket, str]) -> None:
@@ -116,15 +108,12 @@ def test_bytes_of_an_incomplete_message_are_a_sign_of_life(router: tuple[Socket,
     session = Recorder()
     with Middlebox(endpoint) as between:
         between.bytes_per_second = 1_000_000
-        link = linked(between.endpoint, session)
-        try:
+        with linked(between.endpoint, session) as link:
             session.outbox.append([b"1"])
             link.run_once()
             sock.send_multipart([receive(sock)[0], bytes(4_000_000)])
             wait_for(lambda: (link.run_once(), session.signs >= 3)[1], "signs of life")
             assert not session.received
-        finally:
-            link.close(0)
 
 
 def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
@@ -134,8 +123,7 @@ def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
     with context.socket(zmq.ROUTER) as sock:
         sock.setsockopt(zmq.HEARTBEAT_IVL, 50)
         sock.bind(endpoint)
-        link = linked(endpoint, session)
-        try:
+        with linked(endpoint, session) as link:
             session.outbox.append([b"1"])
             link.run_once()
             receive(sock)
@@ -148,15 +136,12 @@ def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
                 "heartbeats",
             )
             assert session.signs == 0
-        finally:
-            link.close(0)
 
 
 def test_a_redial_opens_a_new_connection_and_discards_late_messages(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()
-    link = linked(endpoint, session)
-    try:
+    with linked(endpoint, session) as link:
         session.outbox.append([b"before"])
         link.run_once()
         first = receive(sock)
@@ -172,8 +157,6 @@ def test_a_redial_opens_a_new_connection_and_discards_late_messages(router: tupl
         wait_for(lambda: (link.run_once(), session.received)[1], "the answer")
         assert session.received == [[b"answer"]]
         assert session.connections == 0
-    finally:
-        link.close(0)
 
 
 def test_an_interrupt_within_a_message_leads_to_a_new_connection(
@@ -181,8 +164,7 @@ def test_an_interrupt_within_a_message_leads_to_a_new_connection(
 ) -> None:
     sock, endpoint = router
     session = Recorder()
-    link = linked(endpoint, session)
-    try:
+    with linked(endpoint, session) as link:
         session.outbox.append([b"half", b"a message"])
         with monkeypatch.context() as patch:
             patch.setattr(zmq.Socket, "send_multipart", interrupted_send)
@@ -205,8 +187,6 @@ def test_an_interrupt_within_a_message_leads_to_a_new_connection(
         sock.send_multipart([receive(sock)[0], b"all", b"of it"])
         wait_for(lambda: (link.run_once(), session.received)[1], "the answer")
         assert session.received == [[b"all", b"of it"]]
-    finally:
-        link.close(0)
 
 
 def interrupted_send(sock: Socket, frames: list[bytes], flags: int = 0, **_: object) -> None:
@@ -221,14 +201,11 @@ def interrupted_receive(sock: Socket, flags: int = 0) -> list[bytes]:
 
 def test_messages_that_find_no_room_stay_in_the_outbox() -> None:
     session = Recorder()
-    link = linked(free_endpoint(), session, sndhwm=2)
-    try:
+    with linked(free_endpoint(), session, sndhwm=2) as link:
         session.outbox.extend([b"%d" % n] for n in range(5))
         link.send_outbox()
         assert session.is_blocked
         assert list(session.outbox) == [[b"%d" % n] for n in range(2, 5)]
-    finally:
-        link.close(0)
 
 
 def test_a_redial_that_fails_is_repeated(
@@ -239,12 +216,7 @@ def test_a_redial_that_fails_is_repeated(
     key = tmp_path / "text"
     key.write_text("3000")
     session = Recorder()
-    spec = SocketSpec(
-        kind="DEALER", connect=Endpoints.read(endpoint), zmq=ZmqOptions({"handshake_ivl": f"@{key}"})
-    )
-    link = Link(spec, session)
-    link.open()
-    try:
+    with linked(endpoint, session, handshake_ivl=f"@{key}") as link:
         session.outbox.append([b"1"])
         link.run_once()
         assert receive(sock)[1:] == [b"1"]
@@ -259,5 +231,3 @@ def test_a_redial_that_fails_is_repeated(
         link.run_once()
         assert not session.redial
         assert receive(sock)[1:] == [b"2"]
-    finally:
-        link.close(0)

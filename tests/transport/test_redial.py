@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from typing import NamedTuple
+from contextlib import suppress
 
 import pytest
 import zmq
 
 from tests.support import Socket, bound, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.receiver import Receiver
-from zmq_datasource.transport.core import Inbox
-from zmq_datasource.transport.spec import SocketSpec
 
 Context = zmq.Context[Socket]
 REDIAL_SECONDS = 0.1
@@ -28,21 +22,22 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.lost_seconds", REDIAL_SECONDS)
 
 
-class Reading(NamedTuple):
-    """A receiver or a front, driven alike."""
+class Reading(Receiver):
+    """A receiver whose connections the test looks at."""
 
-    hold: Callable[[], object]
-    read: Callable[[], int]
-    counts: Callable[[], tuple[int, int, int]]
-    """Connections made, lost, and ended by libzmq."""
+    def __init__(self, kind: str, endpoints: str, maxmsgsize: int = 1000) -> None:
+        self.counters = SourceCounters()
+        options = stream_options(connect=endpoints, socketType=kind, zmq_maxmsgsize=maxmsgsize)
+        super().__init__(options, self.counters)
 
     def lost(self) -> bool:
-        self.hold()
-        return bool(self.counts()[1])
+        self.extend_timeouts()
+        return self.counters.connections_lost > 0
 
-    def hold_for(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
+        """As while the log is full, or its disk is slow."""
         until = time.monotonic() + seconds
-        wait_for(lambda: self.hold() or time.monotonic() > until, "the end of a pause")
+        wait_for(lambda: self.extend_timeouts() or time.monotonic() > until, "the end of a pause")
 
     def read_all(self, count: int) -> int:
         """Until as many have come as there are, and then no more."""
@@ -50,46 +45,14 @@ class Reading(NamedTuple):
 
         def enough() -> bool:
             nonlocal total
-            total += self.read()
+            total += self.receive(10)
             return total >= count
 
         wait_for(enough, f"{count} messages")
-        return total + self.read()
+        return total + self.receive(10)
 
 
-@contextmanager
-def reading(kind: str, endpoints: str, maxmsgsize: int = 1000) -> Iterator[Reading]:
-    if kind == "XSUB":
-        spec = SocketSpec(
-            kind=kind,
-            connect=Endpoints.read(endpoints),
-            rcvhwm=1000,
-            sndhwm=1000,
-            linger=0,
-            zmq=stream_options(connect=endpoints, zmq_maxmsgsize=maxmsgsize).zmq,
-        )
-        channel, inbox = Channel(spec, SourceCounters(), counts_connections=False), Inbox()
-        channel.open()
-        with closing(channel):
-            channel.socket.send(b"\x01")
-            watch = channel.opened.watch
-            yield Reading(
-                channel.keep_alive,
-                lambda: channel.receive(inbox, 10, 1 << 20, wait=False).messages,
-                lambda: (watch.connections, watch.lost, watch.protocol_errors),
-            )
-        return
-    counters = SourceCounters()
-    options = stream_options(connect=endpoints, socketType=kind, zmq_maxmsgsize=maxmsgsize)
-    with Receiver(options, counters) as receiver:
-        yield Reading(
-            receiver.extend_timeouts,
-            lambda: receiver.receive(10),
-            lambda: (counters.connections_made, counters.connections_lost, counters.protocol_errors),
-        )
-
-
-KINDS = pytest.mark.parametrize("kind", ["SUB", "PULL", "XSUB"])
+KINDS = pytest.mark.parametrize("kind", ["SUB", "PULL"])
 
 
 def sender(context: Context, kind: str) -> tuple[Socket, str]:
@@ -107,15 +70,15 @@ def test_a_publisher_that_ends_while_receiving_is_paused_costs_no_message(
     context: Context, kind: str
 ) -> None:
     source, endpoint = sender(context, kind)
-    with reading(kind, endpoint) as receiving:
+    with Reading(kind, endpoint) as receiving:
         wait_until_heard(source)
         for _ in range(500):
             source.send(b"x")
         source.close()
         wait_for(receiving.lost, "the end of the connection")
-        receiving.hold_for(3 * REDIAL_SECONDS)  # the log is full, or its disk is slow
+        receiving.pause(3 * REDIAL_SECONDS)
         assert receiving.read_all(500) == 500
-        assert receiving.counts()[2] == 0
+        assert receiving.counters.protocol_errors == 0
 
 
 @KINDS
@@ -123,25 +86,26 @@ def test_messages_before_a_frame_over_the_limit_are_read_before_a_redial(
     context: Context, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, endpoint = sender(context, kind)
-    with reading(kind, endpoint, maxmsgsize=100) as receiving:
+    with Reading(kind, endpoint, maxmsgsize=100) as receiving:
         wait_until_heard(source)
         for _ in range(500):
             source.send(b"x")
         source.send(b"." * 101)
         with caplog.at_level(logging.WARNING):
             wait_for(receiving.lost, "the end of the connection")
-            receiving.hold_for(3 * REDIAL_SECONDS)
+            receiving.pause(3 * REDIAL_SECONDS)
             assert receiving.read_all(500) == 500
 
             def connected_again() -> bool:
-                receiving.read()
-                receiving.hold()
-                return receiving.counts()[0] == 2
+                receiving.receive(10)
+                receiving.extend_timeouts()
+                return receiving.counters.connections_made == 2
 
             wait_for(connected_again, "a new connection")
-        assert receiving.counts() == (2, 1, 1)
+        counters = receiving.counters
+        assert (counters.connections_lost, counters.protocol_errors) == (1, 1)
         assert [r.message for r in caplog.records if "zmq.maxmsgsize (100 bytes)" in r.message]
-        wait_for(lambda: (source.send(b"after"), receiving.read())[1], "messages of the new connection")
+        wait_for(lambda: (source.send(b"after"), receiving.receive(10))[1], "messages of the new connection")
 
 
 @KINDS
@@ -150,7 +114,7 @@ def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
 ) -> None:
     cut, cut_endpoint = sender(context, kind)
     busy, busy_endpoint = sender(context, kind)
-    with reading(kind, f"{cut_endpoint},{busy_endpoint}", maxmsgsize=100) as receiving:
+    with Reading(kind, f"{cut_endpoint},{busy_endpoint}", maxmsgsize=100) as receiving:
         wait_until_heard(cut)
         wait_until_heard(busy)
         cut.send(b"." * 101)
@@ -159,8 +123,8 @@ def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
             with suppress(zmq.Again):  # a PUSH with a full peer
                 for _ in range(100):
                     busy.send(b"x", zmq.NOBLOCK)
-            receiving.read()  # less than that
-            receiving.hold()
-            return receiving.counts()[0] == 3
+            receiving.receive(10)  # less than that
+            receiving.extend_timeouts()
+            return receiving.counters.connections_made == 3
 
         wait_for(dialled_again, "a new connection")

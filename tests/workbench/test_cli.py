@@ -44,13 +44,6 @@ def test_the_version_names_the_core_and_libzmq() -> None:
     assert told == f"zmq-datasource, version {zmq_datasource.__version__} ({libraries})\n"
 
 
-def test_the_package_is_a_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "zmq_datasource", "--version"], capture_output=True, text=True, check=True
-    )
-    assert zmq_datasource.__version__ in done.stdout
-
-
 def test_help_describes_each_command_in_a_whole_sentence() -> None:
     told = CliRunner().invoke(main, ["--help"]).output
     _, commands = told.split("Commands:\n")
@@ -127,14 +120,6 @@ def test_absurd_values_are_refused_at_once_with_a_way_out(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keys_for_a_name_that_exists_are_not_made(tmp_path: Path) -> None:
-    arguments = ["keygen", "ä b", "--directory", str(tmp_path)]
-    assert CliRunner().invoke(main, arguments).exit_code == 0
-    again = CliRunner().invoke(main, arguments)
-    assert again.exit_code == 2
-    assert "remove it, or choose another name" in again.stderr
-
-
 def test_an_option_that_is_not_given_has_the_declared_default() -> None:
     assert run() == "{} SUB ()"
 
@@ -165,14 +150,9 @@ def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, op
     assert {parameter.name for parameter in main.commands[name].params} <= fields | own
 
 
-@pytest.mark.parametrize(
-    ("arguments", "number"),
-    [
-        (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGINT),
-        (["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"], signal.SIGTERM),
-    ],
-)
-def test_a_stopped_command_ends_its_processes(arguments: list[str], number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_command_ends_its_processes(number: signal.Signals) -> None:
+    arguments = ["hwm", "--messages", "1000000", "--rate", "30000", "--sndhwm", "10"]
     # In the background of a shell a process ignores it, and so do the processes that it starts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(

@@ -214,12 +214,6 @@ def test_the_topics_that_come_without_the_filter_are_named() -> None:
     assert "weather" in finding.what
 
 
-def test_a_topic_in_digits_is_subscribed_to_as_by_the_source() -> None:
-    with Running(rate=200) as sender:
-        feed = look(sender.endpoint, topics=f"hex:{b'weather'.hex()}")
-    assert feed.traffic is not None
-
-
 def test_losses_are_told_with_the_given_framing() -> None:
     with Running(rate=2000, burst=40, sndhwm=4, size=200) as sender:
         assert warnings(look(sender.endpoint, framing="sequenced")) == ["numbers_missing"]

@@ -14,7 +14,7 @@ from zmq_datasource.cli import main
 from zmq_datasource.errors import WorkbenchError
 from zmq_datasource.workbench import results
 from zmq_datasource.workbench.experiment import Experiment, ExperimentResult, run
-from zmq_datasource.workbench.results import plot, row, table, write_csv
+from zmq_datasource.workbench.results import row, table, write_csv
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # Four times as fast as it can be taken; small buffers, or the kernel's would hold all of it.
@@ -58,28 +58,11 @@ def test_a_pub_with_default_options_drops_in_silence() -> None:
 
 @pytest.mark.alone
 @pytest.mark.spark
-def test_a_larger_mark_drops_less_and_delivers_older_messages() -> None:
-    small, large = (run(SLOW._replace(sndhwm=hwm, rcvhwm=hwm)) for hwm in (1, 200))
-    assert large.dropped < small.dropped
-    assert large.p50 > 2 * small.p50
-
-
-@pytest.mark.alone
-@pytest.mark.spark
 def test_linger_0_gives_up_what_is_queued() -> None:
     kept = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0))
     given_up = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0, linger=0))
     assert kept.lost <= FORGOTTEN
     assert given_up.lost > 100
-
-
-@pytest.mark.alone
-@pytest.mark.spark
-def test_a_stalled_chain_holds_about_both_marks() -> None:
-    found = run(Experiment(sndhwm=300, rcvhwm=200, messages=3000, size=1000, stall=1.0, buffers=4096))
-    assert 300 <= found.sent < 1000
-    assert found.lost <= FORGOTTEN
-    assert found.p50 > 0.5  # as old as the stall
 
 
 def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
@@ -91,17 +74,6 @@ def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
     assert rows[0] == {name: str(value) for name, value in row(runs[0]).items()}
     with pytest.raises(WorkbenchError, match="name another file with --csv"):
         write_csv(runs, tmp_path / "missing" / "runs.csv")
-
-
-@pytest.mark.spark  # importing matplotlib takes its time
-def test_runs_are_drawn(tmp_path: Path) -> None:
-    runs = [made_up(sndhwm=hwm, rcvhwm=hwm, messages=1000) for hwm in (1, 10, 100)]
-    runs += [r._replace(p99=2 * r.p99) for r in runs]
-    runs += [r._replace(experiment=r.experiment._replace(mode="block", linger=0)) for r in runs]
-    plot(runs, tmp_path / "runs.png")
-    assert (tmp_path / "runs.png").read_bytes().startswith(PNG)
-    with pytest.raises(WorkbenchError, match=r"ends in \.png"):
-        plot(runs, tmp_path / "runs.nonsense")
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_before_the_runs(

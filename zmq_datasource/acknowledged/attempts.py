@@ -130,11 +130,6 @@ class Attempts:
         self._fault = _DiskFault(terms.retry_seconds)
 
     @property
-    def staged_bytes(self) -> int:
-        """The bytes on disk of the attempts that are staged and not committed."""
-        return self._staging.bytes
-
-    @property
     def busy(self) -> bool:
         """Whether a file is being forced to the disk, which is answered later."""
         return bool(self._finishing)
