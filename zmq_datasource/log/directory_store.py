@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, KeyTakenError, LogLockedError, OptionError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.machine import PRIVATE
+from zmq_datasource.host.machine import PRIVATE, make_private
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.files import (
     MOUNT_AGAIN,
@@ -92,6 +92,7 @@ class DirectoryStore:
                 make_directory(self.root / directory)
         with suppress(OSError):
             if not (reserve := self.root / _RESERVE).exists():
+                make_private(reserve)
                 reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
