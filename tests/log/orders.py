@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -22,7 +23,19 @@ from zmq_datasource.errors import DiskFaultError, KeyTakenError
 from zmq_datasource.log.layout import CHUNKS_NAME, LOG_NAME
 from zmq_datasource.log.store import Content, Entry, Holding
 
-__all__ = ["Check", "Held", "Note", "Now", "Process", "Request", "Steps", "Tried", "World", "every_order"]
+__all__ = [
+    "Check",
+    "Held",
+    "Note",
+    "Now",
+    "Process",
+    "Request",
+    "Steps",
+    "Tried",
+    "World",
+    "bytes_of",
+    "every_order",
+]
 
 
 class Held(NamedTuple):
@@ -85,6 +98,13 @@ class _Taken(NamedTuple):
 
 class _Fault(NamedTuple):
     """The answer of a store that does not answer."""
+
+
+def bytes_of(content: Content) -> bytes:
+    """The content of an object, in one piece."""
+    if isinstance(content, Path):
+        return content.read_bytes()
+    return b"".join(bytes(memoryview(part).cast("B")) for part in content)
 
 
 class Request(NamedTuple):
@@ -199,8 +219,7 @@ class Steps:
         return pa.BufferReader(content)
 
     def put_new(self, key: str, content: Content) -> None:
-        assert isinstance(content, Sequence), content
-        answer = self._ask("put_new", key, b"".join(bytes(memoryview(part).cast("B")) for part in content))
+        answer = self._ask("put_new", key, bytes_of(content))
         if isinstance(answer, _Taken):
             raise KeyTakenError(f"{key} is taken")
 

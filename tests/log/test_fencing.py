@@ -21,7 +21,8 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import LOG_NAME, Chunk, parse_chunk_name
-from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.merging import Merger
+from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import state_metadata
@@ -113,11 +114,12 @@ def _rows(chunks: Iterable[Counted], begin: int = 0) -> Rows:
 # The processes.
 
 
-def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Process:
+def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False, tries: int = 1) -> Process:
     """One that opens the log and writes chunks of so many rows.
 
     Args:
         deletes: Whether it deletes all but the newest chunk after each.
+        merges: Whether it merges all but the newest chunk after each, before it deletes.
         tries: How often it does what the store does not answer.
     """
 
@@ -131,6 +133,9 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
         contents.replace(opened.chunks)
         retention = Retention(storage, contents, seconds=0, max_bytes=1 << 30, chunk_bytes=1)
         retention.begin(opened.chunks.earliest, opened.head)
+        merger = Merger(storage, contents, 1 << 30, fan_in=2)
+        if merges:
+            merger.remove_leftovers()
         for number, count in enumerate(chunks):
             first, end = end, end + count
             rows = [b"%s%d.%d" % (name.encode(), number, i) for i in range(count)]
@@ -147,6 +152,8 @@ def writer(name: str, *chunks: int, deletes: bool = False, tries: int = 1) -> Pr
                 raise
             store.tell("acknowledged", (opened.log_id, dict(enumerate(rows, first))))
             contents.seal(0, chunk)
+            if merges:
+                merger.merge_once()
             if deletes:
                 retention.commit(end)
 
@@ -191,7 +198,8 @@ def _read_all(storage: LogStorage) -> tuple[range, Rows]:
 def _read(storage: LogStorage, chunks: Iterable[Chunk], planned: range) -> tuple[range, Rows]:
     """Which ids are planned, and what is read of them."""
     found: Rows = {}
-    for batch in read_slices(storage, slices(list(chunks), planned.start, planned.stop)):
+    pieces = slices(list(chunks), planned.start, planned.stop)
+    for batch in read_slices(storage, pieces, deletions=Deletions(storage, storage.log_id(), fails=True)):
         ids = batch.column("id").to_pylist()
         assert not found.keys() & set(ids)
         found |= zip(ids, batch.column("value").to_pylist(), strict=True)
@@ -244,6 +252,33 @@ def test_a_writer_that_has_stalled_writes_nothing_that_counts_when_its_ids_were_
         begun=STALLED,
     )
     assert ended == {"A": BOTH, "B": BOTH}
+
+
+def test_a_writer_that_has_stalled_puts_a_chunk_that_counts_for_nobody_when_its_ids_were_merged() -> None:
+    """What its put is answered does not matter: it acknowledges nothing."""
+    ended = at_least(
+        10**4, written(2, 1), A=writer("A", 2), B=writer("B", 1, 1, 1, merges=True), begun=STALLED
+    )
+    assert ended == {"A": BOTH, "B": BOTH}
+
+
+def test_a_writer_that_stalls_in_a_merge_changes_nothing_for_its_successor() -> None:
+    """It may put the merged chunk late, and so overlap with others, or delete its parts late."""
+    for begun in ("put_new merged", "delete chunks"):
+        at_least(
+            10**3,
+            written(2, 1),
+            A=writer("A", 1, 1, merges=True),
+            B=writer("B", 1, merges=True, deletes=True),
+            begun={"A": begun},
+        )
+
+
+@pytest.mark.parametrize("other", [reader, follower(2)], ids=["reader", "follower"])
+def test_a_reader_and_a_follower_find_the_rows_of_merged_chunks(other: Process) -> None:
+    two = {"B": writer("B", 1, merges=True), "R": other}
+    ended = at_least(10, written(2, 1), **two, begun={"B": "put_new merged"}, torn=True)
+    assert ended["R"] == {""}
 
 
 @pytest.mark.slow

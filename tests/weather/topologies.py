@@ -47,7 +47,7 @@ _FILES_REPLACED = ("log.store.before_rename", "log.store.after_rename")
 _PUTS = ("log.chunk.before_put", "log.chunk.after_put")
 _RECEIVES = (*_PUTS, *_FILES_PUT, "log.recovery.after_lock")
 _DELETES = (
-    "log.head",
+    *("log.head", "log.merge"),
     *("log.chunk.before_delete", "log.chunk.after_delete"),
     "log.store.before_delete",
     "log.store.after_delete",

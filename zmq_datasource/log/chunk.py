@@ -235,10 +235,9 @@ def read_messages(
                 batch, metadata = retry_reading(read, storage.retry_seconds)
                 first, next_id = next_id, next_id + batch.num_rows
                 intact = is_intact(batch, metadata, first - chunk_first)
-            except (
-                FileNotFoundError
-            ):  # a bucket's object is read in parts, and may be deleted between two of them
-                raise
+            except FileNotFoundError as e:
+                # A bucket's object is read in parts, and may be deleted between two of them.
+                raise _gone(path, start, end) from e
             except (OSError, pa.ArrowException, ValueError) as e:
                 raise unreadable(f"reading batch {position} of chunk {path} (from id {next_id})", e) from e
             if not intact:

@@ -105,12 +105,16 @@ class Fence:
             DiskFaultError: The store refuses for now, or has lost its content.
         """
         entry = self._find(first)  # before the check below, which then holds for this object
+        self.check_head()
+        self._newest, self._entry = first, entry
+        return None if entry is None else entry.modified
+
+    def check_head(self) -> None:
+        """Check that no other writer has taken over. Called after each put. Raises what ``advance`` does."""
         try:
             self._head.check()
         except LogLockedError as e:
             raise self.close(e) from None
-        self._newest, self._entry = first, entry
-        return None if entry is None else entry.modified
 
     def close(self, error: LogLockedError) -> LogLockedError:
         """Make each later ``check`` raise this error, and return the error."""

@@ -156,29 +156,32 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
         DataLossError: A chunk is missing.
         DiskFaultError: The log could not be read within the storage's ``retry_seconds``.
     """
+    start, end = (chunks[0].first, chunks[-1].end) if chunks else (0, 0)
     while chunks:
         try:
-            return _first_since(storage, chunks, time)
-        except DataLossError:  # merged or deleted
+            return _first_since(storage, chunks, start, time)
+        except DataLossError:
             index = retry_reading(partial(read_index, storage), storage.retry_seconds)
-            found = index.covering(chunks[0].first, chunks[-1].end)
-            if found == chunks:
-                raise
+            found = index.covering(start, end)
+            is_merged = any(chunk.merged is not None for chunk in found)
+            if found == chunks or (index.earliest <= chunks[0].first and not is_merged):
+                raise  # a chunk is missing
             chunks = found
     return None
 
 
-def _first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
+def _first_since(storage: LogStorage, chunks: Sequence[Chunk], start: int, time: int) -> int | None:
     # A clock can be set back, so the times of rows need not rise with ids. The latest time so far does.
     at = bisect_left(chunks, time, key=lambda chunk: _read_facts(storage, chunk).past)
     for chunk in chunks[at:]:
         if _read_facts(storage, chunk).times.latest < time:  # only deleted rows are so late
             continue
-        for batch in read_chunk(storage, chunk.name, chunk.first, chunk.end, modified=chunk.modified):
+        first = max(chunk.first, start)
+        for batch in read_chunk(storage, chunk.name, first, chunk.end, modified=chunk.modified):
             times = pc.cast(batch.column("timestamp"), pa.int64())
-            first = pc.index(pc.greater_equal(times, number(time)), _TRUE).as_py()
-            if first >= 0:
-                return int(batch.column("id")[first].as_py())
+            found = pc.index(pc.greater_equal(times, number(time)), _TRUE).as_py()
+            if found >= 0:
+                return int(batch.column("id")[found].as_py())
     return None
 
 

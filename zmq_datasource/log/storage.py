@@ -45,7 +45,7 @@ from zmq_datasource.log.layout import (
     parse_merged_name,
 )
 from zmq_datasource.log.local_files import LocalFiles, StagedFiles
-from zmq_datasource.log.store import Content, Hold, Store
+from zmq_datasource.log.store import Content, Entry, Hold, Store
 
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
 MOST_LISTINGS = 10
@@ -318,6 +318,27 @@ class LogStorage:
             raise (error if self._fence is None else self._fence.close(error)) from e
         failpoints.reach("log.chunk.after_put")
         return None if self._fence is None else self._fence.advance(first)
+
+    def put_merged(self, name: str, content: Content) -> Entry:
+        """Write a merged chunk; return its entry. The writer may repeat the call.
+
+        Raises:
+            LogLockedError: Another writer has the log.
+            DiskFaultError: The store refuses for now, or has lost its content.
+        """
+        key = self.key(name)
+        if self._fence is not None:
+            self._fence.check()
+        with suppress(KeyTakenError):  # an earlier writer has put it late: it has the same rows
+            self.store.put_new(key, content)
+        found = self.store.find(key)
+        if self._fence is not None:
+            self._fence.check_head()
+        if found is None:
+            raise DiskFaultError(
+                f"writing {self.store.path_of(key)}: it is not there any more. {MOUNT_AGAIN}"
+            )
+        return found
 
     def start_fence(self, log_id: str, newest: int | None, head: ChecksWriter) -> None:
         """Begin to check, in ``put_chunk`` and ``check_writer``, that no other writer has the log.

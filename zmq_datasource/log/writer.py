@@ -1,8 +1,9 @@
 """The writer of a log: gives messages their ids, and cuts chunks.
 
-Two threads use it. The *receiving* thread appends batches and cuts chunks (this module); it never waits for the disk.
-The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes old ones
-(``retention``). The state that both share, and any thread may read, is in ``index.Contents``.
+Three threads use it. The *receiving* thread appends batches and cuts chunks (this module); it never waits for the
+disk. The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes old ones
+(``retention``). The *merging* thread makes larger chunks of small ones (``merging``). The state that they share, and
+any thread may read, is in ``index.Contents``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.index import Contents
+from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.recovery import OpenedLog, open_for_writing
 from zmq_datasource.log.retention import MakeRoom, Retention
@@ -88,6 +90,7 @@ class LogWriter(Contents):
         )
         self._retrier = Retrier(retry_timeout, self.retention.remove_expired)
         self._sealer = Sealer(storage, self, self.retention, self._retrier, written)
+        self._merger = Merger(storage, self, chunk_bytes)
         self._carried = carried
         self.log_id = ""
         self.saved = b""
@@ -124,6 +127,7 @@ class LogWriter(Contents):
         self.retention.begin(chunks.earliest, opened.head)
         self._first = self._next = chunks.end
         self._sealer.start(opened.hold, opened.past)
+        self._merger.start()
 
     def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedLog:
         opened = open_for_writing(self._storage, lock_wait, feed)
@@ -144,6 +148,7 @@ class LogWriter(Contents):
         """
         if not self._sealer.running:
             return
+        self._merger.end()
         last = self.cut()
         self.end_within(self.close_seconds)
         self._sealer.end()
