@@ -279,31 +279,6 @@ def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -
         assert ingest.resumed_at == 2
 
 
-# Batches.
-
-
-def test_no_chunk_is_cut_for_a_batch_that_is_held_back(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "minMessagesPerTrigger": 20, "walFlushInterval": "1h"}
-    with reader(tmp_path, **options) as it:
-        begin = it.initialOffset()
-        assert it.latestOffset(begin, ALL) == begin
-
-        def polled(received: int) -> bool:
-            assert it.latestOffset(begin, ALL) == begin
-            assert it.log is not None
-            assert it.log.receives
-            return it.log.received_end == received
-
-        for received in range(1, 20):
-            push.send(b"v")
-            wait_for(lambda received=received: polled(received), f"{received} messages")  # type: ignore[misc]
-        assert chunks(tmp_path) == []
-        push.send(b"v")
-        assert until(it, begin, 20)["next"] == 20
-        assert len(chunks(tmp_path)) == 1
-
-
 def test_available_now_reads_at_once_what_another_process_has_received(tmp_path: Path) -> None:
     written(tmp_path, 5).close()
     began = time.monotonic()

@@ -194,7 +194,6 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "topics": "[]"}, "'[]'", "one text or more"),
     (StreamReadOptions, {**FEED, "endingOffsets": "2026-11-22T10:00Z"}, "endingOffsets", "batch read"),
     (StreamReadOptions, {**FEED, "maxMessages": "5"}, "maxMessages", "batch read"),
-    (StreamReadOptions, {**FEED, "minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "5"}, "=9", "=5"),
     (BatchReadOptions, {}, "neither", "walLocation"),
     (BatchReadOptions, {**FEED, "walLocation": "/x"}, "either", "keep one"),
     (BatchReadOptions, {**FEED, "walRetention": "1h"}, "walRetention", "streaming read"),

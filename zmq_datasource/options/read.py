@@ -152,23 +152,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
             Role.QUERY,
         ),
     ] = None
-    min_messages_per_trigger: Annotated[
-        int | None,
-        doc(
-            "A micro-batch starts only when there are this many messages, or when `maxTriggerDelay` has "
-            "passed.",
-            Role.QUERY,
-            ge=1,
-        ),
-    ] = None
-    max_trigger_delay: Annotated[
-        Duration,
-        doc(
-            "The maximum time between two micro-batches while there are fewer than `minMessagesPerTrigger` "
-            "messages.",
-            Role.QUERY,
-        ),
-    ] = Duration(900)
     reader: Annotated[
         str | None,
         doc(
@@ -203,7 +186,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         **SocketOptions.elsewhere,
         "maxoffsetspertrigger": "maxMessagesPerTrigger",
         "maxrecordsperfetch": "maxMessagesPerTrigger",
-        "minoffsetspertrigger": "minMessagesPerTrigger",
         "subscribe": "topics",
         "subscribepattern": "topics",
         "assign": "topics",
@@ -225,12 +207,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
             self.refuse(("mode",), "needs valueFormat=arrow: every value fits bytes")
         else:
             self.refuse(("include_frames",), "is for valueFormat=bytes; the rows are those of the values")
-        least, most = self.min_messages_per_trigger, self.max_messages_per_trigger
-        if least is not None and most is not None and least > most:
-            raise OptionError(
-                f"minMessagesPerTrigger={least} is more than maxMessagesPerTrigger={most}; "
-                "lower the one or raise the other"
-            )
 
     def refuse_socket(self, other: Role, reason: str) -> None:
         """Refuse the options of a socket and of another role, because this read opens no socket."""

@@ -34,7 +34,7 @@ from zmq_datasource.log import (
     split_range,
 )
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.spark.admission import Admission
+from zmq_datasource.spark.admission import batch_end
 from zmq_datasource.spark.offset_ids import OffsetIds
 from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, Rows, read_log_partition
 from zmq_datasource.spark.serving import Serving
@@ -81,7 +81,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.log: QueryLog | None = None
         self._offsets: OffsetIds | None = None
         self._monitor: SourceMonitor | None = None
-        self._admission = Admission(options)
         self._serving = Serving(options.serve_log)
         self._available_now = False
         self._target: int | None = None  # where a query with Trigger.AvailableNow ends
@@ -174,10 +173,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if once:
                 return max(begin, received)
             self._target = received
-        log.check()  # even if the batch is held back below
-        wait = self._target is None and not log.is_full
-        if wait and self._admission.holds_back(log.received_end - begin):
-            return begin  # without cutting a chunk
+        log.check()
         available = log.seal() if self._target is None else self._target
 
         def end_within(low: int, high: int, size: int) -> int:
@@ -187,7 +183,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             deletions = Deletions(storage, log.log_id, self._options.fail_on_data_loss)
             return end_within_bytes(storage, chunks, low, high, size, deletions)
 
-        return self._admission.end(begin, available, end_within, wait=wait)
+        return batch_end(self._options, begin, available, end_within)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the query end at the messages that are durable after ``timeout`` or ``idleTimeout``. Receives nothing
