@@ -8,6 +8,8 @@ A log is a set of whole objects in a store, which is a directory or a bucket. Bo
     chunks/
       00000000000000000000.arrow    a chunk; its key is its first id
       00000000000000001000.arrow    the next chunk, so the first one has the ids 0 to 999
+    merged/<end>-<first>.arrow      a chunk that was merged from others
+    head/<serial>.json              the writer's record; the highest serial counts
 
 The rules:
 
@@ -15,11 +17,12 @@ The rules:
   makes an object only if its key is free.
 * The writer that puts a chunk's key first has given out its ids. The other writer finds the key taken, and stops. No
   lock and no clock protects the log: ``hold`` only says when a standby may begin.
-* Before and after each put, the writer checks that its last chunk is still there (``fence``). A store without it was
-  unmounted or emptied, and nothing is written there.
+* Before each put, the writer checks that its last chunk is still there (``fence``). A store without it was unmounted or
+  emptied, and nothing is written there. After each put, it checks that no other writer has put a head (``head``).
 * A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks; only
   an open chunk must be sealed.
 * Ids are contiguous. Chunks are deleted from the front, and the newest one always stays.
+* Small chunks that lie one after the other are merged (``merging``). The same range has the same rows before and after.
 * Rows have no ids in the file. The last batch of a chunk carries its place and its times (``facts``), and the whole
   state of its writer (``state``). Each has a checksum, and so has each batch.
 * A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
@@ -34,8 +37,8 @@ Layers, from below:
 * ``storage`` is a log in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
   in order, also while several threads use and change them. ``local_files`` are the files that grow in place.
 * The writer: ``recovery`` takes a log over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
-  a thread of its own, ``retention`` deletes. ``filler`` is the interface of the code that fills a log, ``state`` is
-  its state in each chunk.
+  a thread of its own, ``retention`` deletes, ``merging`` merges. ``filler`` is the interface of the code that fills a
+  log, ``state`` is its state in each chunk.
 * The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
   ``follower`` finds new chunks, ``reader_records`` are the records of all readers.
 * Transactions that are not committed: ``staging``.

@@ -1,0 +1,357 @@
+"""Writers, readers and followers of one log, stepped in an order that a seed decides, with kills, stalls and faults.
+
+The processes are real code over a store in memory. Each request is a step, and one process runs at a time. The checker
+knows the promises only: ids are contiguous and never reused, the same range gives the same rows, what is acknowledged
+stays until it is deleted, and a follower sees each row once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.log.orders import bytes_of
+from tests.support import batch_of
+from zmq_datasource.errors import DataLossError, DiskFaultError, KeyTakenError, LogLockedError
+from zmq_datasource.log.chunk import times_of, write_chunk
+from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.head import read_head
+from zmq_datasource.log.index import Contents
+from zmq_datasource.log.layout import Chunk, parse_chunk_name
+from zmq_datasource.log.merging import Merger
+from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
+from zmq_datasource.log.recovery import open_for_writing
+from zmq_datasource.log.state import state_metadata
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Content, Entry, Holding
+
+Rows = dict[int, bytes]
+
+
+class Killed(BaseException):
+    """The end of a process, at any step."""
+
+
+class Hold:
+    lost = None
+
+    def release(self) -> None:
+        """Locks protect nothing here: each process that asks gets them."""
+
+
+class Process:
+    """A process of the simulation, which waits for its turn before each step."""
+
+    def __init__(self, simulation: Simulation, name: str, run: Callable[[Process], None]) -> None:
+        self.name, self.simulation = name, simulation
+        self.storage = LogStorage(Connection(self))
+        self.rng = random.Random(f"{simulation.seed} {name}")
+        self.error: BaseException | None = None
+        self.may_fail = True
+        self.turn = threading.Semaphore(0)
+        self.done = self.killed = False
+        self.weight = self.rng.choice((1, 1, 10))
+        self._thread = threading.Thread(target=self._run, args=(run,), daemon=True)
+        self._thread.start()
+
+    def _run(self, run: Callable[[Process], None]) -> None:
+        self.turn.acquire()
+        try:
+            run(self)
+        except Killed:
+            pass
+        except BaseException as e:
+            self.error = e
+        self.done = True
+        self.simulation.baton.release()
+
+    def step(self, verb: str, key: str) -> bool:
+        """Wait for the next turn; return whether the answer is lost."""
+        self.simulation.baton.release()
+        self.turn.acquire()
+        if self.killed:
+            raise Killed
+        self.simulation.history.append(f"{self.name} {verb} {key}")
+        return self.may_fail and self.rng.random() < 0.005
+
+
+class Connection:
+    """A store in memory, as one process sees it."""
+
+    def __init__(self, process: Process | None, simulation: Simulation | None = None) -> None:
+        self._process = process
+        self._simulation = simulation or (process.simulation if process else None)
+
+    def _step(self, verb: str, key: str, act: Callable[[Simulation], Any]) -> Any:
+        assert self._simulation is not None
+        lost = self._process is not None and self._process.step(verb, key)
+        if lost and self._process is not None and self._process.rng.random() < 0.5:
+            raise DiskFaultError(f"{verb} {key}: refused")
+        answer = act(self._simulation)
+        if lost:
+            raise DiskFaultError(f"{verb} {key}: no answer")
+        return answer
+
+    def __str__(self) -> str:
+        return "the store"
+
+    def path_of(self, key: str) -> str:
+        return key
+
+    def exists(self) -> bool:
+        return True
+
+    def create(self, *directories: str) -> None:
+        pass
+
+    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
+        found: Sequence[Entry] = self._step("list", prefix, lambda it: it.names(prefix, after))
+        return found
+
+    def find(self, key: str) -> Entry | None:
+        found: Entry | None = self._step("find", key, lambda it: it.find(key))
+        return found
+
+    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
+        held = self._step("open", key, lambda it: it.objects.get(key))
+        if held is None:
+            raise FileNotFoundError(2, "no such object", key)
+        return pa.BufferReader(held[0])
+
+    def put_new(self, key: str, content: Content) -> None:
+        data = bytes_of(content)
+        if not self._step("put_new", key, lambda it: it.put_new(key, data)):
+            raise KeyTakenError(f"{key} is taken")
+
+    def put(self, key: str, content: bytes) -> None:
+        raise AssertionError("nothing here is replaced")
+
+    def delete(self, key: str) -> None:
+        self._step("delete", key, lambda it: it.objects.pop(key, None))
+
+    def hold(self, key: str, wait: float, note: str = "") -> Hold:
+        return Hold()
+
+    def holder(self, key: str) -> Holding | None:
+        return None
+
+    def note(self, key: str) -> str:
+        return ""
+
+
+class Simulation:
+    """One log, its processes, and what must hold.
+
+    Attributes:
+        rows: Each row that was ever given an id in the log.
+        history: Each step, in order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.made = 0
+        self.rows: Rows = {}
+        self.history: list[str] = []
+        self.baton = threading.Semaphore(0)
+
+    # The store.
+
+    def names(self, prefix: str, after: str) -> list[Entry]:
+        keys = (key.rpartition("/") for key in self.objects)
+        return [self.entry(f"{d}/{name}") for d, _, name in keys if d == prefix and name > after]
+
+    def entry(self, key: str) -> Entry:
+        content, number = self.objects[key]
+        return Entry(key.rpartition("/")[2], len(content), float(number), False)
+
+    def find(self, key: str) -> Entry | None:
+        return self.entry(key) if key in self.objects else None
+
+    def put_new(self, key: str, content: bytes) -> bool:
+        held = self.objects.get(key)
+        if held is not None:
+            return held[0] == content
+        self.made += 1
+        self.objects[key] = content, self.made
+        first = parse_chunk_name(key.rpartition("/")[2])
+        if first is not None and first == len(self.rows):
+            values = pa.ipc.open_file(pa.BufferReader(content)).read_all().column("value").to_pylist()
+            self.rows |= dict(enumerate(values, first))
+        return True
+
+    # The processes.
+
+    def run(self) -> None:
+        kinds = [writer, writer, writer, reader, reader, follower]
+        waiting = [Process(self, f"{kind.__name__}{n}", kind) for n, kind in enumerate(kinds)]
+        first = waiting.pop(0)
+        running, processes = [first], [first, *waiting]
+        while running:
+            if (waiting and self.rng.random() < 0.02) or (len(running) == 1 and waiting and running[0].done):
+                running.append(waiting.pop(self.rng.randrange(len(waiting))))
+            process = self.rng.choices(running, [it.weight for it in running])[0]
+            if self.rng.random() < 0.03:  # it is faster or slower from now on, or stalls for long
+                process.weight = self.rng.choice((0.01, 1, 10))
+            process.killed = process.killed or self.rng.random() < 0.001
+            process.turn.release()
+            self.baton.acquire()
+            if process.done:
+                running.remove(process)
+                if process.error is not None:
+                    raise process.error
+            if not running and waiting:
+                running.append(waiting.pop(0))
+        assert all(process.done for process in processes)
+        self.check_end()
+
+    def check_end(self) -> None:
+        """All rows that are not deleted are there, also after the next writer has tidied up."""
+        storage = LogStorage(Connection(None, self))
+        if not self.objects:
+            return
+        begin = read_head(storage).deleted
+        wanted = {id_: value for id_, value in self.rows.items() if id_ >= begin}
+        assert read_all(storage) == wanted
+        opened = open_for_writing(storage, 0.0, "")
+        contents = Contents()
+        contents.replace(opened.chunks)
+        merger = Merger(storage, contents, 1 << 30, fan_in=2)
+        merger.remove_leftovers()
+        merger.merge_once()
+        assert read_all(storage) == wanted
+        assert len(storage.chunks()) + len(storage.merged()) == len(read_index(storage))
+
+
+def read_all(storage: LogStorage) -> Rows:
+    index = read_index(storage)
+    return read(storage, index.covering(index.earliest, index.end), index.earliest, index.end)
+
+
+def read(storage: LogStorage, chunks: Sequence[Chunk], start: int, end: int) -> Rows:
+    found: Rows = {}
+    deletions = Deletions(storage, storage.log_id(), fails=True)
+    for batch in read_slices(storage, slices(chunks, start, end), deletions=deletions):
+        found |= zip(batch.column("id").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    assert list(found) == list(range(start, end))
+    return found
+
+
+def repeated(act: Callable[[], Any]) -> Any:
+    """The answer of an act that is repeated while the store refuses."""
+    while True:
+        try:
+            return act()
+        except DiskFaultError:
+            pass
+
+
+def writer(process: Process) -> None:
+    """Writes, merges and deletes in any order, until it has lost the log or is done."""
+    storage, rng, simulation = process.storage, process.rng, process.simulation
+    uuid.uuid4 = lambda: uuid.UUID(int=rng.getrandbits(128))  # type: ignore[assignment]
+    try:
+        repeated(storage.open_log)
+        opened = repeated(lambda: open_for_writing(storage, 0.0, ""))
+        contents, head = Contents(), opened.head
+        contents.replace(opened.chunks)
+        merger = Merger(storage, contents, 1 << 30, fan_in=2)
+        repeated(merger.remove_leftovers)
+        for number in range(8):
+            act = rng.random()
+            if act < 0.6 or not contents.chunks:
+                first = contents.durable_end
+                values = [b"%s.%d.%d" % (process.name.encode(), number, i) for i in range(rng.randint(1, 3))]
+                batches, end = [batch_of(values)], first + len(values)
+                facts = ChunkFacts(first, end, times_of(batches), 0)
+                state = state_metadata(b"", end)
+                chunk = repeated(lambda: write_chunk(storage, batches, facts, state))  # noqa: B023
+                assert dict(enumerate(values, first)).items() <= simulation.rows.items(), "acknowledged"
+                contents.seal(0, chunk)
+            elif act < 0.85:
+                repeated(merger.merge_once)
+            elif contents.chunks > 1:
+                contents.begin_deleting(lambda index: index.covering(index.earliest, index.earliest + 1))
+                changed = type(head.head)(deleted=contents.earliest)
+                repeated(lambda: head.write(changed))  # noqa: B023
+                while (gone := contents.deleting) is not None:
+                    repeated(lambda: storage.delete_chunk(gone))
+                    contents.deleted()
+    except (LogLockedError, DataLossError):  # another writer has the log
+        pass
+
+
+def reader(process: Process) -> None:
+    """Plans, and reads later."""
+    storage, process.may_fail = process.storage, False  # a task repeats what the store refuses, with pauses
+    for _ in range(4):
+        repeated(storage.open_log)
+        index = repeated(lambda: read_index(storage))
+        try:
+            chunks = index.covering(index.earliest, index.end)
+            found = repeated(lambda: read(storage, chunks, index.earliest, index.end))  # noqa: B023
+        except DataLossError:  # deleted since
+            assert repeated(lambda: read_index(storage)).earliest > index.earliest
+        else:
+            assert found.items() <= process.simulation.rows.items()
+
+
+def follower(process: Process) -> None:
+    """Reads each row once."""
+    storage, process.may_fail = process.storage, False
+    repeated(storage.open_log)
+    log, seen = LogFollower(storage, clock=lambda: 0.0), 0
+    repeated(log.open)
+    for _ in range(6):
+        repeated(log.refresh_now)
+        start, end = max(seen, log.earliest), log.durable_end
+        assert end >= seen
+        try:
+            chunks = log.covering(start, end)
+            found = repeated(lambda: read(storage, chunks, start, end))  # noqa: B023
+        except DataLossError:
+            continue
+        assert found.items() <= process.simulation.rows.items()
+        seen = end
+
+
+@pytest.fixture(autouse=True)
+def without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogStorage, "request_interval", 0.0)
+    monkeypatch.setattr(uuid, "uuid4", uuid.uuid4)  # the processes replace it
+
+
+def simulate(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            Simulation(seed).run()
+        except BaseException as e:
+            e.add_note(f"seed {seed}")
+            raise
+
+
+def test_two_runs_of_a_seed_are_alike() -> None:
+    histories = []
+    for _ in range(2):
+        simulation = Simulation(7)
+        simulation.run()
+        histories.append(simulation.history)
+    assert histories[0] == histories[1]
+    assert len(histories[0]) > 100
+
+
+def test_a_log_keeps_its_promises_in_any_order_of_steps() -> None:
+    simulate(range(200))
+
+
+@pytest.mark.slow
+def test_a_log_keeps_its_promises_in_ten_thousand_orders() -> None:
+    simulate(range(200, 10_000))
