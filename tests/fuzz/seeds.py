@@ -18,7 +18,7 @@ from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello
 from zmq_datasource.log import Chunk, Found
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.proxy import fetch_protocol as fetch
-from zmq_datasource.source.chunk_server import PROTOCOL, Answer, Find, Read, Skip
+from zmq_datasource.source.chunk_server import PROTOCOL, Answer, Find, Read
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -86,7 +86,6 @@ def chunks() -> Iterator[bytes]:
     for said in (
         Find(number=1, secret=bytes(32), id=7),
         Read(number=2, secret=bytes(32), name="00000000000000000000.arrow", place=-10, length=10),
-        Skip(number=3, secret=bytes(32), reader="desk", first=1, end=5),
         Answer(number=1, found=Found(0, Chunk(0, 10, 1000, 0.5, None))),
         Answer(number=2, error=2, text="gone"),
     ):

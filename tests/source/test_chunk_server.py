@@ -35,7 +35,6 @@ from zmq_datasource.source.chunk_server import (
     Find,
     LogAccess,
     Read,
-    Skip,
     answer,
 )
 from zmq_datasource.source.remote_chunks import RemoteChunks
@@ -248,7 +247,6 @@ def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_t
         Read(**this | {"length": MOST_BYTES + 1}),
         Read(**this | {"length": 0}),
         Find(**wanted, id=-1),
-        Skip(**wanted, reader="../desk", first=0, end=5),
         Answer(number=1),
     ):
         known.send_multipart(PROTOCOL.encode(bad))

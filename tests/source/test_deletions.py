@@ -16,11 +16,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import batch_of, bind_when_free, free_endpoint, keep_handlers, stream_options, wait_for
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
+from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import Deletions, end_within_bytes, first_since, read_index
-from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -139,13 +138,12 @@ def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
         counted(query, end, 4)
         log.is_listed_by(query)
         last = query.latestOffset(end, ALL)
-        assert losses(query) == (2, 4)  # of two tasks
-        assert "data loss: the ids 3 to 3 were deleted" in caplog.text
+        assert losses(query) == (1, 4)
+        assert "data loss: the ids 0 to 3 were not kept" in caplog.text
         query.commit(end)
         assert tasks(query, end, last)()[0] == 10
         query.latestOffset(last, ALL)
-        assert losses(query) == (2, 4)
-    assert not list(log.path.glob("readers/*.skipped"))
+        assert losses(query) == (1, 4)
 
 
 def test_a_batch_whose_messages_were_all_discarded_has_no_rows(log: Discarding) -> None:
@@ -174,32 +172,6 @@ def test_a_repeated_batch_counts_skipped_messages_once(log: Discarding) -> None:
         assert tasks(query, start, end)() == [4, 5, 6, 7, 8, 9]
         query.latestOffset(end, ALL)
         assert losses(query) == (1, 4)
-
-
-def test_messages_skipped_in_the_last_batch_before_a_stop_are_counted_by_the_next_run(
-    log: Discarding,
-) -> None:
-    with querying(log) as query:
-        _, end, read = planned(query)
-        log.discard(3)
-        assert read() == [4, 5, 6, 7, 8, 9]
-    with querying(log) as query:
-        query.latestOffset(end, ALL)
-        assert losses(query) == (1, 4)
-
-
-def test_skipped_messages_that_cannot_be_recorded_are_logged(
-    log: Discarding, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise LogError("writing there: Read-only file system")
-
-    with querying(log) as query:
-        _, _, read = planned(query)
-        log.discard(3)
-        monkeypatch.setattr(ReaderRecords, "write_skipped", refuse)
-        assert read() == [4, 5, 6, 7, 8, 9]
-    assert "Read-only file system. dataLosses and messagesExpired do not count these ids" in caplog.text
 
 
 def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
@@ -303,7 +275,6 @@ def test_a_machine_that_does_not_see_the_log_skips_ids_like_one_that_does(log: D
                 share.log_id,
                 share.fail_on_data_loss,
                 access=share.access,
-                reader=share.reader,
             )
             for share in query.partitions(start, end)
             if isinstance(share, LogInputPartition)
@@ -399,4 +370,4 @@ def test_a_query_without_failOnDataLoss_continues_after_a_missing_chunk(
         assert read() == [10, 11, 14, 15]
         counted(query, last, 4)
         assert losses(query) == (2, 4)
-    assert "data loss: the ids 12 to 13 were deleted" in caplog.text
+    assert "data loss: the ids 12 to 13 were not kept" in caplog.text

@@ -28,7 +28,6 @@ from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts, value_
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
 from zmq_datasource.messages.columns import number
@@ -266,14 +265,27 @@ def find_id(storage: LogStorage, log_id: str, id_: int) -> Found | None:
     raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")
 
 
+def lost_ids(storage: LogStorage, log_id: str, pieces: Sequence[Slice]) -> list[range]:
+    """The ids of these slices that the log no longer has, whether they were deleted or their chunks are missing.
+
+    Raises:
+        LogError: As ``find_id``.
+    """
+    index, lost = read_index(storage), []
+    for piece in pieces:
+        chunk = next(iter(index.covering(piece.start, piece.start + 1)), None)
+        if chunk is None or chunk.name != piece.name:
+            found = find_id(storage, log_id, piece.start)
+            if found is None or found.chunk is None:
+                lost.append(range(piece.start, piece.end))
+    return lost
+
+
 class Elsewhere(Protocol):
     """What tells a machine that does not see the log where its ids are. Each method may raise LogError."""
 
     def find(self, id_: int) -> Found | None:
         """What ``find_id`` returns where the log is."""
-
-    def skip(self, reader: str, first: int, end: int) -> None:
-        """Record that a task of this reader has skipped the ids ``[first, end)``."""
 
 
 class Deletions:
@@ -283,8 +295,6 @@ class Deletions:
         storage: The log.
         log_id: The id of the log for which the read was planned.
         fails: The option ``failOnDataLoss``.
-        reader: The query's name. Skipped ids are recorded for it, so that the process that plans the query's batches
-            counts them. None records nothing.
         elsewhere: What tells where the ids are, on a machine that does not see the log.
     """
 
@@ -293,13 +303,11 @@ class Deletions:
         storage: LogStorage,
         log_id: str,
         fails: bool,
-        reader: str | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self._storage = storage
         self._log_id = log_id
         self._fails = fails
-        self._reader = reader
         self._elsewhere = elsewhere
 
     def resume(self, piece: Slice, end: int, gone: DataLossError) -> Slice:
@@ -328,11 +336,6 @@ class Deletions:
             "data loss: %s; continuing after these ids because failOnDataLoss=false",
             _what(self._storage, first, skipped) if is_deleted else gone,
         )
-        if self._reader is not None:
-            try:
-                self._record(self._reader, first, skipped)
-            except LogError as e:
-                _log.error("%s. dataLosses and messagesExpired do not count these ids", e)
         return piece._replace(start=skipped)
 
     def _found(self, id_: int, gone: DataLossError) -> Found:
@@ -353,9 +356,3 @@ class Deletions:
         if self._elsewhere is not None:
             return self._elsewhere.find(id_)
         return retry_reading(partial(find_id, self._storage, self._log_id, id_), self._storage.retry_seconds)
-
-    def _record(self, reader: str, first: int, end: int) -> None:
-        if self._elsewhere is not None:
-            self._elsewhere.skip(reader, first, end)
-        else:
-            ReaderRecords(self._storage).write_skipped(reader, first, end)

@@ -28,7 +28,6 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
 _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
-_SKIPPED = re.compile(r"([^.]+)\.([0-9]{20})-([0-9]{20})\.skipped")
 # The record of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.
 _SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
@@ -170,11 +169,8 @@ class ReaderRecords:
         return None if found is None else found.modified
 
     def remove(self, name: str) -> None:
-        """Delete a reader's record and the records of its tasks, so that the log keeps nothing for it."""
+        """Delete a reader's record, so that the log keeps nothing for it."""
         self._store.delete(_key(name))
-        for found in filter(None, map(_SKIPPED.fullmatch, self._listed())):
-            if found[1] == name:
-                self._store.delete(f"{READERS_NAME}/{found[0]}")
 
     # Which queries run.
 
@@ -217,29 +213,6 @@ class ReaderRecords:
             yield
         finally:
             hold.release()
-
-    # Ids that tasks have skipped.
-
-    def write_skipped(self, reader: str, first: int, end: int) -> None:
-        """Record that a task of this reader has skipped the ids ``[first, end)``, because they were deleted.
-
-        Raises:
-            LogWriteError: The store refused.
-        """
-        self._storage.write_json(self._skipped_key(reader, first, end), {})
-
-    def _skipped_key(self, reader: str, first: int, end: int) -> str:
-        return f"{READERS_NAME}/{reader}.{first:020d}-{end:020d}.skipped"
-
-    def skipped(self, reader: str) -> list[range]:
-        """The ids that ``write_skipped`` has recorded, in order; two records may have the same."""
-        found = filter(None, map(_SKIPPED.fullmatch, self._listed()))
-        ids = [range(int(it[2]), int(it[3])) for it in found if it[1] == reader]
-        return sorted(ids, key=lambda it: (it.start, it.stop))
-
-    def forget_skipped(self, reader: str, ids: range) -> None:
-        """Delete one of the records of ``skipped``."""
-        self._store.delete(self._skipped_key(reader, ids.start, ids.stop))
 
 
 def subscriber_key(name: str) -> str:

@@ -9,7 +9,6 @@ Request  It has                    The answer has
 ``Find`` an id                     where the log begins, and the chunk that has the id, if there is one
 ``Read`` a chunk's name, a place,  the chunk's size, and so many of its bytes from that place on; fewer at its
          a length                  end. A negative place counts from the end.
-``Skip`` a reader's name, two ids  nothing: it is recorded that a task has skipped these ids, which are deleted
 ======== ========================= ===========================================================================
 
 An answer with an ``error``, which is a number of the system, has only a text: ENOENT if the chunk is gone, because it
@@ -41,8 +40,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import own_addresses
 from zmq_datasource.host.wake_pipe import WakePipe
-from zmq_datasource.log import Found, LogStorage, ReaderRecords, find_id, is_chunk_name
-from zmq_datasource.options.offsets import READER_PATTERN
+from zmq_datasource.log import Found, LogStorage, find_id, is_chunk_name
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.answers import Answers, set_router_options
 from zmq_datasource.transport.opened import bind_when_free
@@ -54,7 +52,6 @@ FRAME_BYTES = 1 << 20
 _MOST_REQUEST_BYTES = 1024
 
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
-_Reader = Annotated[str, msgspec.Meta(pattern=rf"\A{READER_PATTERN.strip('^$')}\Z")]
 
 
 class Request(Header, frozen=True, kw_only=True):
@@ -79,13 +76,6 @@ class Read(Request, frozen=True, kw_only=True):
             raise ProtocolError(f"{self.name!r} is no chunk")
 
 
-class Skip(Request, frozen=True, kw_only=True):
-    kind: ClassVar[bytes] = b"S"
-    reader: _Reader
-    first: _Id
-    end: _Id
-
-
 class Answer(Header, frozen=True, kw_only=True):
     kind: ClassVar[bytes] = b"A"
     number: int
@@ -95,7 +85,7 @@ class Answer(Header, frozen=True, kw_only=True):
     size: int = 0
 
 
-PROTOCOL: Envelope[Header] = Envelope(1, (Find, Read, Skip, Answer), "reading a log from the driver")
+PROTOCOL: Envelope[Header] = Envelope(1, (Find, Read, Answer), "reading a log from the driver")
 
 
 class LogAccess(NamedTuple):
@@ -150,8 +140,6 @@ def _look_up(storage: LogStorage, log_id: str, request: Request) -> tuple[Found 
                 size = file.size()
                 file.seek(min(max(0, size + place if place < 0 else place), size))
                 return None, size, memoryview(file.read(length))
-        case Skip(reader=reader, first=first, end=end):
-            ReaderRecords(storage).write_skipped(reader, first, end)
     return None, 0, memoryview(b"")
 
 

@@ -35,7 +35,6 @@ from zmq_datasource.source.chunk_server import (
     LogAccess,
     Read,
     Request,
-    Skip,
 )
 from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
@@ -110,10 +109,6 @@ class RemoteChunks:
     def find(self, id_: int) -> Found | None:
         """What ``log.find_id`` finds at the driver; LogFetchError if the driver cannot tell."""
         return self._ask_about_log(Find, id=id_).found
-
-    def skip(self, reader: str, first: int, end: int) -> None:
-        """Record that a task of this reader has skipped these ids; LogFetchError if the driver cannot record it."""
-        self._ask_about_log(Skip, reader=reader, first=first, end=end)
 
     def _ask_about_log(self, kind: type[Request], **fields: Any) -> Answer:
         try:

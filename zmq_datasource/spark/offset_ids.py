@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from time import time as now
 from typing import TYPE_CHECKING, Any
 
-from zmq_datasource.errors import DataLossError, OptionError
-from zmq_datasource.log import STORE_RETRY_SECONDS, LogStorage, first_since
+from zmq_datasource.errors import DataLossError, LogError, OptionError
+from zmq_datasource.log import STORE_RETRY_SECONDS, LogStorage, Slice, first_since, lost_ids
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
@@ -166,6 +167,23 @@ class OffsetIds:
             self._log.counters.data_losses += 1
             self._log.counters.expired += new
             _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
+
+    def count_lost(self, planned: Sequence[Slice]) -> None:
+        """Count the ids of a batch that the log did not keep until the batch was done: tasks may have skipped them."""
+        log, storage = self._log, LogStorage(self._log.storage.store, STORE_RETRY_SECONDS)
+        try:
+            lost = lost_ids(storage, log.log_id, planned)
+        except LogError as e:
+            _log.warning("looking for the messages that tasks have skipped: %s", e)
+            return
+        if lost:
+            log.counters.data_losses += 1
+            log.counters.expired += sum(map(len, lost))
+            _log.warning(
+                "data loss: the ids %d to %d were not kept in %s until their batch was done; continuing because "
+                "failOnDataLoss=false",
+                *(lost[0].start, lost[-1].stop - 1, log.storage),
+            )
 
     def _why_lost(self) -> str:
         if self._options.reader is None:

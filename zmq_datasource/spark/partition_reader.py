@@ -134,7 +134,6 @@ class LogInputPartition(InputPartition):
         fail_on_data_loss: The option ``failOnDataLoss``.
         access: How to fetch the chunks from the driver, on an executor that does not see the log; None if the driver
             does not serve them.
-        reader: The name under which a streaming query reads the log; None for a batch read.
     """
 
     store: Store
@@ -143,7 +142,6 @@ class LogInputPartition(InputPartition):
     log_id: str
     fail_on_data_loss: bool
     access: LogAccess | None = None
-    reader: str | None = None
 
     def __repr__(self) -> str:
         ids = f"{self.pieces[0].start}..{self.pieces[-1].end}" if self.pieces else "none"
@@ -167,7 +165,7 @@ def read_log_partition(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
     set_up_worker()
     storage = LogStorage(share.store, RETRY_SECONDS)
-    deletions = partial(Deletions, storage, share.log_id, share.fail_on_data_loss, share.reader)
+    deletions = partial(Deletions, storage, share.log_id, share.fail_on_data_loss)
     names = [piece.name for piece in share.pieces]
     if share.access is None or retry_reading(lambda: storage.sees(share.log_id, names), RETRY_SECONDS):
         yield from read_slices(storage, share.pieces, deletions=deletions())

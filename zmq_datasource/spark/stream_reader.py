@@ -29,6 +29,7 @@ from zmq_datasource.log import (
     STORE_RETRY_SECONDS,
     Deletions,
     LogStorage,
+    Slice,
     deleted_error,
     end_within_bytes,
     split_range,
@@ -38,7 +39,6 @@ from zmq_datasource.spark.admission import batch_end
 from zmq_datasource.spark.offset_ids import OffsetIds
 from zmq_datasource.spark.partition_reader import LogInputPartition, MessageRows, Rows, read_log_partition
 from zmq_datasource.spark.serving import Serving
-from zmq_datasource.spark.skipped import Skipped
 from zmq_datasource.spark.worker import set_up_worker
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._serving = Serving(options.serve_log)
         self._available_now = False
         self._target: int | None = None  # where a query with Trigger.AvailableNow ends
-        self._skipped = Skipped()
+        self._planned: list[Slice] = []  # the last batch, with failOnDataLoss=false
         self._asked: tuple[dict[str, Any], int] | None = None  # the newest start, and its id
         self._idle_at = 0.0  # when a poll last found no new messages
 
@@ -153,6 +153,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log, offsets = self._open(start)
         begin = offsets.id_of(start)
         self._receive(log).mark_finished(begin)
+        planned, self._planned = self._planned, []
+        if planned:  # the batch is done
+            offsets.count_lost(planned)
         # Spark calls commit only when there is data for the next batch, and a full log has no room for data. But Spark
         # asks for the next batch only after the last one is in its commit log. So the log may delete that one now.
         offsets.release(start, begin)
@@ -160,8 +163,6 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.wait_for_more(begin, self.idle.wait_seconds)
         self._asked = start, begin
         end = self._end(log, begin, limit)
-        if not self._options.fail_on_data_loss:
-            self._skipped.count(log, begin)
         if end == begin:
             self._idle_at = time.monotonic()
         return offsets.end_offset(start, begin, end)
@@ -222,11 +223,9 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log_id=log_id,
             fail_on_data_loss=options.fail_on_data_loss,
             access=access,
-            reader=log.reader.name,
         )
-        if not options.fail_on_data_loss:
-            self._skipped.plan(log, offsets.begin_of(start, end).next, low)
         parts = split_range(chunks, low, high, options.min_partitions or 1)
+        self._planned = [] if options.fail_on_data_loss else [piece for pieces in parts for piece in pieces]
         return [share(pieces) for pieces in parts]
 
     def _range(
