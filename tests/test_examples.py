@@ -15,6 +15,7 @@ import zmq
 
 from tests.support import REPOSITORY, wait_for
 from tests.support.ports import free_port
+from zmq_datasource.log import LogStorage, read_index
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 EXAMPLES = REPOSITORY / "examples"
@@ -113,8 +114,9 @@ def test_a_declarative_pipeline_reads_the_log_and_sends_to_a_consumer(
                 for temperature in temperatures:
                     feed.send_json({"city": "Oslo", "temperature": temperature})
                 sealed = 2 * (run + 1)
+                log = LogStorage(f"{tmp_path}/weather/wal")
                 wait_for(
-                    lambda sealed=sealed: list(tmp_path.glob(f"weather/wal/chunks/*-{sealed:020}.arrow")),
+                    lambda log=log, sealed=sealed: log.store.exists() and read_index(log).end == sealed,  # type: ignore[misc]
                     "a chunk with them",
                     60,
                 )
