@@ -167,6 +167,8 @@ def read_index(storage: LogStorage) -> ChunkIndex:
     try:
         return _index_of(storage)
     except FileNotFoundError as e:
+        if not storage.chunks():
+            raise DiskFaultError(f"reading {storage}: no chunk is there any more. {MOUNT_AGAIN}") from e
         raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened") from e
 
 
@@ -179,10 +181,8 @@ def _index_of(storage: LogStorage) -> ChunkIndex:
     if len(index):
         if index.newest.merged is not None:
             raise FileNotFoundError(errno.ENOENT, "the newest chunk is missing", index.newest.name)
-    elif sealed or merged:  # all were deleted since, so there are newer ones
+    elif sealed or merged or deleted:  # all were deleted since, so there are newer ones
         raise FileNotFoundError(errno.ENOENT, "all listed chunks are deleted", str(storage))
-    elif deleted:
-        raise DiskFaultError(f"reading {storage}: no chunk is there any more. {MOUNT_AGAIN}")
     return index
 
 

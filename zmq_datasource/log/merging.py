@@ -157,6 +157,9 @@ class Merger:
             if chunk.first >= end or chunk.name in names:
                 continue
             holder = next(iter(contents.covering(chunk.first, chunk.first + 1)), None)
+            # One that reaches further may be of a later writer, which has deleted its parts.
+            if chunk.end > (contents.earliest if holder is None else holder.end):
+                continue
             if holder is not None and holder.name not in intact:
                 if (damage := damage_of(storage, holder)) is not None:
                     self._faults.warn("keeping %s: %s", storage.path_of(chunk.name), damage)
