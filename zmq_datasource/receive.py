@@ -7,9 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from zmq_datasource.errors import LogError
 from zmq_datasource.host.locations import check_location
-from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.readiness import Readiness
 from zmq_datasource.host.signals import StopFlag
 from zmq_datasource.monitoring.http import HttpAddress
@@ -92,7 +90,6 @@ class _Status:
         self._monitor = SourceMonitor(self.receiver, options)
         self._full_line_seconds = full_line_seconds
         self._next_full_line = 0.0
-        self._warnings = LimitedLog(__name__, "warnings about readers")
         self._lines = FigureLines(_log, source_line, figures)
 
     def _update(self) -> None:
@@ -101,13 +98,10 @@ class _Status:
         self.readiness.set(receiver.state == "receiving")
         if receiver.state != "receiving":
             return
-        try:
-            self._monitor.mark_finished(receiver.commit_readers() or 0)
-            if receiver.log.full and time.monotonic() >= self._next_full_line:
-                self._next_full_line = time.monotonic() + self._full_line_seconds
-                _log.warning("%s", _why_full(receiver))
-        except LogError as e:  # while the record of a reader cannot be read, nothing is deleted
-            self._warnings.warn("%s", e)
+        self._monitor.mark_finished(receiver.log.needed)
+        if receiver.log.full and time.monotonic() >= self._next_full_line:
+            self._next_full_line = time.monotonic() + self._full_line_seconds
+            _log.warning("%s", _why_full(receiver))
         self._lines.show(self._monitor.metrics, receiver.log.durable_end)
 
     def shown(self) -> Iterator[Shown]:
@@ -122,14 +116,13 @@ class _Status:
 def _why_full(receiver: FeedReceiver) -> str:
     """Say that the log is full, which reader is furthest behind, and what to do."""
     full = f"{receiver.storage} has reached walMaxBytes, and receiving waits"
-    readers = {name: record.next for name, record in receiver.readers.others().items()}
-    if not readers:
+    slowest = receiver.log.slowest
+    if slowest is None:
         return (
             f"{full}: no query has read it yet, so nothing is deleted. Start one "
             '(spark.readStream.format("zmq").option("walLocation", ...)), or set a larger walMaxBytes'
         )
-    slowest = min(readers, key=lambda name: readers[name])
     return (
-        f"{full}: reader {slowest} still needs the messages from id {readers[slowest]} on. If its query will not "
-        f"run again: zmq-datasource log readers drop {receiver.storage.root} {slowest}"
+        f"{full}: reader {slowest.name} still needs the messages from id {slowest.next} on. If it will not run again: "
+        f"zmq-datasource log readers drop {receiver.storage.root} {slowest.name}"
     )

@@ -5,18 +5,14 @@ The bucket is in memory. ``test_store`` and ``source/test_bucket`` use a server.
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
-from tests.log.machines import Machines, WatchedBucket, fill, no_answer, numbered
-from tests.support import batch_of
+from tests.log.machines import Machines, MemoryBucket, WatchedBucket, fill, no_answer, numbered
+from tests.support import batch_of, need, wait_for
 from zmq_datasource.errors import (
     DiskFaultError,
 )
 from zmq_datasource.log.reader import read_index, read_slices, slices
-from zmq_datasource.log.reader_records import ReaderRecords
-from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 
 
@@ -113,45 +109,15 @@ def test_a_bucket_that_goes_away_within_a_large_chunk_is_no_damage(
 # Readers.
 
 
-class Deleting:
-    """A writer of two chunks that deletes the first one, and is stopped after it has read what readers need."""
-
-    def __init__(self, machines: Machines) -> None:
-        storage = machines.storage()
-        self.log = machines.writer(storage)
-        for value in (b"0", b"1"):
-            fill(self.log, value)
-        self._has_asked, self._go_on = threading.Event(), threading.Event()
-        watched(storage).before = self._stop
-        self._thread = threading.Thread(target=self.log.commit, args=(2,))
-
-    def _stop(self, verb: str, _key: str) -> None:
-        if verb == "delete":
-            self._has_asked.set()
-            assert self._go_on.wait(30)
-
-    def begin(self) -> None:
-        self._thread.start()
-        assert self._has_asked.wait(30)
-
-    def end(self) -> None:
-        self._go_on.set()
-        self._thread.join(30)
-
-
-def test_a_query_that_starts_during_a_deletion_begins_after_it(machines: Machines) -> None:
-    deleting, elsewhere = Deleting(machines), machines.storage()
-    deleting.begin()
-    position = Reader(elsewhere, "far", 1e9)
-    placing = threading.Thread(
-        target=position.keep_everything, args=(lambda: read_index(elsewhere).earliest,)
-    )
-    placing.start()
-    placing.join(0.2)
-    assert ReaderRecords(elsewhere).read("far") is None
-    deleting.end()
-    placing.join(30)
-    found = ReaderRecords(elsewhere).read("far")
-    assert found is not None
-    assert found.next == 1
-    position.end()
+def test_a_log_that_is_away_deletes_nothing(machines: Machines, memory: MemoryBucket) -> None:
+    log = machines.writer()
+    for value in (b"0", b"1"):
+        fill(log, value)
+    memory.empty()
+    log.retention.tidy()
+    assert memory.names() == []
+    assert log.earliest == 0
+    memory.restore()
+    need(machines.storage(), 2)
+    wait_for(lambda: log.earliest == 1, "the deletion")
+    assert machines.rows() == [(1, b"1")]

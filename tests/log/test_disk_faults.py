@@ -31,6 +31,7 @@ from tests.support import (
     free_endpoint,
     keep_handlers,
     log_rows,
+    need,
     offer,
     stream_options,
     wait_for,
@@ -42,9 +43,8 @@ from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.chunk import read_chunk, read_facts
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.leases import Reader
 from zmq_datasource.log.reader import Slice
-from zmq_datasource.log.reader_records import ReaderRecords
-from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.feed_receiver import FeedReceiver
@@ -150,15 +150,13 @@ def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -
     store = Full(str(tmp_path))
     reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
     with ThreadPoolExecutor(1) as executor:
-        placed = executor.submit(reader.keep_everything, lambda: log.earliest)
+        begins_at = executor.submit(reader.open)
         wait_for(lambda: store.attempts > 1, "a second attempt")
-        wait_for(lambda: log.commit(30) or log.earliest == 20, "room")
+        need(tmp_path, 30, "other")
+        wait_for(lambda: log.earliest == 20, "room")
         store.has_room.set()
-        placed.result(30)
-    record = ReaderRecords(LogStorage(str(tmp_path))).read("desk")
-    assert record is not None
-    assert record.next == 20
-    reader.end()
+        assert begins_at.result(30) == 20
+    reader.close()
     log.close()
 
 
@@ -219,9 +217,10 @@ def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
         log.append(batch_of([b"x" * 100_000] * 5))
         log.cut().result(10)
     log.close()
+    need(disk / "log", 15)
     fill_disk(disk)
     log = writer()
-    log.commit(15)
+    wait_for(lambda: log.earliest == 10, "room")
     log.append(batch_of([b"y" * 100_000]))
     assert log.cut().result(10) == 16
     log.close()

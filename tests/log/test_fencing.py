@@ -5,10 +5,13 @@ The numbers of orders say how many are gone through at least.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -18,13 +21,12 @@ from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError,
 from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.follower import LogFollower
-from zmq_datasource.log.head import read_head
+from zmq_datasource.log.head import HeadWriter, read_head
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import LOG_NAME, Chunk, parse_chunk_name
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
-from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 
@@ -131,8 +133,6 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
         end, past = opened.chunks.end, opened.past
         contents = Contents()
         contents.replace(opened.chunks)
-        retention = Retention(storage, contents, seconds=0, max_bytes=1 << 30, chunk_bytes=1)
-        retention.begin(opened.chunks.earliest, opened.head)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
         if merges:
             merger.remove_leftovers()
@@ -148,16 +148,29 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
                 chunk = _retry(tries, lambda: write_chunk(storage, batches, facts, state))  # noqa: B023 - called at once
             except LogLockedError:
                 store.may_delete = False
-                retention.commit(first)
+                with suppress(LogLockedError):
+                    _delete_below(storage, contents, opened.head, first)
                 raise
             store.tell("acknowledged", (opened.log_id, dict(enumerate(rows, first))))
             contents.seal(0, chunk)
             if merges:
                 merger.merge_once()
             if deletes:
-                retention.commit(end)
+                with suppress(LogLockedError):
+                    _delete_below(storage, contents, opened.head, end)
 
     return run
+
+
+def _delete_below(storage: LogStorage, contents: Contents, head: HeadWriter, end: int) -> None:
+    """What ``Retention`` does, without leases: see test_lease_orders for these."""
+    storage.check_writer()
+    contents.begin_deleting(lambda index: index.removable(end, math.inf))
+    if head.head.deleted < contents.earliest:
+        head.write(msgspec.structs.replace(head.head, deleted=contents.earliest))
+    while chunk := contents.deleting:
+        storage.delete_chunk(chunk)
+        contents.deleted()
 
 
 def _retry(tries: int, act: Callable[[], T]) -> T:

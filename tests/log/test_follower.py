@@ -13,13 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.log.machines import Machines, MemoryBucket, Watched, WatchedDirectory, fill
+from tests.support import need, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.retention import Retention
 
 WITHOUT_NEWS = {"open": 1, "find": 2}
+
+
+@pytest.fixture(autouse=True)
+def _deletes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retention, "look_seconds", 0.0)
 
 
 class Followed:
@@ -39,6 +46,10 @@ class Followed:
     def write(self, chunks: int) -> None:
         for _ in range(chunks):
             fill(self.log, b"x" * (1 + self.log.durable_end))
+
+    def delete_below(self, end: int) -> None:
+        need(self.machines.storage(), end)
+        wait_for(lambda: (self.log.retention.tidy(), self.log.needed == end)[1], "the deletion")
 
     def remove(self, first: int) -> None:
         self.machines.storage().delete_chunk(Chunk(first, first + 1, 1, 0.0))
@@ -83,7 +94,7 @@ def test_new_chunks_cost_four_listings_and_five_requests(anywhere: Machines) -> 
 
 def test_chunks_that_are_deleted_at_the_front_are_removed(anywhere: Machines) -> None:
     followed = Followed(anywhere, 50)
-    followed.log.commit(2)
+    followed.delete_below(2)
     followed.write(1)
     followed.look()
     assert followed.follower.earliest == 2
@@ -93,7 +104,7 @@ def test_chunks_that_are_deleted_at_the_front_are_removed(anywhere: Machines) ->
 def test_a_reader_that_was_away_finds_only_newer_chunks(anywhere: Machines) -> None:
     followed = Followed(anywhere, 50)
     followed.write(50)
-    followed.log.commit(99)
+    followed.delete_below(99)
     followed.look()
     assert (followed.follower.earliest, followed.follower.durable_end) == (99, 100)
     assert followed.is_all()
@@ -132,7 +143,7 @@ def test_missing_ids_after_the_newest_chunk_are_named(anywhere: Machines) -> Non
     with pytest.raises(LogFormatError, match=rf"ids 5 to 5 are missing, before chunk .*{chunk_name(6)}"):
         followed.look()
     assert followed.follower.durable_end == 5
-    followed.log.commit(6)
+    followed.delete_below(6)
     followed.remove(4)  # a writer deletes from the front: now it was away
     followed.look()
     assert (followed.follower.earliest, followed.follower.durable_end) == (6, 7)
@@ -209,7 +220,7 @@ def test_each_refresh_finds_what_a_full_listing_finds(steps: list[str]) -> None:
                 if step == "write":
                     followed.write(1)
                 elif step == "delete":
-                    followed.log.commit(followed.log.earliest + 1)
+                    followed.delete_below(followed.log.earliest + 1)
                 elif step == "wait":
                     followed.now += 1.0
                 elif step == "restart":

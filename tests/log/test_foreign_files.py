@@ -18,12 +18,12 @@ import pytest
 from tests.support import batch_of, log_rows
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.head import read_head
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
+from zmq_datasource.log.leases import Lease, LeaseFiles, SubscriberNotes
 from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.proxy.positions import read_positions
 
 CHUNKS, ROWS = 3, 12
 ATTEMPT = "abc" + "0" * 29
@@ -61,7 +61,7 @@ PLACES = (
     f"chunks/{chunk_name(ROWS // CHUNKS)}",
     f"chunks/{chunk_name(2 * ROWS // CHUNKS)}",
     "writer.lock",
-    "readers/all.records.lock",
+    "head",
     "readers",
     "readers/billing.json",
     "readers/subscriber.billing.json",
@@ -103,9 +103,9 @@ def location(tmp_path: Path) -> Path:
     for _ in range(CHUNKS):
         _fill(log, ROWS // CHUNKS)
     log.close()
-    ReaderRecords(storage).write("billing", ReaderRecord(3, 60.0, begins_here=True))
-    notes = SubscriberNotes("billing", 1, [b"orders."], 0.0)
-    ReaderRecords(storage).write("subscriber.billing", ReaderRecord(3, 60.0, subscriber=notes))
+    LeaseFiles(storage).write(Lease("billing", 3, 60.0, begins=True))
+    notes = SubscriberNotes(1, [b"orders."], 0.0)
+    LeaseFiles(storage).write(Lease("billing", 3, 60.0, subscriber=notes))
     storage.staged_files().create()
     storage.staged_files().write(f"{ATTEMPT}.arrow", 0, [b"rows"])
     return tmp_path / "log"
@@ -133,8 +133,10 @@ def _use(location: Path) -> list[str]:
     def look() -> None:
         storage = LogStorage(str(location))
         storage.chunks()
-        ReaderRecords(storage).all()
-        read_positions(storage, ROWS)
+        leases = LeaseFiles(storage)
+        for key in leases.entries():
+            leases.read(key)
+        read_head(storage)
         storage.open_chunks()
         storage.is_written()
         storage.feed()

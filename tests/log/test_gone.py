@@ -14,8 +14,8 @@ from tests.log.machines import Machines, MemoryBucket
 from tests.support import batch_of, log_rows, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.follower import LogFollower
+from zmq_datasource.log.leases import Reader
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
-from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
@@ -178,9 +178,9 @@ def test_a_position_is_not_recorded_where_the_log_is_not(tmp_path: Path, left: L
     held = Reader(LogStorage(str(place.path)), "desk", 1e9)
     place.goes()
     with pytest.raises(DiskFaultError, match="Mount or restore it"):
-        held.move(1, lazily=False)
+        held.begin(1)
     assert place.files == []
-    held.end()
+    held.close()
 
 
 # In a bucket.

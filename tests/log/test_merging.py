@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.log.machines import Machines, fill, numbered
-from tests.support import batch_of, wait_for
+from tests.support import batch_of, need, wait_for
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.chunk import encode_chunk, times_of
 from zmq_datasource.log.facts import ChunkFacts
@@ -130,7 +130,7 @@ def test_leftovers_do_not_come_back_after_retention(log: Log, monkeypatch: pytes
     with monkeypatch.context() as killed:
         killed.setattr(log.storage, "delete_chunk", lambda _: None)
         log.merge()
-    log.log.commit(9)
+    need(log.machines.storage(), 9)
     wait_for(lambda: log.log.earliest == 8, "the deletion")
     assert read_index(log.machines.storage()).earliest == 8
     assert log.machines.rows() == log.rows[8:]
@@ -138,7 +138,8 @@ def test_leftovers_do_not_come_back_after_retention(log: Log, monkeypatch: pytes
 
 def test_a_merged_chunk_that_is_half_needed_stays(log: Log) -> None:
     log.merge()
-    log.log.commit(5)
+    need(log.machines.storage(), 5)
+    wait_for(lambda: log.log.needed == 5, "a look")
     assert log.machines.rows()[-4:] == log.rows[-4:]
     assert len(log.machines.names("merged")) == 1
 

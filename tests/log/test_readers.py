@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +19,14 @@ from tests.support import (
     bound,
     keep_handlers,
     log_rows,
+    need,
     stop_sooner,
     stream_options,
     wait_for,
 )
 from zmq_datasource import receive as receive_module
-from zmq_datasource.errors import DataLossError, DiskFaultError
+from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.readers import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import ReceiveOptions
@@ -127,7 +125,7 @@ def test_a_full_log_names_the_reader_that_needs_it(
     try:
         push.send(b"x" * 60_000)
         wait_for(lambda: "no query has read it yet" in caplog.text, "the warning")
-        ReaderRecords(LogStorage(str(tmp_path))).write("slow", ReaderRecord(0, 1e9))
+        need(tmp_path, 0, "slow")
         wait_for(lambda: "reader slow still needs the messages from id 0" in caplog.text, "the slow reader")
         assert f"zmq-datasource log readers drop {tmp_path} slow" in caplog.text
     finally:
@@ -137,61 +135,6 @@ def test_a_full_log_names_the_reader_that_needs_it(
 
 
 # What is kept for it.
-
-
-def test_messages_that_a_new_reader_needs_outlive_their_retention(tmp_path: Path) -> None:
-    """Others had read it before, and only its age had kept it."""
-
-    class Clock:
-        now = time.time()
-
-        def __call__(self) -> float:
-            return self.now
-
-    clock = Clock()
-    log = written(tmp_path, 5, retention=100.0, clock=clock)
-    log.commit(5)
-    with reader(tmp_path) as it:
-        begin = it.initialOffset()
-        clock.now += 200
-        log.retention.remove_expired()
-        assert log.earliest == 0
-        end = it.latestOffset(begin, ALL)
-        assert values(it, begin, end) == [b"0", b"1", b"2", b"3", b"4"]
-        it.latestOffset(end, ALL)
-        log.retention.remove_expired()
-        assert log.earliest == 4
-    log.close()
-
-
-def test_nothing_is_deleted_between_a_readers_record_and_its_choice_where_to_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = written(tmp_path, 5)
-    begin_at = Reader.begin
-
-    def deleting(it: Reader, begins: Any) -> None:
-        log.commit(5)  # another query has read all of it
-        begin_at(it, begins)
-
-    monkeypatch.setattr(Reader, "begin", deleting)
-    with reader(tmp_path, startingOffsets="earliest") as it:
-        begin = it.initialOffset()
-        assert values(it, begin, it.latestOffset(begin, ALL)) == [b"0", b"1", b"2", b"3", b"4"]
-    log.close()
-
-
-def test_a_query_that_continues_under_another_name_keeps_its_messages(tmp_path: Path) -> None:
-    log = written(tmp_path, 5)
-    with reader(tmp_path) as it:
-        begin = it.initialOffset()
-        end = it.latestOffset(begin, ALL)
-    with reader(tmp_path, reader="renamed") as it:  # the batch was planned, not committed
-        shares = it.partitions(begin, end)
-        ReaderRecords(LogStorage(str(tmp_path))).write("query", ReaderRecord(5))
-        log.commit(5)
-        assert [batch.num_rows for share in shares for batch in it.read(share)] == [1] * 5
-    log.close()
 
 
 def test_a_query_that_follows_a_log_also_waits_for_a_chunk(tmp_path: Path) -> None:
@@ -268,43 +211,3 @@ def test_ids_of_lost_chunks_that_a_query_has_read_are_not_given_again(
         it.initialOffset()  # a new query, with a new checkpoint
     with pytest.raises(DataLossError, match=r"it ends at id 2.*has read the ids below 3"):
         FeedReceiver(stream_options(connect=endpoint, walLocation=tmp_path, socketType="PULL")).start()
-
-
-def test_ids_that_no_query_has_read_are_free(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with receiving(tmp_path, endpoint) as ingest:
-        sealed(ingest, push, 3)
-    chunks(tmp_path)[-1].unlink()
-    with receiving(tmp_path, endpoint) as ingest:
-        assert ingest.resumed_at == 2
-
-
-def test_available_now_reads_at_once_what_another_process_has_received(tmp_path: Path) -> None:
-    written(tmp_path, 5).close()
-    began = time.monotonic()
-    with reader(tmp_path, timeout="15s", startingOffsets="earliest") as it:
-        it.prepareForTriggerAvailableNow()
-        assert it.latestOffset(it.initialOffset(), ALL)["next"] == 5
-    assert time.monotonic() - began < 10
-
-
-def test_a_position_that_the_disk_refuses_is_tried_again_in_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Spark asks a query on a disk with a fault a hundred times a second."""
-    written(tmp_path, 1).close()
-    position = Reader(LogStorage(str(tmp_path)), "one", 1e9)
-    attempts = []
-
-    def refuse(records: ReaderRecords, name: str, record: ReaderRecord) -> None:
-        attempts.append(record)
-        raise DiskFaultError("no")
-
-    try:
-        with monkeypatch.context() as fault:
-            fault.setattr(ReaderRecords, "write", refuse)
-            for number in range(10):
-                position.move(number, lazily=True)
-        assert (len(attempts), caplog.text.count("recording the position")) == (1, 1)
-    finally:
-        position.end()

@@ -1,226 +1,265 @@
-"""How long chunks stay, by a clock and a storage that the test holds."""
+"""Which chunks stay, and for how long."""
 
 from __future__ import annotations
 
-import math
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.log.files_in_memory import FilesInMemory, RecordsInMemory, deletions
-from zmq_datasource.errors import LogFormatError, LogWriteError
-from zmq_datasource.log.index import ChunkIndex, Contents
+from tests.log.machines import Machines, Watched, fill
+from tests.support import need, wait_for
+from zmq_datasource.errors import DiskFaultError, LogWriteError
+from zmq_datasource.log.head import read_head
+from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.leases import LeaseFiles, Leases, Reader
 from zmq_datasource.log.open_chunk import Grown
 from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
+
+DAY = 86_400.0
 
 
 @pytest.fixture(autouse=True)
-def records(monkeypatch: pytest.MonkeyPatch) -> RecordsInMemory:
-    """Of the readers of each log."""
-    return RecordsInMemory(monkeypatch)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retention, "look_seconds", 0.0)
 
 
 class Log:
-    """Chunks of ten ids and 100 bytes, sealed ten seconds apart; the newest now."""
+    """A log with chunks of ten messages each, on a machine with a clock."""
 
-    def __init__(self, chunks: int, **settings: Any) -> None:
-        self.clock = Clock()
-        self.files = FilesInMemory()
-        self.contents = Contents()
-        self.contents.replace(
-            ChunkIndex(Chunk(10 * n, 10 * n + 10, 100, 1000.0 - 10 * (chunks - 1 - n)) for n in range(chunks))
-        )
-        given = {"seconds": 0.0, "max_bytes": 1 << 20, "chunk_bytes": 100, "clock": self.clock}
-        self.retention = Retention(self.files, self.contents, **{**given, **settings})  # type: ignore[arg-type]
+    def __init__(self, machines: Machines, chunks: int, **settings: Any) -> None:
+        self.machines = machines
+        self.now = time.time()
+        self.storage = machines.storage()
+        self.log = self.writer(**settings)
+        for _ in range(chunks):
+            self.fill()
 
+    def writer(self, **settings: Any) -> LogWriter:
+        return self.machines.writer(self.storage, clock=lambda: self.now, **settings)
 
-def test_a_commit_deletes_chunks_that_end_below_it() -> None:
-    log = Log(4)
-    log.retention.commit(25)
-    assert log.files.did == deletions(0, 10)
-    assert (log.contents.earliest, log.contents.durable_end, log.contents.size) == (20, 40, 200)
+    def fill(self) -> None:
+        fill(self.log, *[b"x" * 100] * 10)
 
+    def need(self, next_id: int, name: str = "desk") -> None:
+        need(self.machines.storage(), next_id, name)
 
-def test_a_commit_never_goes_back_and_the_newest_chunk_stays() -> None:
-    log = Log(3)
-    log.retention.commit(30)
-    log.retention.commit(10)
-    assert log.retention.committed == 30
-    assert log.files.did == deletions(0, 10)
+    def after(self, looks: int = 2) -> list[int]:
+        """The first ids of the chunks that are there after the writer has looked again."""
+        for _ in range(looks):
+            self.log.retention.tidy()
+        return self.machines.firsts()
 
 
-def test_if_readers_decide_unneeded_chunks_are_deleted(records: RecordsInMemory) -> None:
-    log = Log(3, readers_decide=True)
-    records.needs = {"desk": 10, "late": 20}
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0)
-    del records.needs["desk"]
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10)
+@pytest.fixture
+def make(anywhere: Machines) -> Iterator[Any]:
+    def made(chunks: int, **settings: Any) -> Log:
+        return Log(anywhere, chunks, **settings)
+
+    return made
 
 
-def test_where_readers_decide_a_new_reader_may_need_earlier_messages(records: RecordsInMemory) -> None:
-    log = Log(3, readers_decide=True, seconds=1e9, max_bytes=0)  # full
-    records.needs = {"desk": 20}
-    log.retention.remove_expired()
-    assert log.retention.committed == 20
-    records.needs["late"] = 10
-    log.retention.remove_expired()
-    assert log.retention.committed == 10
+def test_chunks_that_no_reader_needs_are_deleted_and_the_newest_stays(make: Any) -> None:
+    it = make(4)
+    assert it.after() == [0, 10, 20, 30], "everything is kept until there is a first reader"
+    it.need(25)
+    assert it.after() == [20, 30]
+    assert (it.log.earliest, it.log.durable_end, it.log.needed) == (20, 40, 25)
+    head = read_head(it.machines.storage())
+    assert (head.announced, head.deleted) == (20, 20)
+    it.need(40)
+    assert it.after() == [30]
+    it.need(31, "other")
+    assert it.log.needed == 40
+    it.after()
+    assert it.log.needed == 31
 
 
-def test_committed_chunks_stay_for_their_retention() -> None:
-    log = Log(4, seconds=60.0)
-    log.retention.commit(40)
-    assert log.files.did == []
-    log.clock.now += 40  # the first is 70 seconds old, the second 60
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10)
+def test_chunks_stay_for_their_retention(make: Any) -> None:
+    it = make(3, retention=60.0)
+    it.need(30)
+    it.now += 50
+    assert it.after() == [0, 10, 20]
+    it.now += 15
+    assert it.after() == [20]
 
 
-def test_only_new_chunks_that_no_reader_needs_leave_the_systems_memory(records: RecordsInMemory) -> None:
-    log = Log(2, seconds=1e9)
-    log.retention.begin(0)
-    for first in (20, 30, 40):
-        log.contents.seal(0, Chunk(first, first + 10, 100, 1000.0))
-    log.retention.commit(45)
-    log.retention.uncache()
-    assert log.files.uncached == [20, 30]
-    log.retention.commit(50)
-    for _ in range(2):  # each chunk once
-        log.retention.uncache()
-    assert log.files.uncached == [20, 30, 40]
-    assert log.files.did == []
+def test_a_clock_that_jumps_deletes_nothing_that_is_needed_and_keeps_nothing_for_ever(make: Any) -> None:
+    it = make(3, retention=60.0)
+    it.need(10)
+    it.now += 8 * DAY
+    assert it.after() == [10, 20]
+    it.fill()
+    it.now -= 8 * DAY + 3600  # the chunk was sealed in the future
+    it.need(30)
+    it.now += 59
+    assert it.after() == [10, 20, 30]
+    it.now += 70
+    assert it.after() == [30]
 
 
-def test_a_clock_that_is_set_back_restarts_the_retention_of_existing_chunks() -> None:
-    log = Log(3, seconds=60.0)
-    log.retention.commit(30)
-    log.clock.now -= 3600
-    log.retention.remove_expired()
-    log.clock.now += 59
-    log.retention.remove_expired()
-    assert log.files.did == []
-    log.clock.now += 1
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10)
+def test_the_next_writer_continues_a_deletion(make: Any, anywhere: Machines) -> None:
+    it = make(3)
+    store = it.storage.store
+    assert isinstance(store, Watched)
+
+    def refuse(verb: str, key: str) -> None:
+        if verb == "delete" and key.startswith("chunks/"):
+            raise LogWriteError(f"deleting {key}: Permission denied")
+
+    store.before = refuse
+    it.need(30)
+    assert it.after() == [0, 10, 20]
+    assert read_head(anywhere.storage()).deleted == 20
+    assert (it.log.chunks, it.log.earliest) == (3, 20), "it counts in the size of the log"
+    store.before = None
+    anywhere.end(it.log)
+    it.log = it.writer()
+    assert it.after() == [20]
 
 
-def test_without_a_retention_no_clock_is_asked() -> None:
-    def clock() -> float:
-        raise AssertionError("it was")
-
-    log = Log(2, clock=clock)
-    log.retention.commit(20)
-    assert log.files.did == deletions(0)
-
-
-def test_chunks_that_a_reader_needs_are_kept(records: RecordsInMemory) -> None:
-    log = Log(4)
-    records.needs = {"one": 10, "other": 35}
-    log.retention.commit(40)
-    assert log.files.did == deletions(0)
-    records.needs = {}
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10, 20)
-
-
-def test_nothing_is_deleted_while_records_of_readers_cannot_be_read(
-    records: RecordsInMemory, caplog: pytest.LogCaptureFixture
+def test_a_reader_that_starts_during_a_deletion_stops_it_or_begins_after_it(
+    make: Any, anywhere: Machines
 ) -> None:
-    log = Log(3)
-    records.error = LogFormatError("reading one.json: it is not the record of a reader")
-    log.retention.commit(30)
-    records.error = None
-    assert log.files.did == []
-    assert "not the record" in caplog.text
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10)
+    """The orders of all steps are in test_lease_orders."""
+    it = make(3)
+    it.need(30)
+    store = it.storage.store
+    assert isinstance(store, Watched)
+    late: list[int] = []
+
+    def start(verb: str, key: str) -> None:
+        if verb == "list" and key == "readers" and read_head(anywhere.storage()).announced and not late:
+            late.append(0)
+            reader = Reader(anywhere.storage(), "late", DAY)
+            late[:] = [reader.open()]
+            reader.begin(late[0])
+            reader.close()
+
+    store.before = start
+    it.after(4)
+    assert late == [20]
+    assert anywhere.firsts()[0] <= late[0]
 
 
-def test_nothing_goes_while_a_reader_writes_its_first_record(records: RecordsInMemory) -> None:
-    log = Log(3)
-    records.placed = True
-    log.retention.commit(30)
-    assert (log.files.did, log.contents.earliest) == ([], 0)
-    records.placed = False
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10)
-
-
-def test_a_file_that_cannot_be_deleted_counts_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    log = Log(3)
-    log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
-    log.retention.commit(30)
-    assert "Permission denied" in caplog.text
-    assert (log.contents.earliest, log.contents.size, log.contents.chunks) == (20, 300, 3)
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0, 10)  # the front first, so that a crash in between leaves no hole
-    assert (log.contents.size, log.contents.chunks) == (100, 1)
-
-
-def test_a_reader_that_starts_after_a_failed_deletion_keeps_the_chunk(records: RecordsInMemory) -> None:
-    log = Log(3)
-    log.files.refuses = [LogWriteError("removing chunk: Permission denied")]
-    log.retention.commit(30)
-    records.needs = {"late": 10}
-    log.retention.remove_expired()
-    assert log.files.did == deletions(0)
-
-
-@pytest.mark.parametrize(("make_room", "committed", "gone"), [("none", 20, []), ("done", 20, [0, 10])])
-def test_committed_chunks_make_room_before_their_retention_has_passed(
-    make_room: str, committed: int, gone: list[int]
+def test_nothing_is_deleted_while_the_leases_cannot_be_read(
+    make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = Log(4, seconds=1e9, max_bytes=700, make_room=make_room)  # five chunks more are to fit
-    log.retention.commit(committed)
-    log.retention.make_room()
-    assert log.files.did == deletions(*gone)
+    it = make(3)
+    store = it.storage.store
+    assert isinstance(store, Watched)
+
+    def refuse(verb: str, key: str) -> None:
+        if key.startswith("readers"):
+            raise DiskFaultError(f"{verb} {key}: no answer")
+
+    store.before = refuse
+    it.need(30)
+    assert it.after() == [0, 10, 20]
+    assert "no answer" in caplog.text
+    store.before = None
+    assert it.after() == [20]
 
 
-def test_only_as_much_makes_room_as_is_needed() -> None:
-    log = Log(4, seconds=1e9, max_bytes=800, make_room="done")
-    log.retention.commit(40)
-    log.retention.make_room()
-    assert log.files.did == deletions(0)
+@pytest.mark.parametrize(("make_room", "needed", "there"), [("none", 20, 4), ("done", 20, 2), ("any", 0, 1)])
+def test_chunks_make_room_before_their_retention_has_passed(
+    make: Any, make_room: str, needed: int, there: int
+) -> None:
+    it = make(4, retention=DAY, max_bytes=1, make_room=make_room)
+    it.need(needed)
+    assert len(it.after()) == there
 
 
-def test_with_any_the_oldest_make_room_though_somebody_needs_them(records: RecordsInMemory) -> None:
-    log = Log(4, seconds=1e9, max_bytes=700, make_room="any")
-    records.needs = {"one": 0}
-    log.retention.make_room()
-    assert log.files.did == deletions(0, 10)
+def test_only_as_much_makes_room_as_is_needed(make: Any) -> None:
+    it = make(4, retention=DAY)
+    size = it.log.size // 4
+    it.machines.end(it.log)
+    it.log = it.writer(retention=DAY, max_bytes=8 * size + size // 2, chunk_bytes=size, make_room="done")
+    it.need(40)
+    assert it.after() == [10, 20, 30]
+
+
+def test_a_query_without_a_name_that_has_ended_makes_room_in_a_full_log(
+    make: Any, anywhere: Machines
+) -> None:
+    it = make(4, retention=DAY, max_bytes=1, make_room="done")
+    for name, next_id in ((None, 5), ("desk", 20)):
+        reader = Reader(anywhere.storage(), name, DAY)
+        reader.open()
+        reader.move(next_id)
+        reader.close()
+    wait_for(lambda: it.after() == [20, 30], "room")
+    assert list(LeaseFiles(anywhere.storage()).entries()) == ["desk"]
+
+
+def test_a_deletion_in_a_bucket_costs_few_requests(make: Any) -> None:
+    it = make(3)
+    it.need(30)
+    store = it.storage.store
+    assert isinstance(store, Watched)
+    it.after()
+    asked: list[tuple[str, str]] = []
+    store.before = lambda verb, key: asked.append((verb, key.partition("/")[0]))
+    it.fill()
+    wait_for(lambda: it.log.earliest == 30 or it.log.retention.tidy(), "the deletion")
+    assert asked.count(("put_new", "head")) == 2
+    assert asked.count(("open", "readers")) == 0
+    assert asked.count(("delete", "head")) <= 2
+    asked.clear()
+    it.log.retention.tidy()
+    assert ("list", "readers") in asked
+
+
+def test_only_new_chunks_that_no_reader_needs_leave_the_systems_memory(make: Any) -> None:
+    it = make(1, retention=DAY)
+    uncached: list[int] = []
+    it.storage.uncache_chunk = lambda chunk: uncached.append(chunk.first)
+    it.machines.end(it.log)
+    it.log = it.writer(retention=DAY)
+    for _ in range(3):
+        it.fill()
+    it.need(25)
+    it.after()
+    it.log.retention.uncache()
+    assert uncached == [10]
+    it.need(40)
+    it.after()
+    it.log.retention.uncache()
+    assert uncached == [10, 20, 30]
+
+
+def full(contents: Contents, max_bytes: int, **settings: Any) -> Retention:
+    storage = LogStorage("/nowhere")
+    leases = Leases(storage)
+    return Retention(storage, contents, leases, seconds=0.0, max_bytes=max_bytes, chunk_bytes=100, **settings)
 
 
 def test_a_log_is_full_of_all_that_takes_room() -> None:
-    log = Log(3, max_bytes=350)
-    assert not log.retention.full
-    log.contents.count_appended(50)
-    assert log.retention.full
-    log.contents.grow(50, Grown(30, 40, 35))  # on the disk it takes less
-    assert not log.retention.full
-    log.contents.count_appended(10)
-    assert log.retention.full
-    log.contents.seal(10, Chunk(30, 40, 40, 1000.0))
-    assert not log.retention.full
+    contents = Contents()
+    for first in (0, 10, 20):
+        contents.seal(0, Chunk(first, first + 10, 100, 1000.0))
+    retention = full(contents, 350)
+    assert not retention.full
+    contents.count_appended(50)
+    assert retention.full
+    contents.grow(50, Grown(30, 40, 35))  # on the disk it takes less
+    assert not retention.full
+    contents.count_appended(10)
+    assert retention.full
+    contents.seal(10, Chunk(30, 40, 40, 1000.0))
+    retention = full(contents, 341)
+    assert not retention.full
 
 
-def test_the_newest_chunk_alone_fills_nothing_once_it_is_committed() -> None:
-    log = Log(1, max_bytes=100)
-    assert log.retention.full
-    log.retention.commit(10)
-    assert not log.retention.full
-
-
-def test_where_anything_makes_room_the_newest_chunk_alone_fills_nothing() -> None:
-    log = Log(1, max_bytes=100, make_room="any")
-    assert not log.retention.full
-    assert log.contents.occupied(math.inf) == 0
+def test_the_newest_chunk_alone_fills_nothing_once_it_is_read() -> None:
+    contents = Contents()
+    contents.seal(0, Chunk(0, 10, 100, 1000.0))
+    retention = full(contents, 100)
+    assert retention.full
+    retention.needed = 10
+    assert not retention.full
+    assert not full(contents, 100, make_room="any").full

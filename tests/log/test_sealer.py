@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.log.files_in_memory import FilesInMemory
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.leases import Leases
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.sealer import Sealer, WriteJob
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Content
 
 ROWS = batch_of([b"x"] * 10)
+
+
+class Files(LogStorage):
+    """A log in a directory, whose chunks are only counted.
+
+    Attributes:
+        did: The chunks that were put, in order.
+        refuses: Raised by what puts a chunk, once for each.
+        before_put: Called before a chunk is put.
+    """
+
+    def __init__(self, *location: Any) -> None:
+        super().__init__(*location)
+        self.did: list[str] = []
+        self.refuses: list[Exception] = []
+        self.before_put: Callable[[], object] = lambda: None
+
+    def put_chunk(self, first: int, content: Content) -> None:
+        self.before_put()
+        if self.refuses:
+            raise self.refuses.pop(0)
+        self.did.append(chunk_name(first))
 
 
 class Held:
@@ -31,11 +57,15 @@ class Held:
 
 
 class Sealing:
-    """A sealer on files in memory, which is handed chunks of ten ids."""
+    """A sealer that is handed chunks of ten ids."""
 
-    def __init__(self, seconds: float) -> None:
-        self.files, self.contents, self.lock = FilesInMemory(), Contents(), Held()
-        retention = Retention(self.files, self.contents, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20)
+    def __init__(self, location: Path, seconds: float) -> None:
+        self.files, self.contents, self.lock = Files(str(location)), Contents(), Held()
+        self.files.open_log()
+        leases = Leases(self.files)
+        retention = Retention(
+            self.files, self.contents, leases, seconds=0.0, max_bytes=1 << 30, chunk_bytes=1 << 20
+        )
         self.sealer = Sealer(self.files, self.contents, retention, Retrier(seconds))
         self.retention = retention
         self.sealer.start(self.lock, 0)
@@ -54,8 +84,8 @@ class Sealing:
 
 
 @pytest.fixture
-def sealing() -> Iterator[Sealing]:
-    made = Sealing(seconds=30.0)
+def sealing(tmp_path: Path) -> Iterator[Sealing]:
+    made = Sealing(tmp_path / "log", seconds=30.0)
     yield made
     made.sealer.end()
 
@@ -63,7 +93,7 @@ def sealing() -> Iterator[Sealing]:
 def test_chunks_are_written_in_the_order_in_which_they_were_cut(sealing: Sealing) -> None:
     done = [sealing.cut() for _ in range(5)]
     assert [each.result(10) for each in done] == [10, 20, 30, 40, 50]
-    assert sealing.files.did == [f"write {chunk_name(n)}" for n in range(0, 50, 10)]
+    assert sealing.files.did == [chunk_name(n) for n in range(0, 50, 10)]
     assert (sealing.contents.durable_end, sealing.contents.unsealed_bytes) == (50, 0)
 
 
@@ -133,7 +163,7 @@ def test_an_error_of_housekeeping_does_not_end_sealing(
     def fail() -> None:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr(sealing.retention, "make_room", fail)
+    monkeypatch.setattr(sealing.retention, "tidy", fail)
     assert sealing.cut().result(10) == 10
     assert sealing.cut().result(10) == 20
     attempts = iter([DiskFaultError("full"), None])

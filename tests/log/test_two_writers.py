@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from tests.log.machines import Machines, WatchedDirectory, fill, numbered
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import LogLockedError
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.readers import Readers
 
 
 def test_an_idle_writer_notices_that_another_has_the_lock(anywhere: Machines) -> None:
@@ -21,24 +18,6 @@ def test_an_idle_writer_notices_that_another_has_the_lock(anywhere: Machines) ->
     assert isinstance(wait_for(lambda: first.failure, "the failure"), LogLockedError)
     with pytest.raises(LogLockedError):
         first.append(batch_of([b"0"]))
-
-
-def test_a_writer_drops_no_reader_after_another_one_has_taken_its_place(anywhere: Machines) -> None:
-    late = 0.0
-    storage = anywhere.storage()
-    readers = Readers(storage, clock=lambda: time.time() + late)
-    first = anywhere.writer(storage, readers=readers, readers_decide=True)
-    fill(first, b"0")
-    records = ReaderRecords(anywhere.storage())
-    records.write("expired", ReaderRecord(0, 60.0))
-    records.write("remaining", ReaderRecord(0, 86_400.0))
-    anywhere.lose_lock()
-    fill(anywhere.writer(), b"1")
-    wait_for(lambda: first.failure, "the failure")
-    late = 3600.0
-    with pytest.raises(LogLockedError):
-        readers.needed()
-    assert records.read("expired") is not None
 
 
 def test_the_open_chunk_of_a_lost_writer_belongs_to_the_next_writer(tmp_path: Path) -> None:

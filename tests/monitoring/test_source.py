@@ -13,7 +13,16 @@ import pytest
 import zmq
 
 import zmq_datasource.monitoring.source as source_module
-from tests.support import Socket, bound, free_endpoint, offer, stop_sooner, stream_options, wait_for
+from tests.support import (
+    Socket,
+    bound,
+    free_endpoint,
+    need,
+    offer,
+    stop_sooner,
+    stream_options,
+    wait_for,
+)
 from zmq_datasource.counters import iso
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
@@ -117,7 +126,7 @@ def test_a_pause_is_shown_with_its_cause_while_it_lasts(context: Context, tmp_pa
             ended.set()
 
             def goes_on() -> bool:
-                ingest.commit(ingest.log.durable_end)  # what was under way fills it again
+                need(ingest.storage, ingest.log.durable_end)  # what was under way fills it again
                 return monitor.metrics()["receivePausedBy"] is None
 
             wait_for(goes_on, "the end of the pause")

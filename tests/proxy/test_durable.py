@@ -27,7 +27,7 @@ from zmq_datasource import (
 )
 from zmq_datasource.cli import main as cli
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
+from zmq_datasource.log.leases import Lease, LeaseFiles, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.proxy import fetch_wire
@@ -74,9 +74,9 @@ def account(proxy: ProxyThreads, name: str) -> dict[str, Any]:
     return next((a for a in proxy.status.get("durable", ()) if a["name"] == name), {})
 
 
-def record(location: Path, name: str) -> ReaderRecord:
-    """The record of a durable subscriber on the disk."""
-    found = ReaderRecords(LogStorage(str(location))).read(f"subscriber.{name}")
+def record(location: Path, name: str) -> Lease:
+    """The lease of a durable subscriber on the disk."""
+    found = LeaseFiles(LogStorage(str(location))).read(f"subscriber.{name}")
     assert found is not None
     return found
 
@@ -96,7 +96,6 @@ def test_a_subscriber_that_was_away_gets_missed_messages_and_then_live_ones(
             assert me.new
             assert take(me, 2) == [b"0", b"1"]
         feed(context, proxy, [b"c", b"2"])
-        proxy.flow.journal.log.commit(0)
         wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
         feed(context, proxy, [b"x", b"y", b"3"])
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
@@ -592,7 +591,6 @@ def test_the_newest_message_of_each_topic_comes_first_and_then_all_that_follow(
 ) -> None:
     with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"a", b"a0"], [b"b", b"b0"], [b"a", b"a1"], [b"no topic 0"], [b"\xff", b"x0"])
-        proxy.flow.journal.log.commit(0)
         wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
         feed(
             context,
@@ -647,7 +645,6 @@ def test_a_subscription_begins_at_a_time(context: zmq.Context[Socket], tmp_path:
             feed(context, proxy, [b"t", b"%d" % i])
             time.sleep(0.01)
             if i == 1:
-                proxy.flow.journal.log.commit(0)
                 wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
         times.append(datetime.now(UTC))
         wait_for(lambda: proxy.server.view.end == 4, "the server to follow the log")
@@ -706,13 +703,12 @@ def test_a_client_whose_position_the_command_line_has_dropped_is_refused(
     keep_handlers(monkeypatch)
     with ProxyThreads(tmp_path, endpoints(*SIDES), names=NameBounds(present_seconds=1.5)) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(10)))
-        proxy.flow.journal.log.commit(0)
         wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
         me = DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False, max_bytes=1)
         with pytest.raises(SubscriptionError, match="removed"), me:
             take(me, 3)
             me.ack(1, wait=True)
-            wait_for(lambda: readers("drop", tmp_path, "subscriber.me").exit_code == 0, "dropped")
+            wait_for(lambda: readers("drop", tmp_path, "me").exit_code == 0, "dropped")
             while True:
                 me.receive(30)
         with DurableSubscriber(proxy.sides["durable"], "me", start=4) as me:
@@ -741,7 +737,7 @@ def test_a_thousand_names_are_the_most(context: zmq.Context[Socket], tmp_path: P
         client = Client(context, proxy.sides["durable"])
         for at in range(60):  # all at once, more than there is room for
             client.send(Open(name=f"n{at}", session=at + 1, start="latest"))
-        known = ReaderRecords(LogStorage(str(tmp_path))).names
+        known = LeaseFiles(LogStorage(str(tmp_path))).entries
         wait_for(lambda: len(known()) >= 50, "all for which there is room")
         asking = Client(context, proxy.sides["durable"])
         codes = []
@@ -779,7 +775,7 @@ def test_the_topics_of_all_durable_subscriptions_have_a_bound(
         assert len(refused) == 10, "each name has 40 bytes for each of 1,000 topics"
         assert {answer.code for answer in refused} == {"full"}
         assert "subscribe to fewer topics, or to their common prefix, or end some" in refused[0].reason
-        assert len(ReaderRecords(LogStorage(str(tmp_path))).names()) == 10
+        assert len(LeaseFiles(LogStorage(str(tmp_path))).entries()) == 10
         # Names that are known or have few topics are not refused; and there is room when a name has fewer topics.
         with DurableSubscriber(proxy.sides["durable"], "other", topics=["a"]) as other:
             assert other.new

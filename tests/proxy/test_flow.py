@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import Socket, log_rows, wait_for
+from tests.support import Socket, log_rows, need, wait_for
 from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, OptionError, Producer
-from zmq_datasource.log import ReaderRecord, ReaderRecords, local_files
+from zmq_datasource.log import local_files
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import ProxyOptions
@@ -225,8 +225,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
     sides = endpoints("pull", "publish")
     options = {"walMaxBytes": "1m", "whenFull": "wait", "rcvhwm": 10, "zmq.rcvbuf": 4096}
     with ProxyThreads(tmp_path, sides, **options) as proxy:
-        records = ReaderRecords(proxy.flow.journal.storage)
-        records.write("desk", ReaderRecord(0, 1e9))
+        need(proxy.flow.journal.storage, 0)
         push = context.socket(zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, 10)
         push.setsockopt(zmq.SNDBUF, 4096)
@@ -239,7 +238,7 @@ def test_a_full_log_that_is_needed_holds_publishers_back(
             assert sent < 10_000, "nothing held the publisher back"
         assert proxy.flow.status()["paused"]
         assert proxy.flow.journal.log.earliest == 0
-        records.write("desk", ReaderRecord(proxy.flow.journal.log.durable_end, 1e9))
+        need(proxy.flow.journal.storage, proxy.flow.journal.log.durable_end)
         assert push.poll(30_000, zmq.POLLOUT)
 
 

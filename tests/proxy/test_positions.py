@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,11 +12,10 @@ import msgspec
 import pytest
 
 from tests.support import batch_of, wait_for
-from zmq_datasource import DataLossError, LogFormatError, LogLockedError
+from zmq_datasource import LogFormatError, LogLockedError
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, subscriber_key
-from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.leases import Lease, LeaseFiles, subscriber_key
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.proxy.fetch_protocol import Open
@@ -88,7 +86,7 @@ class Known(Positions):
 
     def __init__(self, disk: Disk, clock: Callable[[], float]) -> None:
         self.moment = LogMoment(LogStorage(disk), END, [])
-        super().__init__(self.moment.storage, END, EXPIRY, clock=clock)
+        super().__init__(self.moment.storage, EXPIRY, clock=clock)
 
 
 def opened(
@@ -102,14 +100,14 @@ def opened(
     return position
 
 
-def on_disk(disk: Disk, name: str = "me") -> ReaderRecord | None:
-    return ReaderRecords(LogStorage(disk)).read(subscriber_key(name))
+def on_disk(disk: Disk, name: str = "me") -> Lease | None:
+    return LeaseFiles(LogStorage(disk)).read(subscriber_key(name))
 
 
 def kept(disk: Disk, name: str = "me") -> int | None:
     """The position that is on the disk."""
-    record = on_disk(disk, name)
-    return None if record is None else record.next
+    lease = on_disk(disk, name)
+    return None if lease is None else lease.next
 
 
 # Writing.
@@ -133,7 +131,7 @@ def test_a_name_is_on_the_disk_before_its_client_is_answered(known: Known, disk:
     assert record is not None
     assert record.subscriber is not None
     assert (record.next, record.timeout) == (30, EXPIRY)
-    assert (record.subscriber.name, record.subscriber.session, record.subscriber.topics) == (
+    assert (record.name, record.subscriber.session, record.subscriber.topics) == (
         "me",
         7,
         [b"\xff", b"a"],
@@ -148,7 +146,7 @@ def test_positions_are_restored(disk: Disk, clock: Clock) -> None:
     again = Known(disk, clock)
     (found,) = again
     assert (found.next, found.asked, found.notes) == (50, None, position.notes)
-    assert (found.notes.name, found.notes.topics, found.notes.lost_to) == ("me", [b"\xff"], 6)
+    assert (found.name, found.notes.topics, found.notes.lost_to) == ("me", [b"\xff"], 6)
     again.close()
 
 
@@ -191,20 +189,6 @@ def test_a_stalled_write_is_not_started_twice(known: Known, disk: Disk) -> None:
     assert disk.written.count("readers/subscriber.me.json") == 1
 
 
-def test_a_position_that_does_not_move_is_rewritten_once_a_minute(
-    known: Known, disk: Disk, clock: Clock
-) -> None:
-    """The time of its record says that its client is present."""
-    position = opened(known)
-    disk.written.clear()
-    for _ in range(30):
-        clock.now += 10.0
-        position.asked = clock.now
-        known.write_now()
-        opened(known, "other")  # the keeper has done everything before
-    assert 4 <= disk.written.count("readers/subscriber.me.json") <= 6
-
-
 def test_a_refused_write_is_repeated_and_nothing_is_confirmed_before(
     known: Known, disk: Disk, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,55 +227,32 @@ def test_topics_are_counted(known: Known) -> None:
 
 
 @pytest.mark.parametrize("name", ["ünï cödé", "x" * 200, "a/b.c", "..", ".", "subscriber.me.x"])
-def test_any_name_has_a_record_of_its_own(disk: Disk, clock: Clock, name: str) -> None:
+def test_any_name_has_a_lease_of_its_own(disk: Disk, clock: Clock, name: str) -> None:
     with closing(Known(disk, clock)) as known:
         opened(known, name, start=3)
         opened(known, "me", start=4)
         assert (kept(disk, name), kept(disk)) == (3, 4)
     again = Known(disk, clock)
-    assert sorted(position.notes.name for position in again) == sorted([name, "me"])
+    assert sorted(position.name for position in again) == sorted([name, "me"])
     again.close()
 
 
 # Reading.
 
 
-def test_a_damaged_record_is_an_error(known: Known, disk: Disk, clock: Clock) -> None:
-    opened(known, start=40)
+def test_a_damaged_lease_refuses_only_its_own_name(known: Known, disk: Disk, clock: Clock) -> None:
+    for name in ("me", "other"):
+        opened(known, name, start=40)
+    for position in known:
+        known.release(position)
+    opened(known, "last")  # the keeper has freed the names
     path = disk.root / "readers" / "subscriber.me.json"
-    written = json.loads(path.read_bytes())
-    for change in (
-        {"next": 50},
-        {"next": 7},
-        {"subscriber": {**written["subscriber"], "session": 2}},
-        {"subscriber": None},
-        {"more": 1},
-    ):
-        path.write_text(json.dumps({**written, **change}))
-        with pytest.raises(
-            LogFormatError, match=r"^reading .*subscriber\.me\.json: it is not the record of a reader"
-        ):
-            Known(disk, clock)
-    path.write_text(json.dumps(written))
-    Known(disk, clock).close()
-
-
-def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
-    known: Known, disk: Disk, clock: Clock
-) -> None:
-    position = opened(known, start=END)
-    known.move(position, END)
-    Known(disk, clock).close()
-    known.move(position, END + 1)
-    known.write_now()
-    wait_for(lambda: kept(disk) == END + 1, "written")
-    with pytest.raises(
-        DataLossError,
-        match=r"it ends at id 100, and durable subscriber 'me' has acknowledged the ids below 101: its newest chunks "
-        r"are gone\. Their ids are not given to "
-        r"other messages\. Restore the chunks, or use a new walLocation$",
-    ):
-        Known(disk, clock)
+    path.write_bytes(path.read_bytes().replace(b'"next":40', b'"next":50'))
+    with closing(Known(disk, clock)) as again:
+        assert sorted(position.name for position in again) == ["last", "other"]
+        with pytest.raises(LogFormatError, match="log readers drop"):
+            opened(again, "me", session=2)
+        assert opened(again, "other", session=2).next == 40
 
 
 # Present and away.
@@ -300,65 +261,46 @@ def test_a_position_at_the_end_of_the_log_is_kept_and_one_beyond_is_an_error(
 def test_a_client_that_asks_for_nothing_is_away_and_others_may_change_its_record(
     known: Known, disk: Disk, clock: Clock
 ) -> None:
-    records = ReaderRecords(LogStorage(disk))
+    leases = LeaseFiles(LogStorage(disk))
     position = opened(known, start=20)
     known.move(position, 30)
     with pytest.raises(LogLockedError):
-        records.hold(position.key, 0.0)
+        leases.hold(position.key, 0.0)
     clock.now += PRESENT_SECONDS - 0.01
     known.step()
     assert position.asked is not None
     clock.now += 0.02
     known.step()
     assert position.asked is None
-    wait_for(lambda: not records.is_running(position.key), "the name is free")
+    wait_for(lambda: not leases.is_running(position.key), "the name is free")
     assert kept(disk) == 30, "its position is written before"
     # Nothing has changed: it is locked again.
     assert known.submit(known.lock_again, position, known.moment).result(10) is True
-    assert records.is_running(position.key)
+    assert leases.is_running(position.key)
     # Another process has changed it.
     known.release(position)
-    wait_for(lambda: not records.is_running(position.key), "the name is free")
+    wait_for(lambda: not leases.is_running(position.key), "the name is free")
     record = on_disk(disk)
     assert record is not None
     assert record.subscriber is not None
     notes = msgspec.structs.replace(record.subscriber, session=7)
-    records.write(position.key, ReaderRecord(5, EXPIRY, subscriber=notes))
+    leases.write(Lease("me", 5, EXPIRY, subscriber=notes))
     assert known.submit(known.lock_again, position, known.moment).result(10) is False
-    assert not records.is_running(position.key)
+    assert not leases.is_running(position.key)
     again = opened(known, session=2)
     assert again.next == 5
     # Another process has removed it.
     known.release(again)
-    wait_for(lambda: not records.is_running(again.key), "the name is free")
-    records.remove(again.key)
+    wait_for(lambda: not leases.is_running(again.key), "the name is free")
+    leases.remove(again.key)
     assert known.submit(known.lock_again, again, known.moment).result(10) is False
     assert known.get("me") is None
-
-
-def test_a_name_that_could_not_be_locked_again_is_free(
-    known: Known, disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    position = opened(known, start=20)
-    clock.now += PRESENT_SECONDS
-    known.step()
-    records = ReaderRecords(LogStorage(disk))
-    wait_for(lambda: not records.is_running(position.key), "the name is free")
-    path = Path(disk.root) / "readers" / f"{position.key}.json"
-    kept_bytes = path.read_bytes()
-    path.write_bytes(b"damaged")
-    job = known.submit(known.lock_again, position, known.moment)
-    with pytest.raises(LogFormatError):
-        job.result(10)
-    assert not records.is_running(position.key)
-    path.write_bytes(kept_bytes)
-    assert known.submit(known.lock_again, position, known.moment).result(10) is True
 
 
 def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
     known: Known, disk: Disk
 ) -> None:
-    records = ReaderRecords(LogStorage(disk))
+    leases = LeaseFiles(LogStorage(disk))
     first = opened(known, start=20)
     known.move(first, 30)
     disk.may_write.clear()
@@ -371,7 +313,7 @@ def test_a_name_that_another_client_opens_while_its_own_is_leaving_stays_held(
     assert record is not None
     assert record.subscriber is not None
     assert (second.is_new, second.next, record.subscriber.session) == (False, 30, 2)
-    assert records.is_running(second.key)
+    assert leases.is_running(second.key)
 
 
 def test_a_name_that_was_dropped_while_its_client_was_away_is_not_known_any_more(
@@ -379,9 +321,9 @@ def test_a_name_that_was_dropped_while_its_client_was_away_is_not_known_any_more
 ) -> None:
     position = opened(known)
     known.release(position)
-    records = ReaderRecords(LogStorage(disk))
-    wait_for(lambda: not records.is_running(position.key), "the name is free")
-    records.remove(position.key)
+    leases = LeaseFiles(LogStorage(disk))
+    wait_for(lambda: not leases.is_running(position.key), "the name is free")
+    leases.remove(position.key)
     clock.now += 2
     wait_for(lambda: known.step() or known.get("me") is None, "gone")
 
@@ -410,7 +352,7 @@ def test_a_subscriber_is_warned_of_before_it_is_forgotten_and_again_after_it_was
 def list_records(known: Known, clock: Clock) -> None:
     """Let the keeper list all records, while the client named here is present."""
     for position in known:
-        if position.notes.name == "here":
+        if position.name == "here":
             position.asked = clock.now
     clock.now += 1
     known.step()
@@ -420,15 +362,6 @@ def list_records(known: Known, clock: Clock) -> None:
 
 
 # What the log keeps.
-
-
-def test_a_server_that_was_killed_leaves_what_its_subscribers_need(known: Known, disk: Disk) -> None:
-    position = opened(known, start=20)
-    known.move(position, 30)
-    assert Readers(LogStorage(disk)).needed() == 20
-    known.write_now()
-    wait_for(lambda: position.is_on_disk, "written")
-    assert Readers(LogStorage(disk)).needed() == 30
 
 
 def test_a_client_seeks(known: Known, disk: Disk) -> None:

@@ -33,9 +33,8 @@ from tests.support import (
 )
 from zmq_datasource import Producer
 from zmq_datasource.errors import DataLossError, LogLockedError, OptionError
+from zmq_datasource.log.leases import LeaseFiles, Reader
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
@@ -135,7 +134,7 @@ def send(sock: Socket, start: int, end: int) -> None:
 
 
 def positions(location: Path) -> list[str]:
-    return ReaderRecords(LogStorage(str(location))).names()
+    return sorted(LeaseFiles(LogStorage(str(location))).entries())
 
 
 def ends_at(location: Path | str, end: int) -> bool:
@@ -473,29 +472,6 @@ def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.Mo
             two.step()
 
 
-def test_a_query_may_have_any_name_that_the_option_allows(tmp_path: Path) -> None:
-    """``placing`` was also the name of the lock on all records."""
-    filled(tmp_path, 1).close()
-    for name in ("placing", "records", "lock"):
-        with querying(tmp_path, reader=name) as query:
-            query.until(1)
-
-
-def test_a_removed_lock_file_does_not_let_two_queries_have_one_name(tmp_path: Path) -> None:
-    """Of two queries that start at that moment, one gets the name."""
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    records = ReaderRecords(storage)
-    holder = records.hold("desk", 0.0)
-    records.remove_hold("desk")
-    again = records.hold("desk", 0.0)
-    holder.release()
-    with pytest.raises(LogLockedError):
-        records.hold("desk", 0.0)
-    again.release()
-    records.hold("desk", 0.0).release()
-
-
 # Readers that do not run.
 
 
@@ -505,122 +481,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def record(needed: int, timeout: float | None = None) -> ReaderRecord:
-    return ReaderRecord(needed, timeout)
-
-
-def test_a_named_reader_is_dropped_after_its_timeout(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage, clock = LogStorage(str(tmp_path)), Clock()
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage, 0.0, clock)
-    for name, needed in (("gone", 1), ("runs", 2), ("fresh", 3)):
-        records.write(name, record(needed, 100.0))
-    lock = records.hold("runs", 0.0)
-    clock.now += 50
-    assert readers.needed() == 1
-    clock.now += 100
-    os.utime(records.path_of("fresh"), (clock.now, clock.now))
-    assert readers.needed() == 2
-    assert "dropped the position of reader 'gone'" in caplog.text
-    assert "readerTimeout" in caplog.text
-    assert positions(tmp_path) == ["fresh", "runs"]
-    assert sorted(os.listdir(tmp_path / "readers")) == ["fresh.json", "runs.json", "runs.lock"]
-    lock.release()
-
-
-def test_a_reader_without_a_name_is_dropped_after_the_retention(tmp_path: Path) -> None:
-    storage, clock = LogStorage(str(tmp_path)), Clock()
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage, 100.0, clock)
-    records.write("unnamed", record(1))
-    records.write("named", record(2, 1e9))
-    clock.now += 150
-    readers.opened()  # the writer was away, too
-    assert readers.needed() == 1
-    clock.now += 99
-    assert readers.needed() == 1
-    clock.now += 2
-    assert readers.needed() == 2
-
-
-@pytest.mark.parametrize("timeout", [None, 100.0])
-def test_a_reader_that_dies_in_a_long_batch_keeps_its_messages_as_if_it_had_been_stopped(
-    timeout: float | None, tmp_path: Path
-) -> None:
-    storage, clock = LogStorage(str(tmp_path)), Clock()
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage, 100.0, clock)
-    records.write("in a batch", record(1, timeout))
-    records.write("other", record(2, 1e9))
-    lock = records.hold("in a batch", 0.0)
-    for _ in range(15):
-        clock.now += 20
-        assert readers.needed() == 1
-    lock.release()
-    clock.now += 99
-    assert readers.needed() == 1
-    clock.now += 12
-    assert readers.needed() == 2
-
-
-def test_without_a_retention_an_ended_query_keeps_no_messages_from_a_running_one(
-    tmp_path: Path,
-) -> None:
-    storage, clock = LogStorage(str(tmp_path)), Clock()
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage, 0.0, clock)
-    for name, needed in (("before", 1), ("now", 3)):
-        records.write(name, record(needed))
-    lock = records.hold("now", 0.0)
-    clock.now += 1
-    assert readers.needed() == 3
-    assert positions(tmp_path) == ["now"]
-    lock.release()
-
-
-def test_messages_that_the_last_reader_of_a_log_has_not_read_stay(tmp_path: Path) -> None:
-    """No other reader needs the room."""
-    storage, clock = LogStorage(str(tmp_path)), Clock()
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage, 100.0, clock)
-    records.write("unnamed", record(1))
-    records.write("named", record(2, 100.0))
-    clock.now += 150
-    assert readers.needed() == 1
-    readers.own = "mine"
-    assert readers.needed() is None
-
-
-def test_a_reader_without_a_name_makes_room_for_one_that_runs_when_the_log_is_full(tmp_path: Path) -> None:
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage)
-    records.write("unnamed", record(1))
-    records.write("other", record(3))
-    assert not readers.make_room(2)  # no other one runs
-    lock = records.hold("other", 0.0)
-    assert not readers.make_room(1)  # it is not in the way
-    assert not readers.make_room(4)  # not alone
-    assert readers.needed() == 1
-    assert readers.make_room(2)
-    assert readers.needed() == 3
-    records.write("named", record(2, 1e9))
-    assert not readers.make_room(3)
-    lock.release()
-    readers.own = "mine"
-    records.write("first", record(0))
-    assert readers.make_room(1)
-    assert readers.needed() == 2
 
 
 def test_a_query_whose_position_was_dropped_fails_with_the_reason(context: Context, tmp_path: Path) -> None:

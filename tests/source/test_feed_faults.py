@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -30,11 +29,8 @@ from tests.support import (
     take_over,
     wait_for,
 )
-from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource.errors import DataLossError, DiskFaultError, EndpointError, LogError, OptionError
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords
-from zmq_datasource.log.readers import Reader, Readers
-from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.leases import Reader
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.feed_receiver import FeedReceiver
@@ -189,75 +185,10 @@ def test_a_query_that_is_refused_leaves_no_position(tmp_path: Path) -> None:
         other = {"log": "another", "next": 1}
         with querying(tmp_path, other) as query, pytest.raises(DataLossError):
             query.step()
-    assert ReaderRecords(LogStorage(str(tmp_path))).names() == []
+    assert positions(tmp_path) == []
 
 
 # Which messages are kept for which reader.
-
-
-def test_a_full_log_drops_no_more_readers_than_necessary(tmp_path: Path) -> None:
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    records = ReaderRecords(storage)
-    readers = Readers(storage)
-    readers.own = "mine"
-    for name, needed in (("slow", 1), ("restarts", 9)):
-        records.write(name, ReaderRecord(needed))
-    assert readers.make_room(5)
-    assert positions(tmp_path) == ["restarts"]
-    assert not readers.make_room(5)
-    records.write("slow", ReaderRecord(1))
-    records.write("named", ReaderRecord(2, 1e9))
-    assert not readers.make_room(5)  # what the named one needs stays, so dropping the other gains nothing
-    assert positions(tmp_path) == ["named", "restarts", "slow"]
-
-
-def test_the_timeout_of_a_reader_begins_when_its_query_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its feed had been silent for long, so its record was old."""
-    storage = LogStorage(str(tmp_path))
-    filled(tmp_path, 4).close()
-    path = ReaderRecords(storage).path_of("desk")
-    with querying(tmp_path, reader="desk") as query:
-        query.until(4)
-        query.step()
-        os.utime(path, (1, 1))
-    assert time.time() - os.stat(path).st_mtime < 60
-    monkeypatch.setattr(Reader, "rewrite_seconds", 0.0)
-    with querying(tmp_path, query.checkpoint, reader="desk") as query:
-        query.step()
-        os.utime(path, (1, 1))
-        query.step()  # and if it is killed, when it was last seen
-        assert time.time() - os.stat(path).st_mtime < 60
-
-
-def test_a_proxy_keeps_nothing_for_a_query_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Retention, "records_seconds", 0.0)
-    filled(tmp_path, 4).close()
-    with querying(tmp_path, reader="desk", readerTimeout="1m", maxMessagesPerTrigger=1) as query:
-        query.begin()
-    path = ReaderRecords(LogStorage(str(tmp_path))).path_of("desk")
-    with ProxyThreads(tmp_path, endpoints("bind", "publish")) as proxy:
-        log = proxy.flow.journal.log
-        log.retention.remove_expired()
-        assert log.earliest == 0
-        assert os.path.exists(path)
-        os.utime(path, (1, 1))
-        wait_for(lambda: not os.path.exists(path), "the record dropped")
-
-
-def test_a_proxy_keeps_what_a_query_with_the_name_proxy_has_not_read(tmp_path: Path) -> None:
-    filled(tmp_path, 4).close()
-    with querying(tmp_path, reader="proxy", readerTimeout="1m", maxMessagesPerTrigger=1) as query:
-        query.begin()
-    with ProxyThreads(tmp_path, endpoints("bind", "publish"), walRetention="0s") as proxy:
-        log = proxy.flow.journal.log
-        log.retention.remove_expired()
-        assert log.earliest == 0
-        assert log.retention.committed == 0
 
 
 def test_a_passing_disk_fault_does_not_end_a_query_that_follows(

@@ -29,6 +29,7 @@ from tests.support import (
     free_endpoint,
     keep_handlers,
     log_rows,
+    need,
     offer,
     stop_sooner,
     stream_options,
@@ -43,7 +44,6 @@ from zmq_datasource.errors import (
     ZmqDataSourceError,
 )
 from zmq_datasource.log.filler import FillerFacts
-from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
@@ -122,7 +122,7 @@ def running(filler: Filler, flush_interval: str = "1h", **state: Any) -> Iterato
         log = Log(storage, chunk_bytes=1 << 20, max_bytes=1 << 30)
         for name, value in state.items():
             setattr(log, name, value)
-        return Filling(log, cast("Any", filler), Intake(options, counters), Readers(storage))
+        return Filling(log, cast("Any", filler), Intake(options, counters))
 
     with TemporaryDirectory() as place:
         options = {"connect": "tcp://127.0.0.1:9", "socketType": "PULL", "walLocation": place}
@@ -373,7 +373,7 @@ def test_a_full_log_holds_the_sender_back_and_nothing_is_lost(context: Context, 
         while done < count:
             done = ingest.seal()
             assert on_disk(tmp_path) <= limit + (1 << 20)
-            ingest.log.commit(done)
+            need(ingest.storage, done)
         sending.join(30)
         assert ingest.counters.received == count == done
 

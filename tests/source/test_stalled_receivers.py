@@ -20,7 +20,7 @@ import zmq
 from tests.support import REPOSITORY, Socket, bound, log_at, log_rows, wait_for
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.errors import DataLossError
-from zmq_datasource.log.readers import Reader
+from zmq_datasource.log.leases import Reader
 
 Context = zmq.Context[Socket]
 
@@ -84,8 +84,8 @@ class Feed:
     def reader(self) -> Reader:
         """A reader at the beginning of the log."""
         made = Reader(log_at(self.location), "far", 1e9)
-        self._open.callback(made.end)
-        made.keep_everything(lambda: 0)
+        self._open.callback(made.close)
+        made.open()
         return made
 
     def flows(self) -> bool:
@@ -184,9 +184,8 @@ def bucket(server: BucketServer) -> str:
 
 
 def lose_lock(directory: str) -> None:
-    """Lose the locks, as on a shared file system that gives the locks of a host to another one."""
-    for lock in ("writer.lock", "readers/all.records.lock"):
-        Path(directory, lock).unlink(missing_ok=True)
+    """Lose the lock, as on a shared file system that gives the locks of a host to another one."""
+    Path(directory, "writer.lock").unlink(missing_ok=True)
 
 
 def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> None:
@@ -201,7 +200,7 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     reader = feed.reader()
     one.stop_at_the_point()
     if "delete" in point:
-        reader.move(storage.chunks()[-1].first, lazily=False)
+        reader.move(storage.chunks()[-1].first)
     feed.flow_until(lambda: one.is_stopped, "a stop")
     lose()
     two = feed.receiver()
@@ -209,7 +208,7 @@ def stalled(feed: Feed, point: str, deleted: bool, lose: Callable[[], None]) -> 
     if deleted:
         newest = storage.chunks()[-1].first
         feed.flow_on()
-        reader.move(newest, lazily=False)
+        reader.move(newest)
         feed.flow_until(lambda: storage.chunks()[0].first >= newest, "a deletion")
     one.go_on()
     feed.flow_until(lambda: one.code is not None, "the end of the first")

@@ -13,7 +13,7 @@ from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import Socket, batch_of, bound
+from tests.support import Socket, batch_of, bound, need, wait_for
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -40,7 +40,8 @@ def log(tmp_path: Path) -> Path:
         writer.append(batch_of([b"%d" % i for i in range(first, first + 10)]))
         writer.cut()
     writer.cut().result(10)
-    writer.commit(20)
+    need(tmp_path / "log", 20)
+    wait_for(lambda: writer.earliest == 20, "the deletion")
     writer.close()
     return tmp_path / "log"
 

@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from tests.support.ports import free_port
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.bucket_store import bucket_at
+from zmq_datasource.log.leases import Lease, LeaseFiles
 from zmq_datasource.log.reader import read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import LOG_SCHEMA
@@ -65,6 +66,12 @@ def bound(context: zmq.Context[Socket], kind: int, **options: int) -> tuple[Sock
     endpoint = free_endpoint()
     sock.bind(endpoint)
     return sock, endpoint
+
+
+def need(storage: LogStorage | str | Path, next_id: int, name: str = "desk", timeout: float = 1e9) -> None:
+    """Write the lease of a named reader: it needs the messages from this id on."""
+    log = storage if isinstance(storage, LogStorage) else log_at(storage)
+    LeaseFiles(log).write(Lease(name, next_id, timeout))
 
 
 class Connections:

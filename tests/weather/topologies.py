@@ -24,8 +24,8 @@ from tests.weather.faults import STORE_FAULTS
 from tests.weather.machine import BrokenPromiseError, World
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.bucket_store import bucket_at
+from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Location
@@ -772,7 +772,7 @@ class TwoQueries(Topology):
         """Until nothing can be deleted that a query with a name has not read."""
         if self.names:
             self.world.wait_for(
-                lambda: self.sees(lambda log: {*ReaderRecords(log).names()} >= {*self.names}),
+                lambda: self.sees(lambda log: {*LeaseFiles(log).entries()} >= {*self.names}),
                 "both queries are there",
                 60,
             )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import zmq
 from click.testing import CliRunner, Result
 
 from tests.source.test_feed import Context, filled, querying, send
-from tests.support import batch_of, bound, keep_handlers, wait_for
+from tests.support import batch_of, bound, keep_handlers, need, wait_for
 from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.log import read_index
 from zmq_datasource.log.bucket_store import bucket_at
-from zmq_datasource.log.reader_records import ReaderRecord, ReaderRecords, SubscriberNotes
+from zmq_datasource.log.leases import Lease, LeaseFiles, SubscriberNotes
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
@@ -48,6 +46,7 @@ def test_the_table_shows_the_ids_the_writer_and_the_readers(context: Context, tm
         query.until(10)
         with querying(tmp_path, reader="desk", readerTimeout="1d", maxMessagesPerTrigger=3) as desk:
             desk.step()
+            wait_for(lambda: shown(tmp_path)["readers"][0]["next"] == 3, "the lease to be written")
             there = shown(tmp_path)
             assert "running" in run(tmp_path).output
     assert (there["first"], there["end"]) == (0, 10)
@@ -61,7 +60,7 @@ def test_the_table_shows_the_ids_the_writer_and_the_readers(context: Context, tm
     assert shown(tmp_path)["writer"] is None
     (desk_after,) = [reader for reader in shown(tmp_path)["readers"] if reader["name"] == "desk"]
     assert desk_after["running"] is False
-    assert desk_after["dropped_at"] == pytest.approx(float(str(desk_after["seen"])) + 86_400, abs=1)
+    assert (desk_after["timeout"], desk_after["kind"]) == (86_400.0, "query")
 
 
 def test_showing_a_log_changes_nothing_in_it(tmp_path: Path) -> None:
@@ -133,14 +132,13 @@ def test_what_the_log_has_no_more_is_said_by_cat_and_the_readers(tmp_path: Path)
         add(value)
     for value in (b"3", b"4"):
         add(value)
-    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord(4, 60.0))
-    log.commit(4)
+    need(tmp_path, 4)
     wait_for(lambda: read_index(LogStorage(str(tmp_path))).earliest == 4, "the chunks to be deleted")
     log.close()
     result = run("cat", tmp_path, "--ids", "1:")
     assert "ids 1 to 3 were deleted" in result.stderr
     assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["4"]
-    ReaderRecords(LogStorage(str(tmp_path))).write("desk", ReaderRecord(1, 60.0))
+    need(tmp_path, 1)
     (desk,) = shown(tmp_path)["readers"]
     assert (desk["behind"], desk["gone"]) == (1, 3)
 
@@ -158,27 +156,31 @@ def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None
     assert "log has no such reader" in result.output.replace(str(tmp_path), "").replace("  ", " ")
 
 
-def test_a_durable_subscriber_is_shown_and_dropped_like_a_query(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["billing", "Würze / 7"])
+def test_a_durable_subscriber_is_shown_and_dropped_by_its_name(name: str, tmp_path: Path) -> None:
     filled(tmp_path, 5).close()
-    records = ReaderRecords(LogStorage(str(tmp_path)))
-    notes = SubscriberNotes("billing", 7, [b"orders."], 1.0, snapshot=4)
-    records.write("subscriber.billing", ReaderRecord(3, 60.0, subscriber=notes))
+    files = LeaseFiles(LogStorage(str(tmp_path)))
+    lease = files.write(Lease(name, 3, 60.0, subscriber=SubscriberNotes(7, [b"orders."], 1.0, snapshot=4)))
     (reader,) = shown(tmp_path)["readers"]
-    assert (reader["kind"], reader["next"], reader["behind"]) == ("subscriber", 3, 2)
-    with records_hold(records):
-        result = run("readers", "drop", tmp_path, "subscriber.billing")
-        assert result.exit_code == 1
-        assert "its client is there" in result.output
-    assert run("readers", "drop", tmp_path, "subscriber.billing").exit_code == 0
+    assert (reader["name"], reader["kind"], reader["next"], reader["behind"]) == (name, "subscriber", 3, 2)
+    hold = files.hold(lease.key)  # as a proxy holds the name of a client that is here
+    result = run("readers", "drop", tmp_path, name)
+    assert result.exit_code == 1
+    assert "its client is there" in result.output
+    hold.release()
+    assert run("readers", "drop", tmp_path, name).exit_code == 0
     assert shown(tmp_path)["readers"] == []
 
 
-@contextmanager
-def records_hold(records: ReaderRecords) -> Iterator[None]:
-    """As a proxy holds the name of a client that is here."""
-    hold = records.hold("subscriber.billing")
-    yield
-    hold.release()
+def test_a_damaged_lease_is_shown_and_dropped(tmp_path: Path) -> None:
+    filled(tmp_path, 5).close()
+    need(tmp_path, 3, "good")
+    (tmp_path / "readers" / "bad.json").write_text("{}")
+    bad, good = shown(tmp_path)["readers"]
+    assert (bad["name"], bad["kind"], bad["next"]) == ("bad", "damaged", 0)
+    assert (good["name"], good["next"]) == ("good", 3)
+    assert run("readers", "drop", tmp_path, "bad").exit_code == 0
+    assert len(shown(tmp_path)["readers"]) == 1
 
 
 def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:

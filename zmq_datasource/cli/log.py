@@ -104,7 +104,7 @@ def _row(kind: str, summary: LogSummary | ReaderSummary) -> Row:
 def _text(field: str, value: Any) -> str:
     if value is None:
         return "–"
-    if field in ("oldest", "newest", "seen", "dropped_at"):
+    if field in ("oldest", "newest", "seen"):
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
     if isinstance(value, bool):
         return "yes" if value else "no"

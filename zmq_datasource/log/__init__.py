@@ -3,7 +3,8 @@
 A log is a set of whole objects in a store, which is a directory or a bucket. Both have the same keys (``layout``)::
 
     log.json                        {"format": 3, "log": "<log id>"}
-    readers/<name>.json             the ids that the log keeps for one query
+    head/00000000000000000003.json  the writer's record: what is deleted; the one with the highest serial counts
+    readers/<name>.json             a lease: what the log keeps for one reader
     writer.lock                     held by the one writer; names its process
     chunks/
       00000000000000000000.arrow    a chunk; its key is its first id
@@ -29,7 +30,7 @@ The rules:
   ``STORE_RETRY_SECONDS`` (``retrier``), so that their users need not. ``retry_reading`` repeats the reading of rows,
   for the ``retry_seconds`` of the storage.
 * In a directory, a proxy's newest chunk is durable before it is whole (``open_chunk``).
-* A query continues from its checkpoint. The record of a reader only says what must not be deleted (``readers``).
+* A query continues from its checkpoint. Its lease only says what must not be deleted (``leases``).
 
 Layers, from below:
 
@@ -40,7 +41,8 @@ Layers, from below:
   a thread of its own, ``retention`` deletes, ``merging`` merges. ``filler`` is the interface of the code that fills a
   log, ``state`` is its state in each chunk.
 * The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
-  ``follower`` finds new chunks, ``reader_records`` are the records of all readers.
+  ``follower`` finds new chunks.
+* ``leases`` say what each reader needs, and ``head`` what the writer has announced and deleted.
 * Transactions that are not committed: ``staging``.
 
 Other packages import only the names listed here.
@@ -53,12 +55,14 @@ from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
+from zmq_datasource.log.head import Head, read_head
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
     Chunk,
     is_chunk_name,
 )
+from zmq_datasource.log.leases import Lease, LeaseFiles, Leases, Reader, SubscriberNotes, subscriber_key
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.open_chunk import Grown, OpenChunkTail
 from zmq_datasource.log.range_file import RangeFile
@@ -75,14 +79,6 @@ from zmq_datasource.log.reader import (
     slices,
     split_range,
 )
-from zmq_datasource.log.reader_records import (
-    ReaderRecord,
-    ReaderRecords,
-    ReaderTerms,
-    SubscriberNotes,
-    subscriber_key,
-)
-from zmq_datasource.log.readers import Reader, Readers
 from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, Retrier, retry_reading
 from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
@@ -107,7 +103,11 @@ __all__ = [
     "FillerFacts",
     "Found",
     "Grown",
+    "Head",
     "Hold",
+    "Lease",
+    "LeaseFiles",
+    "Leases",
     "LogFollower",
     "LogStorage",
     "LogWriter",
@@ -115,10 +115,6 @@ __all__ = [
     "OpensChunks",
     "RangeFile",
     "Reader",
-    "ReaderRecord",
-    "ReaderRecords",
-    "ReaderTerms",
-    "Readers",
     "Retrier",
     "Slice",
     "StagedFile",
@@ -135,6 +131,7 @@ __all__ = [
     "is_chunk_name",
     "lost_ids",
     "read_facts",
+    "read_head",
     "read_index",
     "read_saved_state",
     "read_slices",

@@ -27,6 +27,18 @@ _NAME = re.compile(r"([0-9]{20})\.json")
 _Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
+class Silence(msgspec.Struct, frozen=True):
+    """For how long a lease was seen without a change.
+
+    Attributes:
+        beat: ``Lease.beat`` of that lease.
+        seconds: Seconds in which a writer ran and the lease did not change: see ``leases``.
+    """
+
+    beat: str
+    seconds: float
+
+
 class Head(msgspec.Struct, frozen=True):
     """The record of a log's writer.
 
@@ -34,14 +46,16 @@ class Head(msgspec.Struct, frozen=True):
         announced: A new reader begins here or later.
         deleted: All ids below this one are deleted, or about to be.
         receives: What the writer receives, and on which terms: names of options and their values as text.
-        silent: For how long each lease has been silent, in seconds: see ``leases``.
+        silent: The silence of each lease, by its key: see ``leases``.
+        at: As of when ``silent`` is, in seconds since the epoch.
         writer: A random name, so that a writer recognises its own head after a put whose answer was lost.
     """
 
     announced: _Id = 0
     deleted: _Id = 0
     receives: dict[str, str] = {}
-    silent: dict[str, float] = {}
+    silent: dict[str, Silence] = {}
+    at: float = 0.0
     writer: str = ""
 
 

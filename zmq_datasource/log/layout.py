@@ -15,8 +15,6 @@ LOCK_NAME = "writer.lock"
 LOCK_WAIT_SECONDS = 15.0
 READERS_NAME = "readers"
 MERGED_NAME = "merged"
-# No reader has this name: it has a dot, and does not begin with ``subscriber.``.
-READERS_LOCK_NAME = f"{READERS_NAME}/all.records.lock"
 STAGING_NAME = "staging"
 # The options with which the last writer has received.
 TEMPORARY_PREFIX = "."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DamagedChunkError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.files import sync_directory, writing
@@ -13,7 +13,6 @@ from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import chunk_name, open_chunk_name
 from zmq_datasource.log.open_chunk import read_groups, seal_groups
-from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
@@ -65,7 +64,7 @@ def open_for_writing(storage: LogStorage, lock_wait: float, feed: str) -> Opened
 
 
 def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkIndex, bytes, int]:
-    """Seal the open chunk of a crashed writer, check all positions, and read chunks, state and time."""
+    """Seal the open chunk of a crashed writer, and read chunks, state and time."""
     if storage.directory is not None:
         # A killed writer may have linked a chunk without forcing its name to the disk.
         sync_directory(storage.directory)
@@ -76,9 +75,7 @@ def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkI
             for first in storage.open_chunks():
                 _recover_open_chunk(storage, first, index)
             storage.open_chunk_files().remove_hidden()
-        with ReaderRecords(storage).exclusive():
-            storage.remove_temporaries()
-            _check_positions(storage, index.end)
+        storage.remove_temporaries()
         if not len(index):
             return index, b"", 0
         newest = index.newest.first
@@ -88,19 +85,6 @@ def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkI
             f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"
         ) from e
     return index, saved, facts.past
-
-
-def _check_positions(storage: LogStorage, end: int) -> None:
-    """Refuse a log that ends before the position of a reader: it would give out ids a second time."""
-    records = ReaderRecords(storage)
-    for name, record in records.all().items():
-        position = record.next
-        if position > end:
-            raise DataLossError(
-                f"opening {storage}: it ends at id {end}, and reader {name!r} has read the ids below {position} "
-                f"({records.path_of(name)}): its newest chunks are gone. Their ids are not given to other messages. "
-                "Restore the chunks, or use a new walLocation, and for each query of this log a new checkpoint"
-            )
 
 
 def _recover_open_chunk(storage: LogStorage, first: int, index: ChunkIndex) -> None:

@@ -1,6 +1,14 @@
-"""Deletes chunks: expired ones that no reader needs, or the oldest ones to make room.
+"""Deletes chunks from the front of a log: those that no lease needs and that have expired, or that must make room.
 
-A chunk has expired when its retention has passed.
+The order, in which no step can be left out:
+
+1. The writer puts a head that announces where the log will begin. A reader that starts after this begins there or
+   later.
+2. It reads all leases again. A reader that started before this has a lease, and if that needs more, nothing is deleted.
+3. It puts a head that says so: from here on, the chunks count for nobody. Then it deletes them, the oldest first.
+
+A chunk has expired when ``walRetention`` has passed, by the wall clock, since it was sealed. If the wall clock jumps
+ahead, only chunks go that no lease needs. If it is set back, the time of the chunks that are there begins again.
 """
 
 from __future__ import annotations
@@ -13,15 +21,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
-from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, Contents
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.reader_records import ReaderRecords
-from zmq_datasource.log.readers import Readers
+from zmq_datasource.log.leases import Leases
 from zmq_datasource.log.storage import LogStorage
 
 _log = logging.getLogger(__name__)
@@ -29,208 +35,202 @@ _log = logging.getLogger(__name__)
 MakeRoom = Literal["none", "done", "any"]
 # Reserved for the open chunk, and for messages that arrive during a deletion.
 _RESERVED_CHUNKS = 5
+# How often the silence of leases is written, if nothing else is.
+_SILENCE_SECONDS = 600.0
+# After this time of deleting, the sealing thread gets its turn.
+_ROUND_SECONDS = 3.0
 
 
 class Retention:
-    """Deletes chunks of a log, the oldest first. Any thread may call it, unless a method says otherwise.
+    """Deletes chunks of a log, in the sealing thread.
 
     Args:
         storage: The log.
         contents: Its contents.
-        seconds: The least time for which a committed chunk is kept; readers may want a longer one.
+        leases: Its leases.
+        seconds: The least time for which a chunk is kept.
         max_bytes: The size of the log at which ``full`` becomes true.
         chunk_bytes: The size of a chunk.
         make_room: Which chunks are deleted before their retention has passed, so that the log does not get full: none,
-            committed ones (``done``), or the oldest, needed or not (``any``).
-        readers: The needs of all readers except the one in this process.
-        readers_decide: Whether only the records of readers say what is needed, as in a proxy; otherwise ``commit`` does
-            too.
-        clock: Returns seconds since the epoch, for comparison with modification times.
+            those that no lease needs (``done``), or the oldest, needed or not (``any``).
+        clock: Returns seconds since the epoch.
 
     Attributes:
-        committed: The lowest id that is still needed.
-        records_seconds: How often the records of readers are read while only they decide and nothing can be deleted.
-        round_seconds: The time after which a round of deletions is interrupted, so that waiting readers get their turn.
+        needed: The lowest id that a reader still needs; the first id of the log while that is not known.
+        look_seconds: How often the leases are read in a directory; four times as often while the log has little room.
     """
 
-    round_seconds = 3.0
-    records_seconds = 10.0
+    look_seconds = 1.0
 
     def __init__(
         self,
         storage: LogStorage,
         contents: Contents,
+        leases: Leases,
         *,
         seconds: float,
         max_bytes: int,
         chunk_bytes: int,
         make_room: MakeRoom = "none",
-        readers: Readers | None = None,
-        readers_decide: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
         self._contents = contents
-        self._readers = readers or Readers(storage)
-        self._readers_decide = readers_decide
-        self._faults = LimitedLog(__name__, "faults of the records of readers")
-        self._records = ReaderRecords(storage)
+        self._leases = leases
+        self._head = HeadWriter(storage)
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
         self._make_room = make_room
         self._clock = clock
         self._last_time = math.inf
-        self._next_deletion = self._next_records = 0.0
-        self.committed = 0
-        self._head: HeadWriter | None = None
+        self._next_look = self._next_full_look = self._next_silence = 0.0
+        self._tidying = threading.Lock()
+        self.needed = 0
         self._uncached = 0  # chunks below this id are not in the system's memory, or older than this writer
-        self._committing = threading.Lock()
-        self._removing = threading.Lock()
 
     @property
     def full(self) -> bool:
-        """Whether receiving must pause until more is committed."""
-        done = math.inf if self._make_room == "any" else self.committed
-        return self._contents.occupied(done) >= self._max_bytes
+        """Whether receiving must pause until less is needed."""
+        return self._occupied >= self._max_bytes
 
-    def commit(self, end: int) -> None:
-        """Note that no id below ``end`` is needed any more, and delete expired chunks."""
-        with self._committing:
-            self.committed = max(self.committed, end)
-        self.remove_expired()
+    @property
+    def _occupied(self) -> int:
+        return self._contents.occupied(math.inf if self._make_room == "any" else self.needed)
 
-    def begin(self, earliest: int, head: HeadWriter | None = None) -> None:
-        """Note the first id of a log that was opened. Nothing is committed yet."""
+    @property
+    def _needs_room(self) -> bool:
+        reserved = 0 if self._make_room == "none" else self._reserved_bytes
+        return self._occupied + reserved >= self._max_bytes
+
+    def begin(self, head: HeadWriter) -> None:
+        """Take over from the writer before. Called with the lock, and with the contents of the log.
+
+        Raises:
+            LogError: The leases cannot be read.
+            DataLossError: A reader has read ids that the log does not have.
+        """
         self._head = head
-        with self._committing:
-            self.committed = earliest
+        self._leases.continue_from(head.head, self._clock(), self._contents.durable_end)
+        self.needed = self._contents.earliest
         self._uncached = self._contents.durable_end
+        self._next_look, self._next_silence = 0.0, time.monotonic() + _SILENCE_SECONDS
 
-    def make_room(self) -> None:
-        """Delete chunks before their retention has passed, if ``make_room`` allows it and the log needs the room."""
-        if self._make_room != "none":
-            self.remove_expired()
+    def end(self) -> None:
+        """Write the silence of leases for the next writer."""
+        self._leases.look()
+        self._write_silence()
 
     def uncache(self) -> None:
-        """Drop new chunks that no reader needs any more from the system's memory. For the sealing thread only.
+        """Drop new chunks that no reader needs any more from the system's memory.
 
         The next chunks then use the same memory. Otherwise each of them takes memory that was never used, which costs
         a virtual machine ten times as much as the copy into it; and the log takes the memory of other files.
         """
-        done = self.committed
-        for chunk in self._contents.covering(self._uncached, done):
-            if chunk.end <= done:
+        needed = self.needed
+        for chunk in self._contents.covering(self._uncached, needed):
+            if chunk.end <= needed:
                 self._storage.uncache_chunk(chunk)
                 self._uncached = chunk.end
 
-    def oldest_done(self, done: int) -> Chunk | None:
-        """The oldest chunk that could be deleted if all ids below ``done`` were committed; None if there is none."""
-
-        def choose(index: ChunkIndex) -> Sequence[Chunk]:
-            if len(index) == 1 and index.end <= done:  # it is kept, but does not count: see Contents.occupied
-                return index.covering(index.earliest, index.end)
-            return self._removable(done, index)
-
-        return next(iter(self._contents.choose(choose)), None)
-
-    def remove_expired(self) -> None:
-        """Delete committed chunks that have expired, and chunks that must make room.
+    def tidy(self) -> None:
+        """Read the leases if it is time for that, and delete what can go.
 
         If a file cannot be deleted, a warning reports it, the file counts in the log's size, and a later call repeats
         the deletion. The receiving thread must not call this, because a directory may answer slowly.
+
+        Raises:
+            LogLockedError: Another process has the log.
         """
-        with self._removing:
-            if time.monotonic() < self._next_deletion and not self.full:
+        with self._tidying:
+            now = time.monotonic()
+            if not self._is_due(now):
                 return
-            contents = self._contents
-            if self._readers_decide:
-                self._follow_readers()
-            if contents.deleting is None and not contents.choose(partial(self._removable, self.committed)):
-                return
+            interval = max(self.look_seconds, self._storage.request_interval)
+            self._next_look, self._next_full_look = now + interval, now + interval / 4
             try:
-                self._storage.check_writer()  # first: ``exclusive`` writes into the store, even if the log is gone
-                # A reader that starts has either written its record before this block, or lists the log after it.
-                with self._records.exclusive(0.0):
-                    self._next_deletion = time.monotonic() + self._storage.request_interval
-                    if not self._remove_below(min(self.committed, self._needed_by_readers())):
-                        self._next_deletion = 0.0  # continues after waiting readers have had their turn
+                self._look(self._end_of_first() if self.full and self._make_room != "none" else 0)
+                self._begin_deleting()
+                self._delete()
+                if now >= self._next_silence:
+                    self._write_silence()
             except LogLockedError:
-                return  # repeated in a moment
+                raise
             except LogError as e:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
-    def _remove_below(self, done: int) -> bool:
-        """Delete the chunks that can go if all ids below ``done`` are committed. Returns what ``_remove`` does."""
-        contents = self._contents
-        begun = contents.deleting
-        goes_on = begun is not None and (self._make_room == "any" or begun.end <= done)
-        something = goes_on or contents.choose(partial(self._removable, done))
-        if not something:
-            return True
-        self._storage.check_writer()  # again, now under the lock: another writer may have the log
-        return self._remove(done)
-
-    def _follow_readers(self) -> None:
-        """Take ``committed`` from the records of the readers, if that may let something be deleted.
-
-        Otherwise read the records only every ``records_seconds``; that drops expired readers.
-        """
-        contents, now = self._contents, time.monotonic()
-        if (
-            now >= self._next_records
-            or self.full
-            or contents.choose(partial(self._removable, contents.durable_end))
+    def _is_due(self, now: float) -> bool:
+        if self._make_room == "any" and (
+            self.full or (self._needs_room and not self._storage.request_interval)
         ):
-            self._next_records = now + self.records_seconds
-            needed = self._needed_by_readers()
-            with self._committing:
-                self.committed = needed  # a new reader may need an earlier id than all before it
+            return True  # receiving does not wait for a reader, so it need not wait for a look either
+        return now >= (self._next_full_look if self._needs_room else self._next_look)
 
-    def _needed_by_readers(self) -> int:
-        """The lowest id that a reader still needs."""
-        try:
-            needed = self._readers.needed()
-        except LogError as e:  # a record that cannot be read may need any id, so all are kept
-            self._faults.warn("%s", e)
-            return self._contents.earliest
-        return self._contents.durable_end if needed is None else needed
+    def _end_of_first(self) -> int:
+        earliest = self._contents.earliest
+        return next((chunk.end for chunk in self._contents.covering(earliest, earliest + 1)), 0)
 
-    def _removable(self, done: int, index: ChunkIndex) -> Sequence[Chunk]:
-        """The front chunks that end by ``done`` and have expired, or that must make room."""
-        chunks = index.removable(done, self._sealed_before(index))
+    def _look(self, make_room: int = 0) -> None:
+        needed = self._leases.look(make_room)
+        self.needed = self._contents.durable_end if needed is None else needed
+
+    def _begin_deleting(self) -> None:
+        """Choose chunks, and take them out of the log, by the steps at the top of this module."""
+        chunks = self._contents.choose(partial(self._removable, self.needed))
+        if not chunks:
+            return
+        below = chunks[-1].end
+        self._storage.check_writer()
+        head = self._head.head
+        if below <= self.needed:  # otherwise whenFull=discard deletes them, needed or not
+            if head.announced < below:
+                self._write_head(announced=below)
+                self._look()
+            if self.needed < below:  # a new reader was quicker
+                self._write_head(announced=max(head.deleted, min(head.announced, self.needed)))
+                return
+        self._write_head(announced=max(head.announced, below), deleted=below)
+        # Chosen again: the merging thread may have made one chunk of some of them and of the next ones.
+        self._contents.begin_deleting(lambda index: index.removable(below, math.inf))
+
+    def _delete(self) -> None:
+        deadline = time.monotonic() + _ROUND_SECONDS
+        # From the front, so that a crash leaves no hole.
+        while chunk := self._contents.deleting:
+            try:
+                self._storage.delete_chunk(chunk)
+            except LogWriteError as e:
+                _log.warning("%s", e)
+                return
+            self._contents.deleted()
+            if time.monotonic() >= deadline:
+                self._next_look = 0.0
+                return
+
+    def _removable(self, needed: int, index: ChunkIndex) -> Sequence[Chunk]:
+        """The front chunks that nobody needs and that have expired, or that must make room."""
+        chunks = index.removable(needed, self._sealed_before(index))
         if self._make_room != "none":
             over = index.size + self._reserved_bytes - self._max_bytes
-            below = done if self._make_room == "done" else index.end
+            below = needed if self._make_room == "done" else index.end
             chunks = max(chunks, index.oldest(over, below), key=len)
         return chunks
 
     def _sealed_before(self, index: ChunkIndex) -> float:
         """Chunks that were sealed by this time have expired; infinity without a retention."""
-        seconds = max(self._seconds, self._readers.longest_retention)
-        if not seconds:
+        if not self._seconds:
             return math.inf
         now = self._clock()
         if now < self._last_time:  # the clock was set back
             index.limit_sealing_times(now)
         self._last_time = now
-        return now - seconds
+        return now - self._seconds
 
-    def _remove(self, done: int) -> bool:
-        """Delete files. Returns False if the round was interrupted, True if nothing is left or the store refuses."""
-        contents, head = self._contents, self._head
-        contents.begin_deleting(partial(self._removable, done))
-        if head is not None and head.head.deleted < contents.earliest:  # first: see ``head``
-            head.write(msgspec.structs.replace(head.head, deleted=contents.earliest))
-        deadline = time.monotonic() + self.round_seconds
-        # From the front, so that a crash leaves no hole.
-        while (chunk := self._contents.deleting) and (self._make_room == "any" or chunk.end <= done):
-            try:
-                self._storage.delete_chunk(chunk)
-            except LogWriteError as e:
-                _log.warning("%s", e)
-                return True
-            self._contents.deleted()
-            if time.monotonic() >= deadline:
-                return False
-        return True
+    def _write_head(self, **changes: int) -> None:
+        silent, now = self._leases.silences(), self._clock()
+        self._head.write(replace(self._head.head, **changes, silent=silent, at=now))
+        self._next_silence = time.monotonic() + _SILENCE_SECONDS
+
+    def _write_silence(self) -> None:
+        if self._leases.silences() != self._head.head.silent:
+            self._write_head()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -33,8 +32,8 @@ from zmq_datasource.log.store import Hold
 
 _log = logging.getLogger(__name__)
 
-# How often expired chunks are deleted.
-_EXPIRY_SECONDS = 1.0
+# How often it is checked whether chunks can be deleted.
+_TICK_SECONDS = 0.25
 # How long to wait at the end for a disk that does not answer.
 _END_SECONDS = 120.0
 
@@ -100,7 +99,6 @@ class Sealer:
         self._past = 0
         self._times: Times | None = None
         self._faults = LimitedLog(__name__, "faults of the log")
-        self._next_expiry = 0.0
         self._hold: Hold | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
         self.failure: LogError | None = None
@@ -157,16 +155,15 @@ class Sealer:
     def _run(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=_EXPIRY_SECONDS)
+                job = self._jobs.get(timeout=_TICK_SECONDS)
             except queue.Empty:
                 self._check_hold()
-                self._tidy(self._retention.remove_expired)
+                self._tidy(self._retention.tidy)
                 continue
             if job is None:
+                self._tidy(self._retention.end)
                 return
-            if time.monotonic() >= self._next_expiry:  # for a log that is never idle
-                self._next_expiry = time.monotonic() + _EXPIRY_SECONDS
-                self._tidy(self._retention.remove_expired)
+            self._tidy(self._retention.tidy)  # for a log that is never idle
             try:
                 self._seal(job)
             except Exception as e:
@@ -185,6 +182,8 @@ class Sealer:
         """Do something that can wait. An error is only logged, because sealing must continue."""
         try:
             act()
+        except LogLockedError as e:
+            self.failure = self.failure or e
         except Exception as e:
             self._faults.fault("tidying up %s", self._storage, error=e)
 
@@ -249,5 +248,5 @@ class Sealer:
         self._contents.seal(size, chunk)
         self._times = None
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
-        self._tidy(self._retention.make_room)
+        self._tidy(self._retention.tidy)
         self._tidy(self._retention.uncache)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.chunk import damage_of, read_facts
+from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import counting, read_index
-from zmq_datasource.log.layout import open_chunk_name
+from zmq_datasource.log.layout import HEAD_NAME, open_chunk_name
+from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.open_chunk import read_groups
-from zmq_datasource.log.reader_records import ReaderRecords
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
 
@@ -41,10 +42,12 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
     except LogError as e:
         yield Damage(storage.root, str(e))
     yield from _verify_chunks(storage, done)
-    records = ReaderRecords(storage)
-    for name in records.names():
-        yield from _damage_at(records.path_of(name), lambda name=name: records.read(name))  # type: ignore[misc]
-        done(records.path_of(name))
+    leases = LeaseFiles(storage)
+    for key in sorted(leases.entries()):
+        yield from _damage_at(leases.path_of(key), lambda key=key: leases.read(key))  # type: ignore[misc]
+        done(leases.path_of(key))
+    yield from _damage_at(storage.store.path_of(HEAD_NAME), lambda: read_head(storage))
+    done(storage.store.path_of(HEAD_NAME))
 
 
 def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:

@@ -18,8 +18,8 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.index import Contents
+from zmq_datasource.log.leases import Lease, Leases
 from zmq_datasource.log.merging import Merger
-from zmq_datasource.log.readers import Readers
 from zmq_datasource.log.recovery import OpenedLog, open_for_writing
 from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.retrier import Retrier
@@ -38,12 +38,11 @@ class LogWriter(Contents):
         storage: The log.
         chunk_bytes: The size in memory at which a chunk is cut.
         max_bytes: The size of the log at which ``full`` becomes true.
-        retention: Seconds for which a committed chunk is kept.
+        retention: Seconds for which a chunk is kept.
         retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
         make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
         carried: Gives the state that the log keeps, at each cut and flush.
-        readers: The other readers; by default those that have a record.
-        readers_decide: Whether only the records of readers say what is needed: see ``Retention``.
+        leases: What readers need; by default, everything is kept until there is a first lease.
         clock: Returns seconds since the epoch, for comparison with modification times.
         written: Called by the sealing thread with the first id and the batches of rows that are durable now.
 
@@ -69,26 +68,25 @@ class LogWriter(Contents):
         retry_timeout: float = 0.0,
         make_room: MakeRoom = "none",
         carried: Carried | None = None,
-        readers: Readers | None = None,
-        readers_decide: bool = False,
+        leases: Leases | None = None,
         clock: Callable[[], float] = time.time,
         written: Callable[[int, Sequence[pa.RecordBatch]], None] = lambda first, batches: None,
     ) -> None:
         super().__init__()
         self._storage = storage
         self._chunk_bytes = chunk_bytes
+        self._leases = leases or Leases(storage, retention)
         self.retention = Retention(
             storage,
             self,
+            self._leases,
             seconds=retention,
             max_bytes=max_bytes,
             chunk_bytes=chunk_bytes,
             make_room=make_room,
-            readers=readers,
-            readers_decide=readers_decide,
             clock=clock,
         )
-        self._retrier = Retrier(retry_timeout, self.retention.remove_expired)
+        self._retrier = Retrier(retry_timeout, self._make_room)
         self._sealer = Sealer(storage, self, self.retention, self._retrier, written)
         self._merger = Merger(storage, self, chunk_bytes)
         self._carried = carried
@@ -119,24 +117,28 @@ class LogWriter(Contents):
 
         Raises:
             LogError: Another writer has the log, or it is damaged or not writable.
+            DataLossError: A reader has read ids that the log does not have.
         """
         opened = self._retrier.retry(partial(self._open, lock_wait, feed, prepare))
         self.log_id, self.saved = opened.log_id, opened.saved
-        chunks = opened.chunks
-        self.replace(chunks)
-        self.retention.begin(chunks.earliest, opened.head)
-        self._first = self._next = chunks.end
+        self._first = self._next = opened.chunks.end
         self._sealer.start(opened.hold, opened.past)
         self._merger.start()
 
     def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedLog:
         opened = open_for_writing(self._storage, lock_wait, feed)
         try:
+            self.replace(opened.chunks)
+            self.retention.begin(opened.head)
             prepare()
         except BaseException:
             opened.hold.release()
             raise
         return opened
+
+    def _make_room(self) -> None:
+        if self._sealer.running:
+            self.retention.tidy()
 
     def close(self) -> None:
         """Seal all messages, end the sealing thread, and release the log.
@@ -225,7 +227,7 @@ class LogWriter(Contents):
 
     @property
     def full(self) -> bool:
-        """Whether receiving must pause until Spark has committed more."""
+        """Whether receiving must pause until readers need less."""
         return self.retention.full
 
     @property
@@ -262,9 +264,15 @@ class LogWriter(Contents):
 
     # For any thread.
 
-    def commit(self, end: int) -> None:
-        """Note that Spark never asks for an id below ``end`` again, and delete expired chunks."""
-        self.retention.commit(end)
+    @property
+    def needed(self) -> int:
+        """The lowest id that a reader still needs, as seen a moment ago."""
+        return self.retention.needed
+
+    @property
+    def slowest(self) -> Lease | None:
+        """The lease that needs the lowest id, as seen a moment ago; None if there is no lease."""
+        return self._leases.slowest
 
     @property
     def next_id(self) -> int:

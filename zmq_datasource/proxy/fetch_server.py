@@ -233,7 +233,7 @@ class FetchServer:
             position.note(lost=notes.lost + earliest - max(first, notes.lost_to), lost_to=earliest)
             self._losses.warn(
                 "%s: the ids %d to %d were deleted before it had them (walMaxBytes)",
-                _text_of(notes.name),
+                _text_of(position.name),
                 first,
                 earliest - 1,
             )

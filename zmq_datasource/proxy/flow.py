@@ -30,7 +30,6 @@ from zmq_datasource.proxy.backend import LINGER_SECONDS, REQUEST_BOUNDS, Backend
 from zmq_datasource.proxy.figures import NO_SUBSCRIBERS, LiveFigures
 from zmq_datasource.proxy.front import Front
 from zmq_datasource.proxy.journal import Journal
-from zmq_datasource.proxy.positions import read_positions
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +78,6 @@ class LiveFlow:
             transactions = CommittedTransactions(self.counters, limit=_MOST_PRODUCERS)
             self.journal = journal = Journal(self._options, transactions)
             stack.callback(self._close_journal)
-            # Before anything is received: an id that a subscriber has acknowledged must not be given again.
-            read_positions(journal.storage, journal.log.next_id)
             if not transactions.restore(journal.log.saved):
                 raise LogFormatError(
                     f"opening {journal.storage}: it was filled by a query or zmq-datasource receive, "

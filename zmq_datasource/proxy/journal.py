@@ -15,16 +15,12 @@ from zmq_datasource.log import (
     STORE_RETRY_SECONDS,
     Carried,
     FilledFile,
+    Leases,
     LogStorage,
     LogWriter,
-    Readers,
 )
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.view import Progress
-
-# Counts as a running reader without a record, so that expired records are dropped even if no other reader remains. No
-# query can have this name, because it has a dot. The record of a durable subscriber begins with "subscriber.".
-_OWN = "proxy.itself"
 
 
 class Written(NamedTuple):
@@ -55,8 +51,6 @@ class Journal:
         self._chunk_bytes = options.chunk_bytes
         self._written: deque[Written] = deque()
         self.storage = LogStorage(options.wal_location)
-        readers = Readers(self.storage, options.wal_retention)
-        readers.own = _OWN
         self.log = LogWriter(
             self.storage,
             chunk_bytes=options.chunk_bytes,
@@ -65,12 +59,10 @@ class Journal:
             retry_timeout=STORE_RETRY_SECONDS,
             make_room="any" if options.when_full == "discard" else "done",
             carried=carried,
-            readers=readers,
-            readers_decide=True,
+            leases=Leases(self.storage, options.wal_retention, keeps_unread=False),
             written=self._add_written,
         )
         self.log.open(LOCK_WAIT_SECONDS)
-        readers.opened()
         self._wakes = WakePipe()
         self.descriptor = self._wakes.descriptor
 

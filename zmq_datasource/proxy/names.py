@@ -133,7 +133,7 @@ class Names:
     def _why_full(self, known: Position | None, topics: tuple[bytes, ...]) -> str | None:
         """Why there is no room for a name with these topics; None if there is."""
         # Names that the keeper opens count too: a client may open a thousand before the first is on the disk.
-        sizes = {position.notes.name: position.topic_bytes for position in self._positions} | self._opening
+        sizes = {position.name: position.topic_bytes for position in self._positions} | self._opening
         most = self._bounds
         if known is None and len(sizes) >= most.names:
             return f"there are {most.names} subscriptions; end some with FORGET, or lower subscriberExpiry"
@@ -194,7 +194,7 @@ class Names:
                 return position
         self._openings.info(
             "durable subscriber %r is present, from id %d on%s",
-            result.notes.name,
+            result.name,
             result.next,
             " (new)" if result.is_new else "",
         )
@@ -233,7 +233,7 @@ class Names:
             )
             accounts.append(
                 {
-                    "name": notes.name,
+                    "name": position.name,
                     "topics": [printable(t, _MOST_CHARACTERS) for t in notes.topics[:_MOST_TOPICS_SHOWN]],
                     **figures(numbers),
                     "lastAckSeconds": None

@@ -1,8 +1,8 @@
-"""The positions of durable subscribers. Each one is the record of a named reader of the log.
+"""The positions of durable subscribers. Each one is a lease of the log, as that of a named query.
 
 A name is in one of these states:
 
-| State | Record on disk | Lock | What the log keeps |
+| State | Lease on disk | Lock | What the log keeps |
 | --- | --- | --- | --- |
 | unknown | no | no | nothing |
 | present: its client has asked within ``PRESENT_SECONDS`` | yes | held here | everything from its position on |
@@ -10,10 +10,10 @@ A name is in one of these states:
 
 The rules:
 
-* One thread of its own, the *keeper*, reads and writes records, and takes and releases locks. So a disk that stalls
+* One thread of its own, the *keeper*, reads and writes leases, and takes and releases locks. So a disk that stalls
   delays no subscriber that only reads.
-* A name is unknown until its record is on the disk. A client never gets a position that is not on the disk.
-* While a name is away, ``zmq-datasource log readers`` may change or delete its record. So the keeper reads the record
+* A name is unknown until its lease is on the disk. A client never gets a position that is not on the disk.
+* While a name is away, ``zmq-datasource log readers`` may drop its lease. So the keeper reads the lease
   again when the client comes back.
 * A position is written about once a second, or at once if a client waits for it.
 """
@@ -29,14 +29,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
+from zmq_datasource.errors import DiskFaultError, LogError, LogFormatError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
     Hold,
+    Lease,
+    LeaseFiles,
     LogStorage,
-    ReaderRecord,
-    ReaderRecords,
     SubscriberNotes,
+    read_head,
     subscriber_key,
 )
 from zmq_datasource.messages.columns import integers_of
@@ -49,17 +50,17 @@ T = TypeVar("T")
 
 # A client that has asked for nothing for so long is away.
 PRESENT_SECONDS = 5.0
-# How often positions are written, and the records of all readers listed.
+# How often positions are written, and all leases listed.
 _WRITE_SECONDS = 1.0
-# How often the record of a position that does not move is written: the record's time says that the client is present.
-_REWRITE_SECONDS = 60.0
+# How often the lease of a position that does not move is written, as a sign that the client is present.
+_REWRITE_SECONDS = 10.0
 # How soon the keeper writes again after the disk has refused.
 _REFUSED_SECONDS = 0.25
 # How long the keeper waits for a lock: the command line may hold it for a moment to see whether it is free.
 _LOCK_SECONDS = 0.5
 # A warning is logged when a subscriber has been away for this share of ``subscriberExpiry``.
 _WARNING_AT = 0.8
-# Bytes of a topic in a record, beside the topic itself.
+# Bytes of a topic in a lease, beside the topic itself.
 _TOPIC_BYTES = 8
 
 
@@ -67,24 +68,26 @@ class Position:
     """A name and its position. The server's thread changes it, except where the keeper is named.
 
     Attributes:
-        key: The name of its record.
+        name: The subscriber's name.
+        key: The key of its lease.
         next: The first id that the subscriber still needs.
-        notes: The other fields of the record.
+        notes: What else its lease has.
         next_on_disk, lost_on_disk: ``next`` and ``notes.lost_to`` as they are on the disk; set by the keeper.
-        topic_bytes: About how many bytes its topics have in the record.
+        topic_bytes: About how many bytes its topics have in the lease.
         newest: The ids of the newest message of each topic below ``notes.snapshot``, in order. Below it only
             these are sent. Set by the keeper.
         is_new: Whether the name was unknown before, and its client has not fetched yet.
         asked: When its client last asked for something, monotonic; None while it is away.
         left: When its client went away, monotonic.
-        lock: Keeps other processes from changing the record; set by the keeper.
-        written_at: When the record was written, monotonic; set by the keeper.
+        lock: Keeps other processes from dropping the lease; set by the keeper.
+        written_at: When the lease was written, monotonic; set by the keeper.
         is_warned_of: Whether the keeper has logged that the name expires soon.
     """
 
-    def __init__(self, record: ReaderRecord, notes: SubscriberNotes, now: float) -> None:
-        self.key = subscriber_key(notes.name)
-        self.next = self.next_on_disk = record.next
+    def __init__(self, name: str, next_id: int, notes: SubscriberNotes, now: float) -> None:
+        self.name = name
+        self.key = subscriber_key(name)
+        self.next = self.next_on_disk = next_id
         self.notes = notes
         self.lost_on_disk = notes.lost_to
         self.topic_bytes = bytes_of_topics(notes.topics)
@@ -114,7 +117,6 @@ class Positions:
 
     Args:
         storage: The log.
-        end: The id after the log's last one.
         expiry: Seconds after which a name that is away is forgotten.
         notify: Called by the keeper when it has done something.
         clock: Seconds, monotonic.
@@ -122,38 +124,45 @@ class Positions:
 
     Attributes:
         fault: Why the disk refuses to write positions now; None if it does not.
-
-    Raises:
-        LogFormatError: A record is damaged.
-        DataLossError: A position is beyond the end of the log: the newest chunks of the log are gone.
     """
 
     def __init__(
         self,
         storage: LogStorage,
-        end: int,
         expiry: float,
         notify: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         present_seconds: float = PRESENT_SECONDS,
     ) -> None:
         self._present_seconds = present_seconds
-        self._records = ReaderRecords(storage)
+        self._storage = storage
+        self._leases = LeaseFiles(storage)
         self._expiry = float(expiry)
         self._notify = notify
         self._clock = clock
         self._all: dict[str, Position] = {}
         self.fault: str | None = None
         self._failure: LogError | None = None
-        self._faults = LimitedLog(__name__, "faults of the records of readers")
+        self._faults = LimitedLog(__name__, "faults of leases")
         self._next_write = self._refused_until = 0.0
         self._writing: Future[None] | None = None
         self._due_write: Future[None] | None = None
-        for record, notes in read_positions(storage, end):
-            position = self._all[notes.name] = Position(record, notes, clock())
-            if record.timeout != self._expiry:  # the option has changed since
-                self._records.write(position.key, replace(record, timeout=self._expiry))
+        for key in self._leases.entries():
+            self._read(key)
         self._keeper = ThreadPoolExecutor(1, "zmq-positions")
+
+    def _read(self, key: str) -> None:
+        """Take over a lease. If it is damaged, only its own name cannot be opened."""
+        try:
+            lease = self._leases.read(key)
+        except LogFormatError as e:
+            self._faults.warn("%s", e)
+            return
+        if lease is None or lease.subscriber is None or lease.begins:
+            return
+        self._all[lease.name] = Position(lease.name, lease.next, lease.subscriber, self._clock())
+        if lease.timeout != self._expiry:  # the option has changed since
+            self._leases.write(replace(lease, timeout=self._expiry))
 
     def __iter__(self) -> Iterator[Position]:
         return iter(list(self._all.values()))
@@ -187,7 +196,7 @@ class Positions:
         """Release the names of clients that are away, and write positions once a second. Called in each round.
 
         Raises:
-            LogError: Records cannot be written any more.
+            LogError: Leases cannot be written any more.
         """
         if self._failure is not None:
             raise self._failure
@@ -225,35 +234,34 @@ class Positions:
     # The keeper.
 
     def open(self, request: Open, topics: tuple[bytes, ...], log: LogMoment) -> Position:
-        """Give a name to the client that has sent this OPEN, and write its record.
+        """Give a name to the client that has sent this OPEN, and write its lease.
 
         Raises:
-            LogLockedError: The command line changes the record at this moment.
-            LogError: The record cannot be read or written.
+            LogLockedError: The command line drops the lease at this moment.
+            LogError: The lease cannot be read or written.
         """
         key, known = subscriber_key(request.name), self._all.get(request.name)
         held = None if known is None else known.lock
         if known is not None and held is not None:
-            self._write(known)  # memory is ahead of the record, which is read below
-        lock = held or self._records.hold(key, _LOCK_SECONDS)
+            self._write(known)  # memory is ahead of the lease, which is read below
+        lock = held or self._leases.hold(key, _LOCK_SECONDS)
         try:
-            record = self._records.read(key)
-            is_new = record is None or record.subscriber is None
-            if record is None or record.subscriber is None:
-                notes = SubscriberNotes(request.name, request.session, list(topics), time.time())
-                record = ReaderRecord(0, self._expiry, subscriber=notes)
+            lease = self._leases.read(key)
+            is_new = lease is None or lease.subscriber is None or lease.begins
+            if is_new or lease is None or lease.subscriber is None:
+                lease = Lease(request.name, 0, self._expiry)
+                notes = SubscriberNotes(request.session, list(topics), time.time())
             else:
-                notes = replace(record.subscriber, session=request.session, topics=list(topics))
-            position = Position(record, notes, self._clock())
+                notes = replace(lease.subscriber, session=request.session, topics=list(topics))
+            position = Position(request.name, lease.next, notes, self._clock())
             position.is_new = is_new
             if is_new or request.seek:
-                # While this lock is held, no chunk is deleted. Afterwards the record protects the chunks.
-                with self._records.exclusive():
-                    self._place(position, request, log)
-                    self._write(position)
+                # As each new reader: first a lease that needs everything, then what the writer has announced.
+                self._leases.write(Lease(request.name, 0, self._expiry, begins=True, subscriber=notes))
+                self._place(position, request, log, read_head(self._storage).announced)
             else:
                 position.find_newest(log)
-                self._write(position)
+            self._write(position)
         except BaseException:
             if held is None:
                 lock.release()
@@ -266,35 +274,35 @@ class Positions:
         self._all[request.name] = position
         return position
 
-    def _place(self, position: Position, request: Open, log: LogMoment) -> None:
-        """Set a position to the start that the OPEN names."""
+    def _place(self, position: Position, request: Open, log: LogMoment, announced: int) -> None:
+        """Set a position to the start that the OPEN names, but not before what is announced."""
         position.note(snapshot=0)
         if request.since is not None:
-            position.next = log.first_since(request.since)
+            position.next = max(announced, log.first_since(request.since))
         elif request.start == EARLIEST:
-            position.next = log.earliest()
+            position.next = max(announced, log.earliest())
         elif request.start == LATEST:
             position.next = log.end
         elif request.start == LAST:
             position.note(snapshot=log.end)
-            position.next = 0
+            position.next = announced
             position.find_newest(log)
             position.next = position.newest[0].as_py() if len(position.newest) else log.end
         else:
             position.next = min(int(request.start), log.end)
 
     def lock_again(self, position: Position, log: LogMoment) -> bool:
-        """Lock the name of a client that comes back; return False if the record has another session, or is gone."""
+        """Lock the name of a client that comes back; return False if the lease has another session, or is gone."""
         if position.lock is not None:
             return True
         with ExitStack() as stack:
-            lock = self._records.hold(position.key, _LOCK_SECONDS)
+            lock = self._leases.hold(position.key, _LOCK_SECONDS)
             stack.callback(lock.release)
-            record = self._records.read(position.key)
-            if record is None:
-                self._all.pop(position.notes.name, None)
+            lease = self._leases.read(position.key)
+            if lease is None:
+                self._all.pop(position.name, None)
                 return False
-            if record.subscriber is None or record.subscriber.session != position.notes.session:
+            if lease.subscriber is None or lease.subscriber.session != position.notes.session:
                 return False
             position.find_newest(log)
             stack.pop_all()
@@ -302,12 +310,11 @@ class Positions:
         return True
 
     def forget(self, position: Position) -> None:
-        """Delete the record of a name."""
-        self._records.remove(position.key)
-        self._all.pop(position.notes.name, None)
+        """Delete the lease of a name."""
+        self._leases.remove(position.key)
+        self._all.pop(position.name, None)
         if position.lock is not None:
             lock, position.lock = position.lock, None
-            self._records.remove_hold(position.key)
             lock.release()
 
     def _release(self, position: Position) -> None:
@@ -315,17 +322,17 @@ class Positions:
         if lock is None:
             return
         try:
-            with suppress(LogError):  # the record on the disk is older, and keeps more than is needed
+            with suppress(LogError):  # the lease on the disk is older, and keeps more than is needed
                 self._write(position)
         finally:
             lock.release()
 
     def _write(self, position: Position) -> None:
-        """Write the record of a locked name."""
+        """Write the lease of a locked name."""
         next_id, notes = position.next, position.notes  # the server's thread may change them meanwhile
         if next_id >= notes.snapshot:
             notes = replace(notes, snapshot=0)
-        self._records.write(position.key, ReaderRecord(next_id, self._expiry, subscriber=notes))
+        self._leases.write(Lease(position.name, next_id, self._expiry, subscriber=notes))
         position.next_on_disk, position.lost_on_disk = next_id, notes.lost_to
         position.written_at = self._clock()
 
@@ -345,16 +352,16 @@ class Positions:
             self.fault = None
 
     def _write_and_list(self) -> None:
-        """Write what has changed, and forget the names without a record: the log's writer deletes expired records."""
+        """Write what has changed, and forget the names whose lease the log's writer has dropped."""
         self._write_changed()
         try:
-            present = set(self._records.names())
+            present = self._leases.entries()
         except LogError as e:
             self._faults.warn("%s", e)
             return
         for position in self:
             if position.lock is None and position.key not in present:
-                del self._all[position.notes.name]
+                del self._all[position.name]
             elif position.lock is None:
                 self._warn_before_expiry(position)
 
@@ -365,38 +372,13 @@ class Positions:
             _log.warning(
                 "durable subscriber %r has been away for %.0f s and is forgotten in %.0f s; messages from id %d on are "
                 "kept for it",
-                position.notes.name,
+                position.name,
                 away,
                 max(0.0, self._expiry - away),
                 position.next,
             )
 
 
-def read_positions(storage: LogStorage, end: int) -> list[tuple[ReaderRecord, SubscriberNotes]]:
-    """The records of all durable subscribers.
-
-    Args:
-        end: The id after the log's last one.
-
-    Raises:
-        LogFormatError: A record is damaged.
-        DataLossError: A position is beyond the end: the ids below it would be given to other messages.
-    """
-    found = []
-    for record in ReaderRecords(storage).all().values():
-        notes, position = record.subscriber, record.next
-        if notes is None:
-            continue
-        if position > end:
-            raise DataLossError(
-                f"opening log {storage.root}: it ends at id {end}, and durable subscriber {notes.name!r} has "
-                f"acknowledged the ids below {position}: its newest chunks are gone. Their ids are not given to other "
-                "messages. Restore the chunks, or use a new walLocation"
-            )
-        found.append((record, notes))
-    return found
-
-
 def bytes_of_topics(topics: Iterable[bytes]) -> int:
-    """About how many bytes topics have in a record."""
+    """About how many bytes topics have in a lease."""
     return sum(len(topic) + _TOPIC_BYTES for topic in topics)

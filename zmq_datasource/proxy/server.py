@@ -66,7 +66,6 @@ class Server:
             self.view.follow(progress)
             self.positions = Positions(
                 storage,
-                self.view.end,
                 options.subscriber_expiry,
                 self._wakes.wake,
                 present_seconds=bounds.present_seconds,

@@ -108,8 +108,7 @@ class FeedReceiver:
         refused_seconds: How long a stop waits for a disk that refuses.
     """
 
-    reader: str | None = None
-    reader_name = None  # a ``QueryLog`` has the name of its query's record here
+    reader_name = None  # a ``QueryLog`` has the name of its query's lease here
     lock_wait_seconds = LOCK_WAIT_SECONDS
     warn_seconds = 1.0
     standby_seconds = 0.25
@@ -213,12 +212,10 @@ class FeedReceiver:
         try:
             note_receives(self.storage, self._options, empty=not filling.log.durable_end)
             filling.restore()
-            filling.readers.opened()
         except BaseException:
             filling.log.close()
             raise
-        self.log, self.filler, self.readers = filling.log, filling.filler, filling.readers
-        self.readers.own = self.reader
+        self.log, self.filler = filling.log, filling.filler
         self.resumed_at = self.log.durable_end
         self._has_lock = True
 
@@ -343,36 +340,6 @@ class FeedReceiver:
                 return
             self._progress.wait(left)  # polling instead would be most of the load of an idle query
             self._progress.clear()
-
-    def commit_readers(self) -> int | None:
-        """Let the log delete the messages that all readers have read; for a process without a query.
-
-        Returns:
-            The end of these messages; None if the log has no reader, and nothing is deleted.
-        """
-        needed = self.readers.needed(fresh=False)  # the log reads the records again before it deletes
-        return None if needed is None else self._commit(self.log.durable_end, needed)
-
-    def commit(self, end: int) -> None:
-        """Let the log delete messages below ``end`` that no other reader needs: the query has committed them."""
-        self.readers.own = self.reader
-        self._commit(end, self.readers.needed(fresh=False))  # as in commit_readers
-
-    def _commit(self, end: int, needed: int | None) -> int:
-        """Let the log delete the messages below ``end`` and ``needed``. Returns the end of these messages.
-
-        If the log is full, drops the ended queries without a name, if only they need the oldest chunk.
-        """
-        done = end if needed is None else min(end, needed)
-        self.log.commit(done)
-        if done == end or not self.log.full:
-            return done
-        held = self.log.retention.oldest_done(end)
-        if held is not None and self.readers.make_room(held.end):
-            needed = self.readers.needed()
-            done = end if needed is None else min(end, needed)
-            self.log.commit(done)
-        return done
 
     # For any thread.
 

@@ -9,7 +9,7 @@ from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log import CarriedState, Filler, LogStorage, LogWriter, Readers
+from zmq_datasource.log import CarriedState, Filler, LogStorage, LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.receiver import LogReceiver, Receiver
 from zmq_datasource.transport.spec import SocketSpec
@@ -24,13 +24,11 @@ class Filling(NamedTuple):
         log: The writer, which is not open yet.
         filler: Receives, and appends to ``log``.
         state: The counters and tracked sequences, which the log keeps with the rows.
-        readers: The readers of the log.
     """
 
     log: LogWriter
     filler: Filler
     state: CarriedState
-    readers: Readers
 
     def restore(self) -> None:
         """Continue counters and tracking from the state of the last writer; after ``log.open``.
@@ -66,7 +64,6 @@ def filling_of(
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
         retry_seconds: How long to wait for a disk or a bucket that refuses.
     """
-    readers = Readers(storage, options.wal_retention)
 
     def writer(state: CarriedState) -> LogWriter:
         return LogWriter(
@@ -77,7 +74,6 @@ def filling_of(
             make_room="any" if options.when_full == "discard" else "done",
             retry_timeout=retry_seconds,
             carried=state,
-            readers=readers,
         )
 
     if options.socket_type == "ROUTER":
@@ -85,7 +81,7 @@ def filling_of(
         log = writer(transactions)
         terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, retry_seconds=retry_seconds)
         files, spec = storage.staged_files(), SocketSpec.of_source(options)
-        return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions, readers)
+        return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions)
     receiver = Receiver(options, counters, options.chunk_bytes, replay_timeout=replay_timeout)
     log = writer(receiver.intake)
-    return Filling(log, LogReceiver(receiver, log, options.socket_type), receiver.intake, readers)
+    return Filling(log, LogReceiver(receiver, log, options.socket_type), receiver.intake)

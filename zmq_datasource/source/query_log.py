@@ -14,8 +14,6 @@ import logging
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogFormatError
-from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import (
     REFRESH_SECONDS,
     STORE_RETRY_SECONDS,
@@ -38,7 +36,8 @@ class QueryLog:
     Attributes:
         receiver: Receives into the log, or stands by; None for a query that only reads.
         counters: The counters of this process.
-        reader: The query's record in the log; from ``open`` on.
+        reader: The query's lease; from ``open`` on.
+        begins_at: A query without a checkpoint begins at this id or later; from ``open`` on.
         log_id: The log's id; from ``open`` on.
         resumed_at: The id of the first message that comes after ``open``.
     """
@@ -52,12 +51,10 @@ class QueryLog:
         self.receiver = FeedReceiver(options, self.counters) if options.has_endpoints else None
         self._follower = LogFollower(self.storage, STORE_RETRY_SECONDS)
         self._followed = FollowedReceiver(self.storage, options)
-        self._reader_faults = LimitedLog(__name__, "warnings about readers")
         self._follows = True  # until this process receives
-        self._done: int | None = None
         self._started = False
         self.log_id = ""
-        self.resumed_at = 0
+        self.resumed_at = self.begins_at = 0
 
     def open(self, *, begins: bool = False) -> None:
         """Become the writer of the log, or follow it if it has a writer; and keep its messages from being deleted.
@@ -90,22 +87,17 @@ class QueryLog:
             )
 
     def _keep_everything(self) -> None:
-        """Write the query's record, so that nothing is deleted while the query chooses where to begin."""
+        """Write the query's lease, so that nothing is deleted while the query chooses where to begin."""
         options = self._options
-        self.reader = Reader(self.storage, options.reader, options.reader_timeout, None, STORE_RETRY_SECONDS)
+        self.reader = Reader(self.storage, options.reader, options.reader_timeout, STORE_RETRY_SECONDS)
         try:
-            self.reader.keep_everything(self._earliest)
+            announced = self.reader.open()
+            if self._follows:
+                self._follower.refresh_now()
+            self.begins_at = max(announced, self.contents.earliest)
         except BaseException:
             self.reader.discard()
             raise
-        if self.receiver is not None:
-            self.receiver.reader = self.reader.name
-
-    def _earliest(self) -> int:
-        """The first id in the log. If another process writes it, this lists the log."""
-        if self._follows:
-            self._follower.refresh_now()
-        return self.contents.earliest
 
     def start(self) -> None:
         """Begin to receive, or to stand by; after ``open``.
@@ -219,16 +211,9 @@ class QueryLog:
         """Let the log delete messages below ``end``, because the query has committed them.
 
         Raises:
-            LogError: The query's record cannot be written.
+            LogLockedError: Another process has taken the query's name.
         """
-        filling = self._filling
-        if filling is not None and (filling.is_blocked or end != self._done):
-            try:
-                filling.commit(end)
-            except (DiskFaultError, LogFormatError) as e:  # an unreadable record may need everything
-                self._reader_faults.warn("%s", e)
-        self._done = end
-        self.reader.move(end, lazily=filling is not None)
+        self.reader.move(end)
 
     def facts(self) -> SourceFacts:
         """The figures of the log's receiver: as of now or, in another process, as of its newest chunk."""
@@ -254,8 +239,8 @@ class QueryLog:
         finally:
             self._followed.close()
             if self._started:
-                self.reader.end(self._done)
-            else:  # the query did not start: delete the record that it has created
+                self.reader.close()
+            else:  # the query did not start: delete the lease that it has written
                 self.reader.discard()
 
     def _stop_receiving(self) -> None:

@@ -45,7 +45,7 @@ class OffsetIds:
     def initial(self) -> dict[str, Any]:
         """The offset where a query without a checkpoint begins. The first call chooses it.
 
-        If the record of a named reader says where to begin (``ReaderRecord.begins_here``), the query begins there.
+        If the lease of a named reader says where to begin (``Lease.begins``), the query begins there.
 
         Raises:
             OptionError: The log has no id for ``startingOffsets``.
@@ -54,7 +54,7 @@ class OffsetIds:
         log_id = self._log.log_id
         if self._initial is None:
             found = self._log.reader.found
-            if found is not None and found.begins_here:
+            if found is not None and found.begins:
                 self._initial = self._id_of(Offset(log_id, found.next))
             else:
                 self._initial = self._first_id()
@@ -66,7 +66,7 @@ class OffsetIds:
         if place.time is not None:
             return self._first_since(place.time)
         if place.offset is None:
-            return log.earliest if place.word == "earliest" else self._log.resumed_at
+            return self._log.begins_at if place.word == "earliest" else self._log.resumed_at
         if place.offset.log is None and place.offset.next > log.durable_end:
             raise OptionError(
                 f"option startingOffsets: it is {place.offset.next}, and the log ends before id {log.durable_end}; "
@@ -85,7 +85,7 @@ class OffsetIds:
             self._log.contents,
             LogStorage(self._log.storage.store, STORE_RETRY_SECONDS),
         )
-        found = first_since(storage, log.covering(log.earliest, log.durable_end), time)
+        found = first_since(storage, log.covering(self._log.begins_at, log.durable_end), time)
         return self._log.resumed_at if found is None else found
 
     def id_of(self, start: dict[str, Any]) -> int:

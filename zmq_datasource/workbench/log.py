@@ -1,13 +1,13 @@
 """What a log holds: its ids, its readers and its messages.
 
-All functions only read files, but for ``drop_reader``, which removes the record of one reader.
+All functions only read files, but for ``drop_reader``, which removes the lease of one reader.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,12 +15,14 @@ import pyarrow as pa
 from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError, OptionError
 from zmq_datasource.log import (
     ChunkIndex,
+    Lease,
+    LeaseFiles,
     LogStorage,
-    ReaderRecord,
-    ReaderRecords,
+    read_head,
     read_index,
     read_slices,
     slices,
+    subscriber_key,
 )
 
 
@@ -48,15 +50,18 @@ class ReaderSummary(NamedTuple):
     """One reader of the log.
 
     Attributes:
-        kind: ``query``, or ``subscriber`` for a durable subscriber of a proxy.
+        name: As the user wrote it; of a damaged lease, the name of its file.
+        kind: ``query``; ``subscriber`` for a durable subscriber of a proxy; ``damaged`` if its lease cannot be read.
         next: The first id that the reader still needs.
         behind: Messages of the log that the reader still needs.
         gone: Messages that the reader still needs, and that the log no longer has.
         behind_seconds: The age of the oldest of them; None if there is none.
-        running: Whether the query runs; None for a subscriber, because only its proxy knows.
-        seen: When the record was last written, in seconds since the epoch; None if this is not known.
-        dropped_at: When the record is dropped, in seconds since the epoch; None while the query runs, and for a query
-            without a name, which is kept for the ``walRetention`` of the log's writer.
+        running: Whether the reader runs.
+        seen: When the lease was last written, in seconds since the epoch.
+        silent: For how long a writer of the log has seen no sign of life, in seconds, as it has last noted. After
+            ``timeout`` it drops the lease.
+        timeout: ``readerTimeout`` or ``subscriberExpiry``, in seconds; None for a query without a name, which is kept
+            for the ``walRetention`` of the log's writer.
     """
 
     name: str
@@ -66,9 +71,10 @@ class ReaderSummary(NamedTuple):
     behind: int
     gone: int
     behind_seconds: float | None
-    running: bool | None
-    seen: float | None
-    dropped_at: float | None
+    running: bool
+    seen: float
+    silent: float
+    timeout: float | None
 
 
 class Gone(NamedTuple):
@@ -112,69 +118,70 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
     """Sum up each reader of a log: queries, and the durable subscribers of a proxy.
 
     Raises:
-        LogError: There is no log, or a record is damaged.
+        LogError: There is no log, or it cannot be read.
     """
     storage.log_id()
-    index, records = read_index(storage), ReaderRecords(storage)
+    files, silent = LeaseFiles(storage), read_head(storage).silent
+    index = read_index(storage)
     found = []
-    for name, record in records.all().items():
-        running, seen = records.is_running(name), records.written_at(name)
-        first = max(record.next, index.earliest)
-        oldest = _received_at(storage, index, first) if first < index.end else None
+    for key, entry in sorted(files.entries().items()):
+        kind, lease = "damaged", None
+        with suppress(LogFormatError):
+            lease = files.read(key)
+            if lease is None:  # dropped meanwhile
+                continue
+            kind = "query" if lease.subscriber is None else "subscriber"
+        lease = lease or Lease(key, 0)
+        first = max(lease.next, index.earliest)
+        received = _received_at(storage, index, first) if first < index.end else None
+        silence = silent.get(key)
         found.append(
             ReaderSummary(
-                name,
-                "query" if record.subscriber is None else "subscriber",
-                record.named,
-                record.next,
+                lease.name,
+                kind,
+                lease.timeout is not None,
+                lease.next,
                 max(0, index.end - first),
-                first - record.next,
-                None if oldest is None else max(0.0, clock() - oldest),
-                running,
-                seen,
-                None if running or seen is None or record.timeout is None else seen + record.timeout,
+                first - lease.next,
+                None if received is None else max(0.0, clock() - received),
+                files.is_running(key),
+                entry.modified,
+                0.0 if silence is None or silence.beat != lease.beat else silence.seconds,
+                lease.timeout,
             )
         )
     return found
 
 
 def drop_reader(storage: LogStorage, name: str) -> None:
-    """Delete the record of a query that does not run: the log keeps nothing for it any more.
+    """Delete the lease of a reader that does not run: the log keeps nothing for it any more.
+
+    Args:
+        name: The name of a query, a durable subscriber, or a damaged lease, as ``readers`` shows it. A subscriber that
+            has the name of a query is named by the file of its lease.
 
     Raises:
         OptionError: The log has no such reader.
-        LogLockedError: The query runs.
+        LogLockedError: It runs.
     """
-    records = ReaderRecords(storage)
-    with suppress(LogFormatError):  # a damaged record can be dropped, too
-        _record(storage, records, name)
-    with _held(storage, records, name):
-        records.remove(name)
-        records.remove_hold(name)
-
-
-def _record(storage: LogStorage, records: ReaderRecords, name: str) -> ReaderRecord:
     storage.log_id()
-    record = records.read(name)
-    if record is None:
-        there = ", ".join(records.names()) or "none"
+    files = LeaseFiles(storage)
+    keys = files.entries()
+    key = next((it for it in (name, subscriber_key(name)) if it in keys), None)
+    if key is None:
+        there = ", ".join(reader.name for reader in readers(storage)) or "none"
         raise OptionError(f"reader {name!r}: log {storage.root} has no such reader; there are: {there}")
-    return record
-
-
-@contextmanager
-def _held(storage: LogStorage, records: ReaderRecords, name: str) -> Iterator[None]:
     try:
-        hold = records.hold(name, 0.0)
+        hold = files.hold(key, 0.0)
     except LogLockedError as e:
         hint = (
             "its client is there; end the client, and wait until the proxy notices, which takes 5 s"
-            if records.is_subscriber(name)
+            if key == subscriber_key(name) or key.startswith("subscriber.")
             else f"its query runs ({e}); stop it first"
         )
         raise LogLockedError(f"reader {name!r} of log {storage.root}: {hint}") from e
     try:
-        yield
+        files.remove(key)
     finally:
         hold.release()
 

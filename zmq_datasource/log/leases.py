@@ -1,0 +1,549 @@
+"""The leases of a log: for each reader, the messages that are kept for it.
+
+A lease is one object, ``readers/<key>.json``, with the first id that its reader still needs. The reader writes it; the
+log's writer reads all leases, deletes the chunks that no lease needs (``retention``), and drops leases. A query
+continues from its own checkpoint; the lease only says what must not be deleted.
+
+The rules:
+
+* While a reader runs it holds its name (``readers/<key>.lock``), so that two readers cannot have one name. A thread
+  writes its lease when its reader has moved, at most once a second, and every 10 s as a sign of life.
+* A new reader writes a lease that needs everything, and then reads the head: it begins at the id that is announced
+  there, or later. The writer announces, reads all leases again, and then deletes. So either the writer sees the lease,
+  or the reader sees what is announced. Neither waits for the other.
+* A lease is *silent* while a writer sees no change of it, measured by the writer's monotonic clock. The sum is in the
+  head, so that the next writer continues it. Time in which no writer ran counts by the wall clock, but at each start of
+  a writer as a tenth of the timeout at most. So no single reading of a wall clock drops a lease, and many short runs
+  do.
+* A lease is dropped if it was silent for longer than its timeout, its name is free, and another lease lives. If none
+  lives, the one with the highest id stays. Before the first lease, a log keeps everything.
+* A damaged lease may need everything, so nothing is deleted until it is restored or dropped. The others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import msgspec
+import xxhash
+
+from zmq_datasource.errors import RESTORE, DataLossError, LogError, LogFormatError, LogLockedError
+from zmq_datasource.host import failpoints
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.log.head import Head, Silence, read_head
+from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, READERS_NAME
+from zmq_datasource.log.retrier import Retrier
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Entry, Hold
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
+# The lease of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.
+_SUBSCRIBER = "subscriber."
+_SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
+_CHECKSUM = "xxh3"
+# At each start of a writer, the time without a writer counts at most as this share of a timeout.
+_LARGEST_GAP = 0.1
+# How long ``Reader.close`` waits for a write that the disk does not answer.
+_JOIN_SECONDS = 5.0
+_Id = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The data of a durable subscriber that its proxy keeps with its position. Times are seconds since the epoch.
+
+    Attributes:
+        session: The session of the client that has the name.
+        topics: Prefixes of topics; empty for all messages.
+        created: When the name was first used.
+        acknowledged: When the subscriber's position last moved; None for never.
+        sent: Messages that were sent, including repetitions.
+        lost: Messages of any topic that the log had deleted before they were sent.
+        lost_to: Lost messages are counted up to this id.
+        snapshot: Below this id only the newest message of each topic is sent (``start="last"``).
+    """
+
+    session: int
+    topics: list[bytes]
+    created: float
+    acknowledged: float | None = None
+    sent: int = 0
+    lost: int = 0
+    lost_to: int = 0
+    snapshot: int = 0
+
+
+class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the log keeps for one reader.
+
+    Attributes:
+        name: The reader's name as the user wrote it; a random one for a query without a name.
+        next: The reader needs nothing below this id.
+        timeout: Seconds of silence after which the lease counts no more; None for a query without a name, for which
+            the ``walRetention`` of the log's writer decides.
+        begins: Whether a query without a checkpoint begins at ``next``: a query of this name has begun there and
+            finished no batch.
+        subscriber: None for a query.
+        beat: Differs in each write, also in its length, because some stores show times by the second.
+    """
+
+    name: str
+    next: _Id
+    timeout: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    begins: bool = False
+    subscriber: SubscriberNotes | None = None
+    beat: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its object."""
+        return self.name if self.subscriber is None else subscriber_key(self.name)
+
+
+def subscriber_key(name: str) -> str:
+    """The key of a durable subscriber's lease. It has a dot, which a query's reader cannot have in its name."""
+    if _SHORT_NAME.fullmatch(name):
+        return f"{_SUBSCRIBER}{name}"
+    return f"{_SUBSCRIBER}{xxhash.xxh3_128_hexdigest(name.encode())}.x"
+
+
+class LeaseFiles:
+    """Reads and writes leases, which are small JSON objects, by their keys.
+
+    Args:
+        storage: The log.
+    """
+
+    def __init__(self, storage: LogStorage) -> None:
+        self._storage = storage
+        self._store = storage.store
+        self._writes = 0
+
+    def path_of(self, key: str) -> str:
+        """The full path of a lease, for messages."""
+        return self._store.path_of(_object(key))
+
+    def entries(self) -> dict[str, Entry]:
+        """What a listing shows of each lease."""
+        return {
+            entry.name.removesuffix(_SUFFIX): entry
+            for entry in self._store.list(READERS_NAME)
+            if entry.name.endswith(_SUFFIX)
+        }
+
+    def read(self, key: str) -> Lease | None:
+        """A lease; None if there is none.
+
+        Raises:
+            DiskFaultError: It cannot be read now.
+            LogFormatError: It is damaged.
+        """
+        content = self._storage.read(_object(key))
+        if content is None:
+            return None
+        try:
+            found = json.loads(content)
+            lease = msgspec.convert(found, Lease)
+            if found != _signed(lease):
+                raise ValueError("its checksum differs; the file was changed after it was written")
+        except (msgspec.ValidationError, ValueError, RecursionError) as e:
+            raise LogFormatError(
+                f"reading {self.path_of(key)}: it is not the lease of a reader ({e}). {RESTORE}; or, to keep nothing "
+                f"for this reader: zmq-datasource log readers drop {self._storage.root} {key}"
+            ) from e
+        return lease
+
+    def write(self, lease: Lease) -> Lease:
+        """Write a lease durably, with a new beat. Returns what was written.
+
+        Raises:
+            LogWriteError: The store refuses.
+        """
+        self._writes += 1
+        lease = msgspec.structs.replace(lease, beat=uuid.uuid4().hex[: 8 + self._writes % 16])
+        failpoints.reach("log.position.before_write")
+        self._storage.write_json(_object(lease.key), _signed(lease))
+        failpoints.reach("log.position.after_write")
+        return lease
+
+    def remove(self, key: str) -> None:
+        """Delete a lease and the object of its hold. Only for the holder of the name, or if no reader can take it."""
+        self._store.delete(_object(key))
+        self._store.delete(_lock(key))
+
+    def hold(self, key: str, wait: float = LOCK_WAIT_SECONDS) -> Hold:
+        """Take the name of a reader.
+
+        Args:
+            wait: Seconds to wait for a reader that is stopping.
+
+        Raises:
+            LogLockedError: Another reader has this name; the error names its process.
+        """
+        try:
+            return self._store.hold(_lock(key), wait)
+        except LogLockedError as e:
+            raise LogLockedError(
+                f"reading {self._storage.root} as reader={key}: {e}; give each query a reader of its own"
+            ) from e
+
+    def is_running(self, key: str) -> bool:
+        """Whether a reader of this name runs."""
+        return self._store.holder(_lock(key)) is not None
+
+
+class Reader:
+    """The lease of one query, whose name no other query can use until ``close``. For one thread.
+
+    Args:
+        storage: The log.
+        name: The option ``reader``; None chooses a random name.
+        timeout: Seconds of silence for which messages are kept; ignored without a name.
+        retry_timeout: Seconds for which a call is repeated that the store refuses.
+
+    Attributes:
+        name: The name of the lease.
+        found: The lease of an earlier query of this name; None if there is none.
+        hold_seconds: How long to wait for a query of this name that is stopping.
+        move_seconds: How often the lease of a query that moves is written, at most.
+        beat_seconds: How often the lease of a query that does not move is written.
+
+    Raises:
+        LogLockedError: Another query of this name runs.
+        LogError: The lease cannot be read.
+    """
+
+    hold_seconds = LOCK_WAIT_SECONDS
+    move_seconds = 1.0
+    beat_seconds = 10.0
+
+    def __init__(
+        self, storage: LogStorage, name: str | None, timeout: float, retry_timeout: float = 0.0
+    ) -> None:
+        self._storage = storage
+        self.name = name or f"query-{uuid.uuid4().hex[:12]}"
+        self._files = LeaseFiles(storage)
+        self._retrier = Retrier(retry_timeout)
+        self._hold, self.found = self._retrier.retry(self._hold_name)
+        self._lease = Lease(self.name, 0, None if name is None else float(timeout))
+        self._written: Lease | None = None
+        self._written_at = 0.0
+        self._writing = threading.Lock()
+        self._woken = threading.Event()
+        self._closed = False
+        self._failure: LogLockedError | None = None
+        self._faults = LimitedLog(__name__, "faults of leases")
+        self._thread = threading.Thread(target=self._keep, name="zmq-lease", daemon=True)
+        if storage.request_interval:  # requests to a bucket cost money
+            self.move_seconds = max(self.move_seconds, storage.request_interval)
+            self.beat_seconds = max(self.beat_seconds, 2 * storage.request_interval)
+
+    def _hold_name(self) -> tuple[Hold, Lease | None]:
+        hold = self._files.hold(self.name, self.hold_seconds)
+        try:
+            return hold, self._files.read(self.name)
+        except BaseException:
+            hold.release()
+            raise
+
+    def open(self) -> int:
+        """Keep every message from which the query may begin. Called before it chooses where to begin.
+
+        Returns:
+            The query must begin at this id or later, unless its checkpoint says otherwise.
+
+        Raises:
+            LogError: The lease cannot be written, or the head not read.
+        """
+        found = self.found
+        if found is not None and found.begins:
+            self._lease = msgspec.structs.replace(self._lease, next=found.next, begins=True)
+        self._retrier.retry(self._write)
+        announced = self._retrier.retry(lambda: read_head(self._storage)).announced
+        self._thread.start()
+        return announced
+
+    def begin(self, next_id: int) -> None:
+        """Record where a query without a checkpoint begins, so that it begins there again after a crash."""
+        self._lease = msgspec.structs.replace(self._lease, next=next_id, begins=True)
+        self._retrier.retry(self._write)
+
+    def move(self, next_id: int) -> None:
+        """Note that the query needs nothing below this id any more. The lease is written a moment later.
+
+        Raises:
+            LogLockedError: Another process has taken the name.
+        """
+        if self._failure is not None:
+            raise self._failure
+        lease = self._lease
+        if (lease.next, lease.begins) != (next_id, False):
+            self._lease = msgspec.structs.replace(lease, next=next_id, begins=False)
+            self._woken.set()
+
+    def close(self) -> None:
+        """Write the lease a last time, and release the name. The lease stays until its timeout."""
+        try:
+            self._end_thread()
+            if self._written is not None:
+                self._write_or_warn()
+        finally:
+            self._hold.release()
+
+    def discard(self) -> None:
+        """Release the name, and leave the lease as it was found. Called if the query could not start."""
+        try:
+            self._end_thread()
+            if self.found is None:
+                self._files.remove(self.name)
+            elif self._written is not None:
+                self._files.write(self.found)
+        except LogError as e:
+            _log.warning("discarding the lease of reader %r, which did not start: %s", self.name, e)
+        finally:
+            self._hold.release()
+
+    def _end_thread(self) -> None:
+        self._closed = True
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _write(self) -> None:
+        with self._writing:
+            if lost := self._hold.lost:
+                self._failure = LogLockedError(
+                    f"reading {self._storage.root} as reader={self.name}: this process has lost the name to {lost}; "
+                    "give each query a reader of its own"
+                )
+                raise self._failure
+            lease = self._lease
+            self._written_at = (
+                time.monotonic()
+            )  # also if the store refuses, so that it is not repeated at once
+            self._files.write(lease)
+            self._written = lease
+
+    def _write_or_warn(self) -> None:
+        try:
+            self._write()
+        except LogError as e:  # with an older lease the log only keeps too much
+            self._faults.warn("writing the lease of reader %r: %s", self.name, e)
+
+    def _keep(self) -> None:
+        """Write the lease after it has moved, and as a sign of life, also during a batch of an hour."""
+        while not self._closed:
+            self._woken.clear()
+            moved = self._lease is not self._written
+            due = self._written_at + (self.move_seconds if moved else self.beat_seconds)
+            if (left := due - time.monotonic()) > 0:
+                self._woken.wait(left)
+            elif self._failure is None:
+                self._write_or_warn()
+            else:
+                return
+
+
+class _Seen(msgspec.Struct):
+    """A lease as a writer has seen it last; ``damage`` says why it cannot be read."""
+
+    entry: Entry
+    lease: Lease | None
+    damage: str = ""
+    silent: float = 0.0
+
+
+class Leases:
+    """All leases of a log, as its writer sees them. For one thread at a time.
+
+    Args:
+        storage: The log.
+        retention: Seconds of silence after which the lease of a query without a name counts no more (``walRetention``).
+        keeps_unread: Whether the log keeps everything before its first lease, and what its last lease needs. Not for a
+            proxy, which also sends messages on when nobody reads its log.
+        clock: Returns seconds, monotonic.
+
+    Attributes:
+        slowest: The lease that needs the lowest id, as of the last look; None if there is none.
+    """
+
+    def __init__(
+        self,
+        storage: LogStorage,
+        retention: float = math.inf,
+        *,
+        keeps_unread: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._files = LeaseFiles(storage)
+        self._retention = retention
+        self._keeps_unread = keeps_unread
+        self._clock = clock
+        # A step counts at most three times as long as it should be: a stopped machine sees no change, either.
+        self._longest_step = 3 * max(1.0, storage.request_interval)
+        self._seen: dict[str, _Seen] = {}
+        self._before: Mapping[str, Silence] = {}
+        self._gap = 0.0
+        self._looked_at = clock()
+        self._faults = LimitedLog(__name__, "leases that cannot be read")
+        self.slowest: Lease | None = None
+
+    def continue_from(self, head: Head, now: float, end: int) -> None:
+        """Continue the silences of the writer before, and compare all positions with the log.
+
+        Args:
+            head: The last head of that writer.
+            now: Seconds since the epoch.
+            end: The id after the last one of the log.
+
+        Raises:
+            DataLossError: The log ends before the position of a reader: it would give out ids a second time.
+            LogError: As ``look``.
+        """
+        self._seen, self._before, self._gap = {}, head.silent, max(0.0, now - head.at)
+        self._looked_at = self._clock()
+        for key, lease in self._read_changed(0.0).items():
+            if lease.next > end:
+                raise DataLossError(
+                    f"opening {self._storage}: it ends at id {end}, and reader {lease.name!r} has read the ids below "
+                    f"{lease.next} ({self._files.path_of(key)}): its newest chunks are gone. Their ids are not given "
+                    "to other messages. Restore the chunks, or use a new walLocation, and for each query of this log a "
+                    "new checkpoint"
+                )
+
+    def look(self, make_room: int = 0) -> int | None:
+        """Read the leases that have changed, and drop those that count no more.
+
+        Args:
+            make_room: The log is full, and this is the end of its first chunk: a query without a name that has ended
+                and needs that chunk is dropped before its time, unless a named reader needs it, too.
+
+        Returns:
+            The lowest id that a reader needs; None if nothing is needed.
+
+        Raises:
+            LogError: The leases cannot be listed or read now, or another process has the log.
+        """
+        now = self._clock()
+        leases = self._read_changed(min(now - self._looked_at, self._longest_step))
+        self._looked_at = now
+        self._drop_silent(leases, make_room)
+        living = [seen.lease for seen in self._seen.values()]
+        self.slowest = min(filter(None, living), key=lambda lease: lease.next, default=None)
+        if None in living or (self.slowest is None and self._keeps_unread):
+            return 0
+        return None if self.slowest is None else self.slowest.next
+
+    def _read_changed(self, step: float) -> dict[str, Lease]:
+        """Read the leases that have changed, add ``step`` to the silence of the others, and return the undamaged."""
+        entries = self._files.entries()
+        self._seen = {key: seen for key, seen in self._seen.items() if key in entries}
+        for key, entry in entries.items():
+            self._see(key, entry, step)
+        self._before = {}
+        for seen in self._seen.values():
+            if seen.damage:
+                self._faults.warn("%s", seen.damage)
+        return {key: seen.lease for key, seen in self._seen.items() if seen.lease is not None}
+
+    def _see(self, key: str, entry: Entry, step: float) -> None:
+        before = self._seen.get(key)
+        if before is not None and before.entry == entry:
+            before.silent += step
+            return
+        try:
+            lease = self._files.read(key)
+        except LogFormatError as e:
+            self._seen[key] = _Seen(entry, None, str(e))
+            return
+        if lease is None:  # deleted meanwhile
+            self._seen.pop(key, None)
+            return
+        seen = self._seen[key] = _Seen(entry, lease)
+        if before is not None and before.lease is not None and before.lease.beat == lease.beat:
+            seen.silent = before.silent + step
+        elif (silence := self._before.get(key)) is not None and silence.beat == lease.beat:
+            seen.silent = silence.seconds + min(self._gap, _LARGEST_GAP * self._timeout(lease)) + step
+
+    def _timeout(self, lease: Lease) -> float:
+        return self._retention if lease.timeout is None else lease.timeout
+
+    def _drop_silent(self, leases: Mapping[str, Lease], make_room: int) -> None:
+        if any(lease.timeout is not None and lease.next < make_room for lease in leases.values()):
+            make_room = 0
+        silent: dict[str, Lease] = {}
+        for key, lease in leases.items():
+            in_the_way = lease.timeout is None and lease.next < make_room
+            if self._seen[key].silent > (0.0 if in_the_way else self._timeout(lease)):
+                silent[key] = lease
+        if silent and self._keeps_unread and len(silent) == len(leases):
+            del silent[max(silent, key=lambda key: silent[key].next)]
+        for key, lease in silent.items():
+            if self._drop(key, lease, self._seen[key]):
+                del self._seen[key]
+
+    def _drop(self, key: str, lease: Lease, seen: _Seen) -> bool:
+        """Delete a lease, unless its reader runs."""
+        if lease.timeout is None:  # no other reader can take a random name, so it is enough to look
+            if self._files.is_running(key):
+                return False
+            self._remove(key, lease, seen)
+            return True
+        try:
+            hold = self._files.hold(key, 0.0)
+        except LogLockedError:
+            return False
+        try:
+            if self._files.entries().get(key) != seen.entry:  # it has run meanwhile
+                return False
+            self._remove(key, lease, seen)
+        finally:
+            hold.release()
+        return True
+
+    def _remove(self, key: str, lease: Lease, seen: _Seen) -> None:
+        self._storage.check_writer()  # another writer may have the log, and keep this lease for longer
+        option = "readerTimeout" if lease.subscriber is None else "subscriberExpiry"
+        _log.log(
+            # Each run of an unnamed query leaves a lease, so dropping it needs no warning.
+            logging.INFO if lease.timeout is None else logging.WARNING,
+            "log %s: dropped the lease of reader %r, which needed the messages from id %d on: it has been silent for "
+            "%.0f s (%s). If it comes back and misses messages, failOnDataLoss decides",
+            self._storage.root,
+            lease.name,
+            lease.next,
+            seen.silent,
+            "walRetention: it has no name" if lease.timeout is None else option,
+        )
+        self._files.remove(key)
+
+    def silences(self) -> dict[str, Silence]:
+        """For ``Head.silent``."""
+        return {
+            key: Silence(seen.lease.beat, round(seen.silent, 3))
+            for key, seen in self._seen.items()
+            if seen.lease is not None and seen.silent
+        }
+
+
+def _object(key: str) -> str:
+    return f"{READERS_NAME}/{key}{_SUFFIX}"
+
+
+def _lock(key: str) -> str:
+    return f"{READERS_NAME}/{key}{_LOCK_SUFFIX}"
+
+
+def _signed(lease: Lease) -> dict[str, object]:
+    content: dict[str, object] = msgspec.to_builtins(lease)
+    return content | {_CHECKSUM: xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True).encode())}
