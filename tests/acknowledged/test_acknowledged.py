@@ -170,18 +170,6 @@ def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path)
     assert values(tmp_path) == ["a", "b"]
 
 
-def test_a_commit_of_no_attempt_or_of_one_twice_is_refused(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        attempt = stage(endpoint, "a")
-        for attempts in ([], [attempt, attempt]):
-            with pytest.raises(TransactionError, match="none, or one of them twice"):
-                commit(endpoint, attempts, 2)
-        with uplink(endpoint) as link:
-            assert not link.greet()
-        assert not commit(endpoint, [attempt], 1)
-
-
 def test_without_faults_every_message_is_sent_once(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     batch = pa.record_batch({"value": [b"x" * 1000] * 10_000})

@@ -1,22 +1,19 @@
-"""Repetition with other rows, senders that compete for places, and messages that must not end the receiver."""
+"""Senders that compete for places, and messages that must not end the receiver."""
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import zmq
 
-from tests.acknowledged.test_acknowledged import receiving, rows, values
+from tests.acknowledged.test_acknowledged import receiving, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError
 from zmq_datasource.acknowledged.acceptor import Acceptor
-from zmq_datasource.acknowledged.protocol import as_text, digest_of
 from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, Sessions
 from zmq_datasource.errors import ZmqDataSourceError
@@ -31,58 +28,9 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_sooner(monkeypatch)
 
 
-@contextmanager
-def raw(context: Context, endpoint: str) -> Iterator[RawSender]:
-    sender = RawSender(context, endpoint)
-    try:
-        yield sender
-    finally:
-        sender.close()
-
-
-def acceptor_of(ingest: FeedReceiver) -> Acceptor:
-    assert isinstance(ingest.filler, Acceptor)
-    return ingest.filler
-
-
 def sessions_of(ingest: FeedReceiver) -> Sessions:
-    return acceptor_of(ingest).reception.attempts.sessions
-
-
-# "Committed again" is answered only for the same rows.
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_the_last_number_is_committed_again_only_with_the_same_rows(
-    restarted: bool, context: Context, tmp_path: Path
-) -> None:
-    endpoint, digest = free_endpoint(), as_text(digest_of(rows("a", "b")))
-    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
-        attempt = sender.stage("q", 7, b"a", b"b")
-        assert sender.commit("q", 7, [attempt], 2, digest=digest)["kind"] == "K"
-        if not restarted:
-            check_what_is_repeated(sender, digest)
-    if restarted:
-        with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
-            check_what_is_repeated(sender, digest)
-    assert values(tmp_path) == ["a", "b"]
-
-
-def check_what_is_repeated(sender: RawSender, digest: str) -> None:
-    """Transaction 7 of q has two rows."""
-    other = sender.stage_if_possible("q", 7, b"c", b"d")
-    for attempts, count, told in (
-        ([], 1, None),
-        ([], 3, digest),
-        ([], 2, as_text(12346)),
-        ([other], 2, as_text(12346)),
-    ):
-        more = {} if told is None else {"digest": told}
-        refused = sender.commit("q", 7, attempts, count, **more)
-        assert (refused["kind"], refused.get("code")) == ("X", "conflict")
-        assert "computed again" in refused["reason"]
-    assert sender.commit("q", 7, [], 2, digest=digest)["again"]
-    assert sender.commit("q", 7, [], 2)["again"]  # without a digest
+    assert isinstance(ingest.filler, Acceptor)
+    return ingest.filler.reception.attempts.sessions
 
 
 @pytest.mark.parametrize(
@@ -108,7 +56,8 @@ def test_a_batch_without_a_query_id_or_number_is_refused(properties: dict[str, s
 
 def test_a_sender_that_only_asks_takes_no_place(context: Context, tmp_path: Path) -> None:
     endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as asking:
+    with receiving(tmp_path, endpoint) as ingest:
+        asking = RawSender(context, endpoint)
         for number in range(SENDER_BOUNDS.places + 1):
             answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
             assert (answer["kind"], answer["busy"]) == ("W", False)
@@ -158,7 +107,8 @@ def test_an_unexpected_error_refuses_one_message_and_is_logged(
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("an unexpected fault")
 
-    with receiving(tmp_path, endpoint) as ingest, raw(context, endpoint) as sender:
+    with receiving(tmp_path, endpoint) as ingest:
+        sender = RawSender(context, endpoint)
         with monkeypatch.context() as broke, caplog.at_level(logging.ERROR):
             broke.setattr(f"zmq_datasource.acknowledged.{where}", broken)
             answer = sender.ask("H", "W", attempt=attempt, producer="q")
@@ -188,7 +138,8 @@ def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
     def broken(*args: Any) -> None:
         raise ZeroDivisionError
 
-    with receiving(tmp_path, endpoint), raw(context, endpoint) as sender:
+    with receiving(tmp_path, endpoint):
+        sender = RawSender(context, endpoint)
         attempt = sender.stage("q", 0, b"a")
         with monkeypatch.context() as broke:
             broke.setattr(f"zmq_datasource.{where}", broken)

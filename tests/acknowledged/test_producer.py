@@ -194,7 +194,6 @@ def test_a_refused_transaction_is_dropped_and_its_block_can_be_run_again(
             transfer(producer)
         producer.flush()  # there is nothing to flush
         other.ask("A", "B", producer="other", number=0, attempts=[attempt])
-        other.close()
         transfer(producer)
     assert [value[:6] for value in values(tmp_path)] == ["debit", "credit"]
 

@@ -29,9 +29,7 @@ def connected(context: Context, location: Path) -> Iterator[RawSender]:
     """A client of a receiver with a log at this location."""
     endpoint = free_endpoint()
     with receiving(location, endpoint):
-        client = RawSender(context, endpoint)
-        yield client
-        client.close()
+        yield RawSender(context, endpoint)
 
 
 def hello(client: RawSender, attempt: str) -> dict[str, Any]:
@@ -133,5 +131,6 @@ def test_a_wrong_number_of_rows_is_refused_and_can_be_corrected(context: Context
         assert refusal(end(client, attempt, 2, 4)) == ("protocol", attempt)
         assert end(client, attempt, 2, 3)["kind"] == "S"
         assert refusal(client.commit("mine", 0, [attempt], 4)) == ("unknown", None)
+        assert refusal(client.commit("mine", 0, [attempt, attempt], 6)) == ("unknown", None)
         assert client.commit("mine", 0, [attempt], 3)["kind"] == "K"
     assert values(tmp_path) == ["a", "b", "c"]

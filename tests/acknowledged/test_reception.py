@@ -250,10 +250,10 @@ def on_disk(side: Side) -> int:
     return sum(file.stat().st_blocks * 512 for file in (side.path / "chunks" / "staging").iterdir())
 
 
-def test_staged_attempts_are_bounded_on_disk(tmp_path: Path) -> None:
+def test_staged_attempts_and_one_of_many_messages_are_bounded_on_disk(tmp_path: Path) -> None:
     """A row of one byte becomes a file of 2 kB in Arrow, which takes whole blocks on disk."""
     most = 64 << 10
-    side = Side(tmp_path, most)
+    side = Side(tmp_path / "attempts", most)
     for number in range(100):
         attempt = f"{number:032x}"
         if codes(side.data(b"x", attempt=attempt, number=number)):
@@ -262,11 +262,7 @@ def test_staged_attempts_are_bounded_on_disk(tmp_path: Path) -> None:
         side.wait(0)
     assert number >= 8
     assert on_disk(side) <= most
-
-
-def test_an_attempt_of_many_small_messages_is_bounded_on_disk(tmp_path: Path) -> None:
-    most = 64 << 10
-    side = Side(tmp_path, most)
+    side = Side(tmp_path / "messages", most)
     for index in range(1000):
         if codes(side.data(b"x", index=index)):
             break

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from zmq_datasource.acknowledged.protocol import Data, as_text, digest_of, digest_of_rows, rows_of
+from zmq_datasource.acknowledged.protocol import as_text, digest_of
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Transaction
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import ConflictError
-from zmq_datasource.messages.packed import pack_columns
 
 # Digests.
 
@@ -24,32 +21,6 @@ def digest(**columns: list[object]) -> int:
 def test_the_digest_of_a_row_is_the_one_in_the_documentation() -> None:
     assert as_text(digest(topic=[b"t"], value=[b"v"])) == "8f33520e4922b7a9"
     assert as_text(digest(value=[b"v"], topic=["t"])) == "8f33520e4922b7a9"
-
-
-_FRAME = st.binary(max_size=3) | st.sampled_from([b"", b"t", "\u00e4".encode(), b"\xff"])
-
-
-@given(st.lists(st.lists(_FRAME, min_size=1, max_size=4), min_size=1, max_size=6))
-def test_staged_frames_have_the_digest_of_the_sent_rows(frames: list[list[bytes]]) -> None:
-    check_staged(pa.record_batch({"frames": pa.array(frames, pa.list_(pa.binary()))}))
-
-
-@given(st.lists(st.tuples(st.none() | _FRAME, _FRAME), min_size=1, max_size=6))
-def test_staged_topics_have_the_digest_of_the_sent_rows(
-    rows: list[tuple[bytes | None, bytes]],
-) -> None:
-    topics, values = (pa.array(column, pa.binary()) for column in zip(*rows, strict=True))
-    check_staged(pa.record_batch({"topic": topics, "value": values}))
-    check_staged(pa.record_batch({"value": values}))
-
-
-def check_staged(sent: pa.RecordBatch) -> None:
-    """Pack rows as a sender does, and compare the digests of sender and receiver."""
-    columns, buffers = pack_columns(sent)
-    part = {"attempt": "a" * 32, "producer": "q", "number": 0, "partition": 0, "index": 0}
-    message = Data(**part, rows=sent.num_rows, columns=columns)  # type: ignore[arg-type]
-    staged = rows_of(message, [bytes(memoryview(each)) for each in buffers], 0)  # type: ignore[arg-type]
-    assert digest_of_rows(staged) == digest_of(sent)
 
 
 def test_a_row_is_a_chain_over_its_frames() -> None:

@@ -109,18 +109,11 @@ def options() -> Iterator[bytes]:
     yield b"\0walLocation=/l\nstartingOffsets=2026-01-01T00:00:00Z"
 
 
-def open_chunk() -> Iterator[bytes]:
+def damage() -> Iterator[bytes]:
+    """Bytes that are changed and cut off."""
     yield b""
     yield b"\4\0\1"
     yield b"\xff\xff\0"
-
-
-def sealed() -> Iterator[bytes]:
-    yield from open_chunk()
-
-
-def tables() -> Iterator[bytes]:
-    yield from open_chunk()
 
 
 def filling() -> Iterator[bytes]:
@@ -128,22 +121,14 @@ def filling() -> Iterator[bytes]:
 
 
 def main() -> None:
-    for target in (
-        framing,
-        acknowledged,
-        durable,
-        chunks,
-        replay,
-        offsets,
-        options,
-        open_chunk,
-        sealed,
-        tables,
-        filling,
-    ):
-        directory = CORPUS / target.__name__
+    made = {
+        seeds.__name__: seeds
+        for seeds in (framing, acknowledged, durable, chunks, replay, offsets, options, filling)
+    }
+    for target, seeds in (made | dict.fromkeys(("open_chunk", "sealed", "tables"), damage)).items():
+        directory = CORPUS / target
         directory.mkdir(parents=True, exist_ok=True)
-        for seed in target():
+        for seed in seeds():
             (directory / hashlib.sha1(seed, usedforsecurity=False).hexdigest()[:16]).write_bytes(seed)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.messages.framing import decode_plain, to_rows
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
@@ -58,16 +56,3 @@ def test_frames_come_back_exactly_whatever_they_are(sent: list[RawMessage]) -> N
     assert [row["frames"] for row in got] == [m if isinstance(m, list) else [m] for m in sent]
     assert [row["value"] for row in got] == [m[-1] if isinstance(m, list) else m for m in sent]
     assert [row["id"] for row in got] == list(range(100, 100 + len(sent)))
-
-
-def test_publisher_and_sequence_can_be_given() -> None:
-    batch = decode_plain(
-        raw_of([b"v", [b"t", b"w"], [b"t", b"x", b"y"]]),
-        [(1_000_000, 2), (2_000_000, 1)],
-        pa.array(["p", None, "q"]),
-        pa.array([3, 4, None], pa.int64()),
-    )
-    assert batch.schema == MESSAGE_SCHEMA
-    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_000_000, 1_000_000, 2_000_000]
-    assert batch.column("publisher").to_pylist() == ["p", None, "q"]
-    assert batch.column("sequence").to_pylist() == [3, 4, None]

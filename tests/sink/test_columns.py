@@ -9,7 +9,6 @@ import pyarrow as pa
 import zmq
 
 from tests.support import Socket, binary, bound, take, write_options
-from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.sink.sender import Sender
 
 Context = zmq.Context[Socket]
@@ -57,30 +56,13 @@ def test_sequences_continue_and_a_null_topic_is_an_empty_frame(context: Context)
     assert (counters.rows, counters.bytes) == (4, sum(len(frame) for message in sent for frame in message))
 
 
-def test_a_row_without_a_value_is_dropped(context: Context) -> None:
-    with sending(context) as (sender, pull):
-        sender.send(binary([None, b"a", None, b"b", None]), binary([None, b"t", b"t", None, b""]))
-        counters = sender.finish()
-    assert take(pull, 2) == [[b"t", b"a"], [b"b"]]
-    assert (counters.rows, counters.sent, dict(counters.dropped)) == (5, 2, {"null": 3})
-
-
 def test_a_row_that_is_dropped_leaves_its_number_out(context: Context) -> None:
     with sending(context, framing="sequenced") as (sender, pull):
         sender.send(binary([None, b"a", None, None, b"b"]), binary([b"t"] * 5))
+        sender.send(binary([]))
         sender.send(binary([None]), binary([None]))
         counters = sender.finish()
     sent = [*numbered(1, (b"t", b"a")), *numbered(4, (b"t", b"b"))]
     assert take(pull, 3) == [*sent, [b"", b"p", (6).to_bytes(8, "big")]]
     assert (counters.rows, counters.sent, dict(counters.dropped)) == (6, 2, {"null": 4})
     assert counters.bytes == sum(len(frame) for message in sent for frame in message)
-
-
-def test_without_rows_nothing_is_sent(context: Context) -> None:
-    with sending(context) as (sender, pull):
-        sender.send(binary([]))
-        sender.send(binary([b"a"]).slice(1), binary([None]).slice(1))
-        sender.send(frames=pa.array([], FRAMES))
-        counters = sender.finish()
-        assert not pull.poll(50)
-    assert (counters.rows, counters.sent, counters.bytes) == (0, 0, 0)

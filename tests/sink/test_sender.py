@@ -71,24 +71,6 @@ def test_a_stalled_consumer_costs_exactly_the_drops_that_are_counted(
 
 
 @pytest.mark.parametrize("kind", ["PUSH", "PUB"])
-def test_a_healthy_consumer_at_a_small_hwm_sees_no_drops(context: Context, kind: str) -> None:
-    """Each message is received before the next one is sent, so there is always room."""
-    sock = context.socket(zmq.PULL if kind == "PUSH" else zmq.SUB)
-    sock.setsockopt(zmq.RCVHWM, 10)
-    if kind == "PUB":
-        sock.subscribe(b"")
-    endpoint = free_endpoint()
-    sock.connect(endpoint)
-    options = write_options(bind=endpoint, socketType=kind, noblock=True, sndhwm=10)
-    with Sender(options) as sender:
-        for _ in range(3000):
-            sender.send(binary([VALUE]))
-            assert sock.recv() == VALUE
-        counters = sender.finish()
-    assert (counters.sent, counters.dropped.total()) == (3000, 0)
-
-
-@pytest.mark.parametrize("kind", ["PUSH", "PUB"])
 def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
     context: Context, ipc_path: Path, kind: str
 ) -> None:
@@ -100,12 +82,6 @@ def test_nothing_is_lost_to_a_consumer_that_keeps_up_blocking(
         consuming.wait_for(10_000)
     assert counters.sent == 10_000
     assert consuming.got == [[b"%d" % i] for i in range(10_000)]
-
-
-def test_no_peer_is_an_error_that_names_the_endpoint(context: Context) -> None:
-    endpoint = free_endpoint()
-    with pytest.raises(NoPeerError, match=rf"no answer from {endpoint}.*connectTimeout"):
-        Sender(write_options(connect=endpoint, connectTimeout="50ms")).__enter__()
 
 
 @pytest.mark.parametrize("kind", ["PUSH", "PUB"])
@@ -127,7 +103,7 @@ def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> N
     dead = free_endpoint()
     pull, alive = bound(context, zmq.PULL)
     both = f"{dead},{alive}"
-    with pytest.raises(NoPeerError, match=f"no answer from {dead}"):
+    with pytest.raises(NoPeerError, match=f"no answer from {dead}.*connectTimeout"):
         Sender(write_options(connect=both, connectTimeout="50ms")).__enter__()
     with Sender(write_options(connect=both, connectTimeout="1s", noblock=True)) as sender:
         sender.send(binary([VALUE] * 100))

@@ -336,19 +336,7 @@ class RawSender:
         assert self.ask("E", "S", **part, messages=1, rows=len(values))["kind"] == "S"
         return attempt
 
-    def stage_if_possible(self, producer: str, number: int, *values: bytes) -> str:
-        """The same where the data may be refused."""
-        attempt = uuid.uuid4().hex
-        self.ask("H", "W", attempt=attempt, producer=producer)
-        if self.data(producer, number, *values, attempt=attempt)["kind"] == "T":
-            part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
-            self.ask("E", "S", **part, messages=1, rows=len(values))
-        return attempt
-
     def commit(
         self, producer: str, number: int, attempts: list[str], rows: int, **more: Any
     ) -> dict[str, Any]:
         return self.ask("M", "K", producer=producer, number=number, attempts=attempts, rows=rows, **more)
-
-    def close(self) -> None:
-        self._sock.close(0)

@@ -38,11 +38,11 @@ def test_a_handle_remains_valid_when_the_first_one_is_closed(pair: Pair) -> None
     assert not handle.ipc
 
 
-def test_another_connection_with_the_same_descriptor_gives_no_handle(pair: Pair) -> None:
+def test_a_closed_connection_gives_no_handle_nor_does_another_with_its_descriptor(pair: Pair) -> None:
     near, _ = pair
     connections = Connections()
-    connections.add(near.fileno(), ENDPOINT)
     number = near.fileno()
+    connections.add(number, ENDPOINT)
     near.close()
     with socket.socket() as other:
         assert other.fileno() == number
@@ -50,17 +50,9 @@ def test_another_connection_with_the_same_descriptor_gives_no_handle(pair: Pair)
         assert connections.handles() == []
         assert connections.current() == []
         assert open_files() == before
-
-
-def test_a_closed_connection_gives_no_handle(pair: Pair) -> None:
-    near, _ = pair
-    connections = Connections()
-    connections.add(near.fileno(), ENDPOINT)
-    number = near.fileno()
-    near.close()
-    assert connections.handles() == []
-    connections.add(number, ENDPOINT)  # as libzmq reports it, too late
-    assert connections.inodes == []
+    late = Connections()
+    late.add(number, ENDPOINT)  # as libzmq reports a connection that is closed by then
+    assert late.inodes == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="eventfd is Linux's")

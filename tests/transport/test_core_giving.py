@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.support import bound, wait_for
+from tests.support import Consuming, bound, wait_for
 from tests.transport.cores import (
     LARGEST,
     MIB,
     Context,
-    Frames,
     binary,
     give_all,
     lists,
@@ -195,17 +194,10 @@ def test_waiting_for_room_ends_with_room_or_with_the_timeout(context: Context) -
     start = rows.give(push, 0, 200, wait=0.05)
     assert 0 < start < 200
     assert 0.04 < rows.waited_seconds <= time.monotonic() - began < 10
-    received: Frames = []
-
-    def receive() -> None:
-        while len(received) < 200:
-            received.append(pull.recv_multipart())
-
-    reader = threading.Thread(target=receive)
-    reader.start()
-    assert rows.give(push, start, 200, wait=60) == 200
-    reader.join(20)
-    assert received == [[b"frame", i.to_bytes(8, "big")] for i in range(200)]
+    with Consuming(pull) as consuming:
+        assert rows.give(push, start, 200, wait=60) == 200
+        consuming.wait_for(200)
+    assert consuming.got == [[b"frame", i.to_bytes(8, "big")] for i in range(200)]
 
 
 def test_a_receiver_that_takes_a_message_now_and_then_lets_a_call_wait_no_longer(context: Context) -> None:

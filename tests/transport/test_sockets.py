@@ -216,28 +216,6 @@ def test_a_refused_handshake_speaks_of_the_security_that_is_set(
     assert {word for word in ("CURVE", "PLAIN") if word in reason} <= {says}
 
 
-def test_a_socket_type_that_does_not_match_is_reported_once(
-    context: Context, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, endpoint = bound(context, zmq.PULL)
-    options = stream_options(connect=endpoint)  # a SUB
-    sock, watch = open_socket(context, options)
-    watch.redialer.first_seconds = 0.01
-
-    def refused() -> int:
-        watch.update()
-        watch.redial()
-        return len(watch.refused)
-
-    with caplog.at_level(logging.WARNING):
-        wait_for(refused, "refusal")
-        assert "socket type does not match" in watch.refused[endpoint]
-        # Dialled and refused again, which doubles the delay, and is not said again.
-        wait_for(lambda: refused() and watch.failures >= 4, "further refusals")
-    assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
-    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
-
-
 @pytest.mark.parametrize("curve", [False, True])
 def test_a_peer_that_leaves_during_the_handshake_has_a_wrong_key_only_where_there_are_keys(
     context: Context, curve: bool
@@ -256,23 +234,26 @@ def test_a_peer_that_leaves_during_the_handshake_has_a_wrong_key_only_where_ther
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_mismatch_that_is_mended_is_dialled_again(context: Context, host: str) -> None:
+def test_a_socket_type_that_does_not_match_is_reported_once_and_dialled_until_it_is_mended(
+    context: Context, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """libzmq never dials again by itself after such a refusal."""
     wrong, endpoint = bound(context, zmq.PULL)
     endpoint = endpoint.replace("127.0.0.1", host)
-    options = stream_options(connect=endpoint)
-    sock, watch = open_socket(context, options)
-    watch.redialer.first_seconds = 0.05
-    watch.redialer.last_seconds = 0.2
+    sock, watch = open_socket(context, stream_options(connect=endpoint))  # a SUB
+    watch.redialer.first_seconds, watch.redialer.last_seconds = 0.01, 0.2
 
     def step() -> None:
         watch.update()
         watch.redial()
 
-    wait_for(lambda: step() or watch.refused, "refusal")
+    with caplog.at_level(logging.WARNING):
+        wait_for(lambda: step() or watch.refused, "refusal")
+        assert "socket type does not match" in watch.refused[endpoint]
+        wait_for(lambda: step() or watch.failures >= 4, "further refusals")
+    assert len([r for r in caplog.records if "no handshake" in r.message]) == 1
     wrong.close()
-    publisher = context.socket(zmq.PUB)
-    bind_when_free(publisher, endpoint.replace(host, "127.0.0.1"))
+    bind_when_free(context.socket(zmq.PUB), endpoint.replace(host, "127.0.0.1"))
     wait_for(lambda: step() or watch.peers, "handshake with the right peer")
     assert not watch.refused
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from tests.support import Socket, free_endpoint, stream_options, wait_for
+from tests.support.hostile import shake_hands
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.proxy.fetch_protocol import MOST_FRAMES
@@ -25,8 +26,6 @@ from zmq_datasource.transport.unfinished import Unfinished
 
 Context = zmq.Context[Socket]
 MIB = 1 << 20
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-_READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 EMPTY = b"\x01\x00" * (32 << 10)  # frames without content, each of which announces another
 LARGE = struct.pack(">BQ", 3, 64 << 10) + bytes(64 << 10)
 
@@ -38,10 +37,7 @@ class Endless:
         self._frames, self._most = frames, most
         self.is_disconnected = threading.Event()
         self._socket = stdlib_socket.create_connection(Endpoint.read(endpoint).host_port, timeout=30)
-        self._socket.sendall(_GREETING + struct.pack(">BB", 4, len(_READY)) + _READY)
-        answer = b""
-        while b"READY" not in answer:
-            answer += self._socket.recv(4096)
+        shake_hands(self._socket, b"DEALER")
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 

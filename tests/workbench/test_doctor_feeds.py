@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from tests.support import REPOSITORY, bound, free_endpoint, wait_for
+from tests.support import REPOSITORY, Consuming, bound, free_endpoint, wait_for
 from tests.support.doctor_peers import Running, old_publisher
 from tests.support.middlebox import Middlebox
 from tests.support.namespaces import need_namespaces
@@ -183,20 +182,15 @@ def test_to_ask_a_push_for_its_greeting_takes_no_message(context: zmq.Context[So
 # Messages and numbers.
 
 
-def test_a_healthy_feed_has_no_findings() -> None:
+def test_a_healthy_feed_has_no_findings_beside_an_endpoint_that_is_absent() -> None:
     with Running(rate=200) as sender:
-        feed = look(f"{sender.endpoint}", framing="sequenced")
-    assert ids(feed) == []
+        given = {"connect": f"{sender.endpoint},{free_endpoint()}", "framing": "sequenced"}
+        feed, absent = examine(given, 0.5, 1.0)
+    assert (ids(feed), ids(absent)) == ([], ["refused"])
     assert feed.traffic is not None
     assert feed.traffic.topics[0][0] == "weather"
     assert feed.numbers is not None
     assert feed.numbers.lost == 0
-
-
-def test_an_endpoint_that_is_absent_costs_the_others_nothing() -> None:
-    with Running(rate=200) as sender:
-        given = {"connect": f"{sender.endpoint},{free_endpoint()}", "framing": "sequenced"}
-        assert [ids(feed) for feed in examine(given, 0.5, 1.0)] == [[], ["refused"]]
 
 
 def test_numbers_that_count_up_are_named_with_their_options() -> None:
@@ -227,29 +221,10 @@ def test_a_frame_over_the_limit_is_told() -> None:
     assert feed.handshake.faults
 
 
-@contextmanager
-def another_pull(endpoint: str) -> Iterator[None]:
-    """A consumer that takes its share at once."""
-    ended = threading.Event()
-
-    def take() -> None:
-        with zmq.Context() as context, context.socket(zmq.PULL) as sock:
-            sock.connect(endpoint)
-            while not ended.is_set():
-                if sock.poll(20):
-                    sock.recv_multipart()
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(10)
-
-
-def test_another_pull_that_takes_every_other_message_is_found() -> None:
-    with Running(kind="PUSH", rate=200, framing="vllm") as sender, another_pull(sender.endpoint):
+def test_another_pull_that_takes_every_other_message_is_found(context: zmq.Context[Sock]) -> None:
+    pull = context.socket(zmq.PULL)
+    with Running(kind="PUSH", rate=200, framing="vllm") as sender, Consuming(pull):
+        pull.connect(sender.endpoint)
         assert warnings(look(sender.endpoint, **PULL, framing="vllm")) == ["another_pull"]
 
 
