@@ -146,6 +146,14 @@ def test_a_row_that_cannot_be_sent_again_no_longer_counts_as_sent(tmp_path: Path
     assert counters.dead_lettered == {"timeout": 1}
 
 
+def test_a_row_that_was_given_up_before_its_connection_was_lost_counts_once() -> None:
+    batch = rows_of(3, sent=2, sent_bytes=3, given_up={0})
+    counters = SinkCounters(rows=3, sent=2, bytes=3)
+    options = write_options(connect=ENDPOINT, noblock=True)
+    assert Unsent(options, None, counters).write_off([batch]) == 2
+    assert (counters.sent, counters.bytes, dict(counters.dropped)) == (0, 0, {"connection_lost": 2})
+
+
 @pytest.mark.parametrize("framing", ["plain", "sequenced"])
 def test_each_row_is_delivered_or_a_dead_letter(context: Context, tmp_path: Path, framing: str) -> None:
     """The consumer stops and continues, so that some rows of each call find room and others do not."""

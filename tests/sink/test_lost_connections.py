@@ -289,6 +289,36 @@ def test_a_pub_loses_nothing_with_a_subscriber(context: Context) -> None:
     assert not counters.dropped
 
 
+def test_a_loss_is_noticed_beside_a_silent_connection(context: Context) -> None:
+    """libzmq does not tell whether the handshake was that of the worker or of the health check beside it."""
+    endpoint = free_endpoint()
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    pull = context.socket(zmq.PULL)
+    silent: list[Any] = []
+
+    def arrive() -> None:
+        wait_for(lambda: _connected(silent, host, int(port)), "the listener")
+        pull.connect(endpoint)
+
+    arriving = threading.Thread(target=arrive)
+    arriving.start()
+    with Sender(write_options(bind=endpoint)) as sender:
+        arriving.join(30)
+        sender.send(binary(rows(10)))
+        take(pull, 10)
+        pull.close()
+        lose(sender)
+    silent[0].close()
+
+
+def _connected(into: list[Any], host: str, port: int) -> bool:
+    try:
+        into.append(socket.create_connection((host, port)))
+    except OSError:
+        return False
+    return True
+
+
 def test_a_reset_costs_no_row_and_the_rows_kept_to_be_sent_again_are_bounded(context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvbuf=1 << 15)
     values = rows(50_000)

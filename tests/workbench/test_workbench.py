@@ -14,7 +14,7 @@ from zmq_datasource.cli import main
 from zmq_datasource.errors import WorkbenchError
 from zmq_datasource.workbench import results
 from zmq_datasource.workbench.experiment import Experiment, ExperimentResult, run
-from zmq_datasource.workbench.results import row, table, write_csv
+from zmq_datasource.workbench.results import plot, row, table, write_csv
 
 PNG = b"\x89PNG\r\n\x1a\n"
 # Four times as fast as it can be taken; small buffers, or the kernel's would hold all of it.
@@ -125,6 +125,8 @@ def test_the_command_shows_a_row_a_run_and_writes_its_files(tmp_path: Path) -> N
     marks = [line.split(",")[2] for line in (tmp_path / "a.csv").read_text().splitlines()]
     assert marks == ["sndhwm", "1", "50", "1", "50"]  # in turn
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    with pytest.raises(WorkbenchError, match=r"ends in \.png"):
+        plot([made_up(messages=1000)], tmp_path / "a.nonsense")
 
 
 @pytest.mark.alone
