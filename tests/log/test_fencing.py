@@ -129,7 +129,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
         storage = LogStorage(store)
         _running[0] = name
         _retry(tries, lambda: storage.open_log(name))
-        opened = _retry(tries, lambda: open_for_writing(storage, 0.0, ""))
+        opened = _retry(tries, lambda: open_for_writing(storage, 0.0))
         end, past = opened.chunks.end, opened.past
         contents = Contents()
         contents.replace(opened.chunks)

@@ -139,7 +139,6 @@ def _use(location: Path) -> list[str]:
         read_head(storage)
         storage.open_chunks()
         storage.is_written()
-        storage.feed()
         Staging(storage.staged_files()).recover(0.0)
 
     errors = []

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import at_failpoints, batch_of, log_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogFormatError
-from zmq_datasource.log import directory_store, local_files
+from zmq_datasource.log import local_files
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.local_files import LocalFiles
 from zmq_datasource.log.open_chunk import OpenChunkTail
@@ -209,22 +209,3 @@ def test_a_chunk_that_is_there_although_the_disk_has_refused_is_the_writers_own(
     append(log, b"more")
     log.close()
     assert log_rows(tmp_path).column("id").to_pylist() == [0, 1]
-
-
-def test_a_feed_that_cannot_be_asked_for_is_no_other_feed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A query that stands by would end with an error about a feed that is not there."""
-    storage = LogStorage(str(tmp_path))
-    storage.open_log()
-    lock = storage.lock(0.0, "feed 1")
-
-    def refuse(_: Path) -> bytes:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as fault:
-        fault.setattr(directory_store, "read_file", refuse)
-        with pytest.raises(DiskFaultError, match="Too many open files"):
-            storage.feed()
-    assert storage.feed() == "feed 1"
-    lock.release()

@@ -221,7 +221,7 @@ class Simulation:
         begin = read_head(storage).deleted
         wanted = {id_: value for id_, value in self.rows.items() if id_ >= begin}
         assert read_all(storage) == wanted
-        opened = open_for_writing(storage, 0.0, "")
+        opened = open_for_writing(storage, 0.0)
         contents = Contents()
         contents.replace(opened.chunks)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
@@ -262,7 +262,7 @@ def writer(process: Process) -> None:
     uuid.uuid4 = lambda: uuid.UUID(int=rng.getrandbits(128))  # type: ignore[assignment]
     try:
         repeated(storage.open_log)
-        opened = repeated(lambda: open_for_writing(storage, 0.0, ""))
+        opened = repeated(lambda: open_for_writing(storage, 0.0))
         contents, head = Contents(), opened.head
         contents.replace(opened.chunks)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)

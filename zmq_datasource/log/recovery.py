@@ -40,19 +40,18 @@ class OpenedLog(NamedTuple):
     past: int
 
 
-def open_for_writing(storage: LogStorage, lock_wait: float, feed: str) -> OpenedLog:
+def open_for_writing(storage: LogStorage, lock_wait: float) -> OpenedLog:
     """Create or recover a log, and become its writer. The caller repeats the call while the disk refuses.
 
     Args:
         lock_wait: Seconds to wait for an earlier writer that is stopping.
-        feed: As in ``LogStorage.lock``.
 
     Raises:
         LogError: Another writer has the log, or it is damaged or not writable.
     """
     with writing(f"opening {storage}"):  # listing may raise errors of the system too
         log_id = storage.open_log()
-        hold = storage.lock(lock_wait, feed)
+        hold = storage.lock(lock_wait)
         try:
             failpoints.reach("log.recovery.after_lock")
             head = HeadWriter(storage)

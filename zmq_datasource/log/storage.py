@@ -380,19 +380,18 @@ class LogStorage:
 
     # The one writer.
 
-    def lock(self, wait: float, feed: str = "") -> Hold:
+    def lock(self, wait: float) -> Hold:
         """Become the writer of the log.
 
         Args:
             wait: Seconds to wait for a writer that is stopping.
-            feed: A description of what is received, which ``feed`` shows to other processes.
 
         Raises:
             LogLockedError: Another writer has the log; the error names its process.
         """
         self._fence = None
         try:
-            self._writer = self.store.hold(LOCK_NAME, wait, feed)
+            self._writer = self.store.hold(LOCK_NAME, wait)
         except LogLockedError as e:
             option = "walStore" if self.directory is None else "walLocation"
             raise LogLockedError(
@@ -425,10 +424,6 @@ class LogStorage:
     def is_written(self) -> bool:
         """Whether a process writes the log now."""
         return self.writer() is not None
-
-    def feed(self) -> str:
-        """The description that the current or last writer has given to ``lock``."""
-        return self.store.note(LOCK_NAME)
 
     # Small objects beside the chunks.
 

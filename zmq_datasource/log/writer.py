@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
@@ -103,8 +104,7 @@ class LogWriter(Contents):
     def open(
         self,
         lock_wait: float = 0.0,
-        feed: str = "",
-        prepare: Callable[[], None] = lambda: None,
+        receives: Callable[[dict[str, str], int], dict[str, str]] = lambda before, end: {},
     ) -> None:
         """Create or recover the log, and become its writer. Repeated while the store refuses for now.
 
@@ -112,25 +112,28 @@ class LogWriter(Contents):
 
         Args:
             lock_wait: Seconds to wait for an earlier writer that is stopping.
-            feed: As in ``LogStorage.lock``.
-            prepare: Reads and writes objects beside the chunks, with the lock. May be repeated.
+            receives: Takes what the last writer has received (``Head.receives``), and the end of the log. Returns what
+                this writer receives, or raises an error to refuse the log. May be called again.
 
         Raises:
             LogError: Another writer has the log, or it is damaged or not writable.
             DataLossError: A reader has read ids that the log does not have.
         """
-        opened = self._retrier.retry(partial(self._open, lock_wait, feed, prepare))
+        opened = self._retrier.retry(partial(self._open, lock_wait, receives))
         self.log_id, self.saved = opened.log_id, opened.saved
         self._first = self._next = opened.chunks.end
         self._sealer.start(opened.hold, opened.past)
         self._merger.start()
 
-    def _open(self, lock_wait: float, feed: str, prepare: Callable[[], None]) -> OpenedLog:
-        opened = open_for_writing(self._storage, lock_wait, feed)
+    def _open(self, lock_wait: float, receives: Callable[[dict[str, str], int], dict[str, str]]) -> OpenedLog:
+        opened = open_for_writing(self._storage, lock_wait)
         try:
+            before = opened.head.head
+            ours = receives(before.receives, opened.chunks.end)
+            if ours != before.receives:
+                opened.head.write(msgspec.structs.replace(before, receives=ours))
             self.replace(opened.chunks)
             self.retention.begin(opened.head)
-            prepare()
         except BaseException:
             opened.hold.release()
             raise

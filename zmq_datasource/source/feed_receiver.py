@@ -44,7 +44,7 @@ from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.filling import Filling, filling_of
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receiver import REPLAY_SECONDS
-from zmq_datasource.source.receives import differences, note_receives, refused
+from zmq_datasource.source.receives import differences, refused, take_up
 
 _log = logging.getLogger(__name__)
 
@@ -208,9 +208,8 @@ class FeedReceiver:
         """
         allow_many_files()
         filling = self._fill()
-        filling.log.open()
+        filling.log.open(receives=partial(take_up, self.storage, self._options))
         try:
-            note_receives(self.storage, self._options, empty=not filling.log.durable_end)
             filling.restore()
         except BaseException:
             filling.log.close()

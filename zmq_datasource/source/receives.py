@@ -1,4 +1,4 @@
-"""What a process receives into a log, and how: recorded in the log, and compared by the next process.
+"""What a process receives into a log, and how: recorded in the log's head, and compared by the next process.
 
 The record has the text of each option about sockets, messages and the writing of the log, without secrets. It has no
 ``onLoss``: each query has its own. The rules:
@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from zmq_datasource.errors import LogLockedError, OptionError
-from zmq_datasource.log import LogStorage
+from zmq_datasource.log import LogStorage, read_head
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import Role, ZmqOptions, describe
 from zmq_datasource.options.socket import Endpoints
@@ -24,7 +24,6 @@ from zmq_datasource.options.types import Duration, Topics
 
 _log = logging.getLogger(__name__)
 
-_NAME = "receives.json"
 _ALWAYS = ("connect", "bind", "allowed_clients")
 # A change of these options would mix messages of different kinds in one log.
 _KINDS = ("socketType", "framing")
@@ -54,23 +53,13 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def noted(storage: LogStorage) -> dict[str, str]:
-    """What the process that receives, or has received last, has recorded; empty if there is no record.
-
-    Raises:
-        LogError: The record cannot be read.
-    """
-    found = storage.read_json(_NAME)
-    return found if isinstance(found, dict) else {}
-
-
 def differences(storage: LogStorage, options: StreamReadOptions) -> dict[str, str] | None:
     """The recorded values of the options that differ here, by name; None if nothing is recorded.
 
     Raises:
         LogError: The record cannot be read.
     """
-    theirs = noted(storage)
+    theirs = read_head(storage).receives
     return _differing(theirs, received_by(options)) if theirs else None
 
 
@@ -78,27 +67,26 @@ def _differing(theirs: dict[str, str], ours: dict[str, str]) -> dict[str, str]:
     return {name: theirs[name] for name in ours if name in theirs and theirs[name] != ours[name]}
 
 
-def note_receives(storage: LogStorage, options: StreamReadOptions, *, empty: bool) -> None:
-    """Record what this process receives from now on, and log what differs from before. Called with the log's lock.
+def take_up(
+    storage: LogStorage, options: StreamReadOptions, before: dict[str, str], end: int
+) -> dict[str, str]:
+    """What this process receives from now on. Logs what differs from before. Called with the log's lock.
 
     Args:
-        empty: Whether the log has had no messages.
+        before: What the last writer has received.
+        end: The end of the log.
 
     Raises:
         OptionError: The log has messages of another kind.
-        LogError: The record cannot be read or written.
     """
-    theirs, ours = noted(storage), received_by(options)
-    if theirs == ours:
-        return
-    differing = _differing(theirs, ours)
-    if not empty:
-        _refuse_another_kind(storage, options, theirs, ours)
-        if differing:
+    ours = received_by(options)
+    if end:
+        _refuse_another_kind(storage, options, before, ours)
+        if differing := _differing(before, ours):
             _log.warning(
                 "%s is received with new options: %s", storage, _described(ours, differing, "before")
             )
-    storage.write_json(_NAME, ours)
+    return ours
 
 
 def _refuse_another_kind(
