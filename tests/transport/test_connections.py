@@ -40,10 +40,12 @@ def test_a_handle_remains_valid_when_the_first_one_is_closed(pair: Pair) -> None
 
 def test_a_closed_connection_gives_no_handle_nor_does_another_with_its_descriptor(pair: Pair) -> None:
     near, _ = pair
-    connections = Connections()
+    closed, connections = Connections(), Connections()
     number = near.fileno()
-    connections.add(number, ENDPOINT)
+    for each in (closed, connections):
+        each.add(number, ENDPOINT)
     near.close()
+    assert closed.handles() == []
     with socket.socket() as other:
         assert other.fileno() == number
         before = open_files()
