@@ -45,7 +45,7 @@ SECTION = Section(
     "From a publisher (XPUB) through a proxy to a subscriber, both in C, each in a process of its own: tcp "
     "loopback, high-water marks of 10,000, no drops. Messages of topic and value a second at full speed, and the "
     f"time that a message takes at a thousand a second. *{_FORWARDING}*: libzmq's own, XSUB to XPUB, which writes "
-    f"nothing. *{_OURS}*: each message is on the disk before it is published. The log has 256 MiB. "
+    f"nothing. *{_OURS}*: each message is published at once, and sealed within a second. The log has 256 MiB. "
     "*Catching up*: how fast one loop in Python gets a backlog that a proxy has written. "
     f"*{_CATCHING_UP}*: a `DurableSubscriber`, one message at a time. *{_IN_BATCHES}*: the same by `receive_batch`. "
     f"*{_LOOP}*: the same process reads the sealed chunks, without a proxy.",

@@ -45,13 +45,13 @@ pytestmark = pytest.mark.spark  # there are many tests, and each one waits for s
 
 
 def feed(context: zmq.Context[Socket], proxy: ProxyThreads, *messages: list[bytes]) -> None:
-    """Send messages, and wait until they are in the log."""
+    """Send messages, and wait until they are in the log, and the server has them."""
     push = context.socket(zmq.PUSH)
     push.connect(proxy.sides["pull"])
-    before = proxy.flow.journal.log.next_id
+    end = proxy.flow.journal.next_id + len(messages)
     for message in messages:
         push.send_multipart(message)
-    wait_for(lambda: proxy.flow.journal.log.next_id == before + len(messages), "the messages in the log")
+    wait_for(lambda: proxy.server.view.end == end, "the messages in the log")
     push.close(1000)
 
 
@@ -90,7 +90,7 @@ def notes(location: Path, name: str) -> SubscriberNotes:
 def test_a_subscriber_that_was_away_gets_missed_messages_and_then_live_ones(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="100ms") as proxy:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         feed(context, proxy, [b"a", b"0"], [b"b", b"1"])
         with DurableSubscriber(proxy.sides["durable"], "me") as me:
             assert me.new
@@ -314,8 +314,7 @@ def test_a_displaced_client_does_not_disturb_its_successor(
 def test_lost_messages_are_counted_once_though_the_client_is_killed(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:
-    options = {**DISCARDS, "walFlushInterval": "100ms"}
-    with ProxyThreads(tmp_path, endpoints(*LIVE), **options) as proxy:
+    with ProxyThreads(tmp_path, endpoints(*LIVE), **DISCARDS) as proxy:
         feed(context, proxy, *([b"t", b"%d" % i] for i in range(20)))
         with DurableSubscriber(proxy.sides["durable"], "me", auto_ack=False) as me:
             take(me, 20)
@@ -392,7 +391,7 @@ def test_a_live_process_that_reads_no_status_stops_no_subscriber(
     log.open()
     sides = endpoints("durable")
     given = {"walLocation": str(tmp_path), "pull": endpoints("pull")["pull"], **sides}
-    progress = Progress(log.earliest, log.durable_end, None)
+    progress = Progress(log.earliest, log.durable_end)
     server = subprocess.Popen(
         [sys.executable, "-c", "from zmq_datasource.proxy.server import main; main()"],
         stdin=subprocess.PIPE,
@@ -404,7 +403,7 @@ def test_a_live_process_that_reads_no_status_stops_no_subscriber(
         for line in ({"options": given, "logLevel": logging.WARNING}, progress):
             server.stdin.write(json.dumps(line).encode() + b"\n")
         server.stdin.flush()
-        assert list(json.loads(server.stdout.readline())) == ["status"]
+        assert "status" in json.loads(server.stdout.readline())
         client = Client(context, sides["durable"])
         for at in range(110):
             client.open(f"{at:03d}" + "x" * 190, topics=[b"t" * 60] * 10)
@@ -639,15 +638,12 @@ def test_a_snapshot_continues_after_a_restart_of_the_server(
 
 def test_a_subscription_begins_at_a_time(context: zmq.Context[Socket], tmp_path: Path) -> None:
     times = []
-    with ProxyThreads(tmp_path, endpoints(*SIDES), walFlushInterval="60s") as proxy:
+    with ProxyThreads(tmp_path, endpoints(*SIDES)) as proxy:
         for i in range(4):
             times.append(datetime.now(UTC))
             feed(context, proxy, [b"t", b"%d" % i])
             time.sleep(0.01)
-            if i == 1:
-                wait_for(lambda: proxy.flow.journal.log.chunks >= 1, "sealed")
         times.append(datetime.now(UTC))
-        wait_for(lambda: proxy.server.view.end == 4, "the server to follow the log")
         for first, start in enumerate([*times[:-1], times[-1]]):
             with DurableSubscriber(proxy.sides["durable"], f"at{first}", start=start) as me:
                 if first == 4:

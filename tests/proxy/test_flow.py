@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket as stdlib_socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,15 +14,12 @@ from tests.support import Socket, log_rows, need, wait_for
 from tests.support.hostile import message, shake_hands
 from tests.support.proxies import ProxyThreads, drain, endpoints, publisher, receive, subscriber
 from zmq_datasource import LogFormatError, OptionError, Producer
-from zmq_datasource.log import local_files
-from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.proxy import backend
 from zmq_datasource.proxy.figures import PublishedFigures
-from zmq_datasource.proxy.journal import Written
 from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.spec import SocketSpec
 
@@ -45,34 +41,6 @@ def test_messages_are_published_as_they_came_and_are_in_the_log(
     assert rows.column("id").to_pylist() == [0, 1, 2, 3, 4, 5]
     assert rows.column("value").to_pylist() == [b"1", b"2", b"alone", b"3", b"4", b""]
     assert rows.column("frames").to_pylist() == [None, None, None, sent[3], sent[4], None]
-
-
-def test_nothing_is_published_before_it_is_on_disk(
-    context: zmq.Context[Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_go, reached = threading.Event(), threading.Event()
-    sync = local_files.sync_file
-
-    def stuck(path: Path) -> None:
-        if path.name.startswith(".open"):
-            reached.set()
-            assert let_go.wait(30)
-        sync(path)
-
-    sides = endpoints("pull", "publish")
-    with ProxyThreads(tmp_path, sides) as proxy:
-        sub = subscriber(context, proxy, b"")
-        push = context.socket(zmq.PUSH)
-        push.connect(sides["pull"])
-        monkeypatch.setattr(local_files, "sync_file", stuck)
-        push.send(b"1")
-        assert reached.wait(30)
-        # Messages that come meanwhile gather, and are not published either.
-        push.send(b"2")
-        wait_for(lambda: proxy.flow.received == 2, "received")
-        assert not sub.poll(100)
-        let_go.set()
-        assert receive(sub, 2) == [[b"1"], [b"2"]]
 
 
 def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
@@ -185,7 +153,6 @@ def test_a_subscriber_that_reads_loses_nothing_of_a_burst_far_larger_than_its_qu
     sides = endpoints("pull", "publish")
     options = parse(ProxyOptions, {**sides, "walLocation": "/unused", "sndhwm": "10"})
     messages = [[b"t", b"%d" % i] for i in range(20_000)]
-    rows = decode_plain(raw_of(messages), [(0, len(messages))])
     with closing(backend.Backend(options, room_seconds=60.0)) as published, ThreadPoolExecutor() as pool:
         sub = context.socket(zmq.SUB)
         sub.setsockopt(zmq.RCVHWM, 10)
@@ -193,7 +160,7 @@ def test_a_subscriber_that_reads_loses_nothing_of_a_burst_far_larger_than_its_qu
         sub.connect(sides["publish"])
         wait_for(published.take_requests, "the subscription")
         got = pool.submit(receive, sub, len(messages))
-        published.publish(Written(0, rows))
+        published.publish(raw_of(messages))
         assert got.result() == messages
 
 

@@ -82,10 +82,10 @@ def known(disk: Disk, clock: Clock) -> Iterator[Positions]:
 
 
 class Known(Positions):
-    """The positions of a log that has no open chunk."""
+    """The positions of an empty log."""
 
     def __init__(self, disk: Disk, clock: Callable[[], float]) -> None:
-        self.moment = LogMoment(LogStorage(disk), END, [])
+        self.moment = LogMoment(LogStorage(disk), END)
         super().__init__(self.moment.storage, EXPIRY, clock=clock)
 
 

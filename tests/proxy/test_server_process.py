@@ -27,7 +27,7 @@ class FakeChild:
             raise FakeChild.refusal
         FakeChild.started += 1
         FakeChild.newest = self
-        self.error, self.status = None, {"started": FakeChild.started}
+        self.error, self.status, self.asked_end = None, {"started": FakeChild.started}, -1
         self.ended = False
 
     def send(self, _: object) -> None: ...
@@ -36,7 +36,7 @@ class FakeChild:
         return 0
 
 
-PROGRESS = Progress(0, 0, None)
+PROGRESS = Progress(0, 0)
 
 
 def test_a_server_process_that_cannot_be_started_again_is_tried_until_it_can(

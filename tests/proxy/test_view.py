@@ -21,13 +21,14 @@ def test_a_cursor_does_not_read_past_deleted_ids(tmp_path: Path) -> None:
         facts = ChunkFacts(first, first + 10, times_of(parts), 0)
         names.append(write_chunk(log, parts, facts, {}).name)
     view = LogView(log)
+    view.follow(Progress(0, 30))
     cursor = Cursor(view, 0)
     read = cursor.read(10, 1 << 20)
     assert read is not None
     assert read.column("id").to_pylist() == list(range(10))
     for name in names[:2]:
         Path(log.path_of(name)).unlink()
-    view.follow(Progress(20, 30, None))
+    view.follow(Progress(20, 30))
     assert [cursor.read(10, 1 << 20) for _ in range(3)] == [None] * 3
     assert (cursor.position, view.earliest) == (10, 20)
     behind = Cursor(view, 20).read(10, 1 << 20)

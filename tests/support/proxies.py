@@ -36,7 +36,7 @@ _MARKERS = itertools.count()
 
 
 class ProxyThreads:
-    """The two processes of a proxy as two threads."""
+    """The two processes of a proxy as two threads, which seal often."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class ProxyThreads:
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in options.items()
         }
-        self.options = parse(ProxyOptions, {"walLocation": str(location), **sides, **text})
+        given = {"walLocation": str(location), "walFlushInterval": "10ms", **sides, **text}
+        self.options = parse(ProxyOptions, given)
         self.status: dict[str, Any] = {}
         self.failure: Exception | None = None
         self._stop = threading.Event()
@@ -117,8 +118,11 @@ class ProxyThreads:
             os.close(reads)
 
     def _serve(self) -> None:
-        def report(status: dict[str, Any]) -> None:
-            self.status = status
+        def report(message: dict[str, Any]) -> None:
+            self.status = message.get("status", self.status)
+            if self.flow.asked_end != message["askedEnd"]:
+                self.flow.asked_end = message["askedEnd"]
+                self.flow.wake()
 
         with closing(Server(self.options, self.flow.journal.progress, self._names)) as self.server:
             self._ready.set()

@@ -68,7 +68,7 @@ _STAGES = (
     "acknowledged.commit.after_committed",
 )
 _JOURNALS = ("log.group", "log.open_chunk", "log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
-_SERVES = ("proxy.group", "proxy.batch")
+_SERVES = ("proxy.round", "proxy.batch")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "state", "position", "log.json")
 # The path is missing; an empty directory is in its place, as at a mount point; the directories have no files.
@@ -605,7 +605,7 @@ class ProxyDurable(Topology):
                 "walMaxBytes": "1m",
                 # The log is compared with what was sent, also after a clock has gone an hour ahead.
                 "walRetention": "1d",
-                # Of many small groups a chunk is made compact; a long one is open when the proxy is killed.
+                # Of the rows that wait for this, the proxy loses none: a transaction is sealed when it is committed.
                 "walFlushInterval": world.extras.choice(("500ms", "2s", "5s")),
             },
         )

@@ -64,7 +64,7 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "Received messages are sealed after this time even if Spark has not asked for them. If the machine or the "
             "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
             "and the kernel. While the disk is slow or refuses to write, these can be more messages than arrive in "
-            "this time. A proxy writes each message to the disk before it publishes it; it seals for queries.",
+            "this time. A proxy seals earlier while a durable subscriber waits at the end of the log.",
             Role.WRITER,
         ),
     ] = Duration(1)

@@ -20,10 +20,9 @@ import zmq
 
 from zmq_datasource.counters import figures
 from zmq_datasource.host.log_lines import LimitedLog, printable
-from zmq_datasource.messages.framing import raw_messages
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.figures import PublishedFigures
-from zmq_datasource.proxy.journal import Written
 from zmq_datasource.transport.connections import Connection, Connections
 from zmq_datasource.transport.core import Outbox, columns_of
 from zmq_datasource.transport.opened import OpenSocket
@@ -42,7 +41,7 @@ _MOST_REQUESTS = 256
 # empty. With long topics that lasts as long as the subscriber sends. Of a connection that is cut, it still reads this
 # queue and the kernel's buffer.
 _REQUEST_HWM, _REQUEST_RCVBUF = 4, 64 << 10
-# How long the proxy waits at its end for plain subscribers: first for rows that wait for libzmq, and then for messages
+# How long the proxy waits at its end for plain subscribers: first for messages that wait for libzmq, and then for those
 # that libzmq has queued. The log has all of them.
 LINGER_SECONDS = 1.0
 # How often connections are checked, at least so many times as long as a check takes.
@@ -192,15 +191,14 @@ class Subscribers:
 
 
 class _Pending(NamedTuple):
-    """A batch of rows that is not published to its end."""
+    """Messages that are not published to their end."""
 
-    first: int
-    rows: int
+    number: int
     outbox: Outbox
 
 
 class Backend:
-    """Publishes rows to plain subscribers; in one thread.
+    """Publishes messages to plain subscribers; in one thread.
 
     Args:
         options: Endpoints, high-water marks, and ``slowSubscriber``.
@@ -234,7 +232,7 @@ class Backend:
         self._checker = threading.Thread(target=self._check_subscribers, name="zmq-subscribers", daemon=True)
         self._checker.start()
         self._pending: deque[_Pending] = deque()
-        self._position = 0  # the next row of the first pending batch
+        self._position = 0  # of the next message among the first pending ones
         self._blocked_since: float | None = None
         self._drops = options.slow_subscriber != "wait"
         self._drops_until = 0.0
@@ -265,25 +263,23 @@ class Backend:
 
     @property
     def has_pending(self) -> bool:
-        """Whether rows wait until subscribers have room (``slowSubscriber=wait``)."""
+        """Whether messages wait until subscribers have room (``slowSubscriber=wait``)."""
         return bool(self._pending)
 
-    def publish(self, written: Written) -> None:
-        """Publish rows, after those that wait; with ``slowSubscriber=wait`` as far as subscribers have room."""
-        rows = written.rows.num_rows
-        outbox = Outbox(columns_of(raw_messages(written.rows)), rows)
-        self._pending.append(_Pending(written.first, rows, outbox))
+    def publish(self, messages: RawMessages) -> None:
+        """Publish messages, after those that wait; with ``slowSubscriber=wait`` as far as subscribers have room."""
+        self._pending.append(_Pending(len(messages), Outbox(columns_of(messages), len(messages))))
         if len(self._pending) == 1:
             self.publish_pending()
 
     def publish_pending(self) -> None:
-        """Publish the rows that wait, as far as subscribers have room by now."""
+        """Publish the messages that wait, as far as subscribers have room by now."""
         while self._pending:
             pending = self._pending[0]
             reached = self._give(pending)
             self._counters.published += reached - self._position
             self._position = reached
-            if reached < pending.rows:
+            if reached < pending.number:
                 if self._blocked_since is None:
                     self._blocked_since = time.monotonic()
                 return
@@ -292,36 +288,36 @@ class Backend:
         self._counters.waited_seconds, self._blocked_since = self._waited_seconds, None
 
     def _give(self, pending: _Pending) -> int:
-        """Publish the rows of a batch from ``_position`` on.
+        """Publish messages from ``_position`` on.
 
         Returns:
-            The row for which a subscriber has no room (``slowSubscriber=wait``), or the number of rows.
+            The message for which a subscriber has no room (``slowSubscriber=wait``), or the number of messages.
         """
-        sock, position, rows = self.socket, self._position, pending.rows
+        sock, position, count = self.socket, self._position, pending.number
         if not self._drops:
-            return pending.outbox.give(sock, position, rows, refresh_every=_REFRESH_EVERY)
-        while position < rows and time.monotonic() >= self._drops_until:
-            end = min(rows, position + self._options.sndhwm)
+            return pending.outbox.give(sock, position, count, refresh_every=_REFRESH_EVERY)
+        while position < count and time.monotonic() >= self._drops_until:
+            end = min(count, position + self._options.sndhwm)
             position = pending.outbox.give(sock, position, end, self._room_seconds, _REFRESH_EVERY)
             if position < end:
                 self._drops_until = time.monotonic() + _DROPPING_SECONDS
-        if position < rows:
+        if position < count:
             sock.setsockopt(zmq.XPUB_NODROP, 0)
-            position = pending.outbox.give(sock, position, rows, refresh_every=_REFRESH_EVERY)
+            position = pending.outbox.give(sock, position, count, refresh_every=_REFRESH_EVERY)
             sock.setsockopt(zmq.XPUB_NODROP, 1)
         return position
 
     def publish_within(self, seconds: float) -> None:
-        """Publish the rows that wait; after so many seconds log where publishing has ended."""
+        """Publish the messages that wait; after so many seconds log how many are not published."""
         deadline = time.monotonic() + seconds
         while self._pending and time.monotonic() < deadline:
             time.sleep(_PENDING_CHECK_SECONDS)
             self.publish_pending()
         if self._pending:
             _log.warning(
-                "plain subscribers took no more for %g s: from id %d on nothing was published; the log has it",
+                "plain subscribers took no more for %g s: the last %d messages were not published; the log has them",
                 seconds,
-                self._pending[0].first + self._position,
+                sum(pending.number for pending in self._pending) - self._position,
             )
 
     # Connections and status.

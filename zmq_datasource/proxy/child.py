@@ -2,8 +2,8 @@
 
 The *child* reads its standard input: one line with its options and its log level, then lines of which only the newest
 counts. The child ends when this pipe closes. On its standard output it writes its status again and again, as soon as
-its endpoints are bound; and one line with the error, if an error ends it. If a pipe is full, only the options and the
-error wait for room; other lines are dropped.
+its endpoints are bound; ``asked_end`` when it changes; and one line with the error, if an error ends it. If a pipe is
+full, only the options and the error wait for room; other lines are dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -128,7 +128,11 @@ class Parent:
 
     def report(self, status: Mapping[str, Any]) -> None:
         """Send a status. The first one says that the child's endpoints are bound."""
-        self._writer.send({"status": status})
+        self.send({"status": status})
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a ``status``, an ``askedEnd``, or both, as ``NewestWriter.send``."""
+        self._writer.send(message)
 
     def exit_with(self, error: ZmqDataSourceError) -> NoReturn:
         """Send the error that ends the child, and exit."""
@@ -150,9 +154,11 @@ class Child:
     Args:
         module: The process runs ``main`` of this module.
         options: Its options, as text.
+        notify: Called in that thread after each line.
 
     Attributes:
         status: Its newest status; empty until its endpoints are bound.
+        asked_end: A durable subscriber has asked it for what follows this id of the log, and found nothing.
         error: The error that it has sent before it ended.
         ended: Whether it has closed its standard output, which it does when it ends.
         killed: Whether ``end`` had to kill it.
@@ -161,7 +167,10 @@ class Child:
         OSError: The system has no room for another process.
     """
 
-    def __init__(self, module: str, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, module: str, options: Mapping[str, str], notify: Callable[[], None] = lambda: None
+    ) -> None:
+        self._notify = notify
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {module} import main; main()"],
             stdin=subprocess.PIPE,
@@ -172,6 +181,7 @@ class Child:
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         self.status: dict[str, Any] = {}
+        self.asked_end = -1
         self.error: Exception | None = None
         self.ended = self.killed = False
         self._changed = threading.Condition()
@@ -191,10 +201,12 @@ class Child:
             message = json.loads(line)
             with self._changed:
                 self.status = message.get("status", self.status)
+                self.asked_end = message.get("askedEnd", self.asked_end)
                 if "error" in message:
                     name, text = message["error"]
                     self.error = getattr(errors, name, SocketError)(text)
                 self._changed.notify_all()
+            self._notify()
         with self._changed:
             self.ended = True
             self._changed.notify_all()

@@ -53,9 +53,11 @@ class FetchServer:
         names: Which session has which name.
         waiting: The requests that are not answered yet.
         must_recheck: Whether an answer waits for the client's queue or for a file. No event reports either.
+        asked_end: A subscriber has asked for what follows this id, and found nothing.
     """
 
     must_recheck = False
+    asked_end = -1
 
     def __init__(
         self, wire: FetchWire, view: LogView, positions: Positions, bounds: NameBounds = NAME_BOUNDS
@@ -213,6 +215,8 @@ class FetchServer:
         room = min(_MOST_BATCH_BYTES, max(_LEAST_BYTES, _MOST_BYTES - self._used_bytes))
         if waiting.read(self._view.end, room, position):
             return True
+        if not waiting.rows and fetch.max_bytes and waiting.cursor.position >= self._view.end:
+            self.asked_end = self._view.end
         if waiting.rows or time.monotonic() >= waiting.deadline:
             rows = waiting.batch()
             count = 0 if rows is None else rows.num_rows

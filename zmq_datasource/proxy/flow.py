@@ -1,20 +1,21 @@
-"""The flow of messages in the live process: receive, write, publish, in one thread.
+"""The flow of messages in the live process: receive, publish, append, and seal when it is time; in one thread.
 
-It waits for a subscriber only a few milliseconds at a time.
+It waits for a subscriber only a few milliseconds at a time, and never for the disk.
 
 The rules:
 
-* A row is published only after it is on the disk, and as it came.
-* A round takes the messages that are there, from every socket in turn. While the log writes one group of messages, the
-  next one gathers: no message wakes the thread, which looks once a millisecond. So a fast feed has few large groups.
-  A group of the largest size goes to the log at once. When a whole chunk waits for the disk, the sockets wait, and the
-  publishers' high-water marks decide.
+* A round takes the messages that are there, from every socket in turn, publishes them as they came, and appends them
+  to the log in memory.
+* What the log cannot take is not received, so not published: while the log is full, or the disk refuses, or a whole
+  chunk waits for the disk, the sockets wait, and the publishers' high-water marks decide.
+* What was received is sealed as ``sealing`` says. A transaction is sealed at once, and then acknowledged.
 * Subscriptions are passed on to publishers as they come, within ``RequestBounds``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from contextlib import ExitStack
 from typing import Any, Self
@@ -25,6 +26,8 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters, figures
 from zmq_datasource.errors import LogFormatError, LogWriteError
 from zmq_datasource.host import failpoints
+from zmq_datasource.messages.framing import raw_messages
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.backend import LINGER_SECONDS, REQUEST_BOUNDS, Backend, RequestBounds
 from zmq_datasource.proxy.figures import NO_SUBSCRIBERS, LiveFigures
@@ -37,8 +40,8 @@ _log = logging.getLogger(__name__)
 _MOST_PRODUCERS = 10_000
 
 _WAIT_MS = 100
-# While a subscriber's queue has no room (no event reports it), while a group is being written, while the ROUTER has
-# messages that are not processed yet, and at the end.
+# While a subscriber's queue has no room (no event reports it), while the ROUTER has messages that are not processed
+# yet, and at the end.
 _SHORT_WAIT_MS = 1
 _HOUSEKEEPING_SECONDS = 0.1
 # At the end, messages are received for so long, or until none has come for so long.
@@ -48,11 +51,14 @@ _DISK_SECONDS, _REFUSED_SECONDS = 60.0, 5.0
 
 
 class LiveFlow:
-    """Receives, writes and publishes; use it in a ``with`` block, in one thread.
+    """Receives, publishes and writes; use it in a ``with`` block, in one thread.
 
     Args:
         options: The options of the proxy.
         bounds: How much plain subscribers may ask for.
+
+    Attributes:
+        asked_end: A durable subscriber has asked for what follows this id, and found nothing.
     """
 
     def __init__(self, options: ProxyOptions, bounds: RequestBounds = REQUEST_BOUNDS) -> None:
@@ -65,7 +71,7 @@ class LiveFlow:
         self._backend: Backend | None = None
         self._poller = zmq.Poller()
         self._next_housekeeping = 0.0
-        self._sealed_at = 0.0
+        self.asked_end = -1
 
     def __enter__(self) -> Self:
         """Open the log for writing, and then the sockets, first that of the subscribers.
@@ -83,7 +89,7 @@ class LiveFlow:
                     f"opening {journal.storage}: it was filled by a query or zmq-datasource receive, "
                     "not by a proxy; give the proxy a walLocation of its own"
                 )
-            self._poller.register(journal.descriptor, zmq.POLLIN)
+            self._poller.register(journal.wakes.descriptor, zmq.POLLIN)
             if self._options.publish:
                 self._backend = Backend(self._options, self._bounds)
                 stack.callback(self._backend.close)
@@ -98,11 +104,11 @@ class LiveFlow:
         """Write the received messages; if the disk refuses, log how many are lost."""
         try:
             try:
-                self._append()
+                self._pass_on()
             finally:
                 self.journal.close()
         finally:
-            if lost := self.journal.log.unsealed + self._front.messages:
+            if lost := self.journal.unsealed + self._front.messages:
                 _log.error("%d received messages could not be written and are lost", lost)
 
     def __exit__(self, *_: object) -> None:
@@ -121,20 +127,29 @@ class LiveFlow:
         """
         front, backend = self._front, self._backend
         has_room = self._has_room()
-        gathers = has_room and self.journal.log.writing
-        front.poll_with(self._poller, has_room and not gathers)
-        is_soon = gathers or not wait or (has_room and front.is_busy) or self._waits_for_subscribers
-        ready = dict(self._poller.poll(_SHORT_WAIT_MS if is_soon else _WAIT_MS))
+        front.poll_with(self._poller, has_room)
+        is_soon = not wait or (has_room and front.is_busy) or self._waits_for_subscribers
+        ready = dict(self._poller.poll(_SHORT_WAIT_MS if is_soon else self._wait_ms()))
+        self.journal.wakes.clear()
         if backend is not None and backend.socket in ready:
             front.subscribe(backend.take_requests())
         if has_room:
-            front.receive(None if gathers or not wait else ready)
-        if not self.journal.log.writing or front.has_whole_group:
-            self._append()
-        self._publish()
+            front.receive(ready if wait else None)
+        self._pass_on()
+        if time.monotonic() >= self.journal.seal_time(self.asked_end):
+            self.journal.cut()
         if backend is not None:
             backend.rounds += 1
         self._keep_house(has_room)
+
+    def wake(self) -> None:
+        """End the wait of ``step``, from another thread."""
+        self.journal.wakes.wake()
+
+    def _wait_ms(self) -> int:
+        """How long there is nothing to do if nothing comes."""
+        seconds = self.journal.seal_time(self.asked_end) - time.monotonic()
+        return max(0, min(_WAIT_MS, math.ceil(1000 * min(seconds, 1.0))))
 
     @property
     def _waits_for_subscribers(self) -> bool:
@@ -151,30 +166,29 @@ class LiveFlow:
             else:
                 _log.info("receiving again")
         self._check_log()
-        # A whole chunk waits for the disk: more would only fill memory.
-        is_behind = log.busy and log.unsealed_bytes + self._front.size >= self._options.chunk_bytes
-        return not (cause or is_behind or self._waits_for_subscribers)
+        return not (cause or self.journal.is_behind or self._waits_for_subscribers)
 
     def _check_log(self) -> None:
         if self.journal.log.failure is not None:
             raise self.journal.log.failure
 
-    def _append(self) -> None:
-        """Start writing the messages that have gathered."""
+    def _pass_on(self) -> None:
+        """Publish what was received, and append it to the log."""
+        if self._backend is not None:
+            self._backend.publish_pending()
+        for rows in self.journal.take_committed():  # the log has them
+            self._publish(raw_messages(rows))
         if self._front.messages:
             self._check_log()  # first: messages that stay in the front are counted as lost
-            self.journal.append_whole([self._front.take_rows()])
-            self.journal.cut()
+            received = self._front.take()
+            self._publish(received.raw)
+            self.journal.append(received.rows())
 
-    def _publish(self) -> None:
-        backend = self._backend
-        if backend is not None:
-            backend.publish_pending()
-        for rows in self.journal.written():
-            failpoints.reach("proxy.group.before_publish")
-            if backend is not None:
-                backend.publish(rows)
-            failpoints.reach("proxy.group.after_publish")
+    def _publish(self, messages: RawMessages) -> None:
+        failpoints.reach("proxy.round.before_publish")
+        if self._backend is not None:
+            self._backend.publish(messages)
+        failpoints.reach("proxy.round.after_publish")
 
     def _keep_house(self, is_receiving: bool) -> None:
         now = time.monotonic()
@@ -186,15 +200,11 @@ class LiveFlow:
         self._front.keep_alive(is_receiving)
         if self._backend is not None:
             self._backend.keep_house()
-        log = self.journal.log
-        if now - self._sealed_at >= self._options.wal_flush_interval and not log.fault:
-            self._sealed_at = now
-            log.cut()  # queries read only sealed chunks
 
     # The end.
 
     def drain(self) -> None:
-        """Receive the messages that libzmq and the kernel hold, for up to a second; write and publish them.
+        """Receive the messages that libzmq and the kernel hold, for up to a second; publish and write them.
 
         Raises:
             LogError: The log cannot be written any more.
@@ -209,14 +219,12 @@ class LiveFlow:
             if self.received != before:
                 quiet_since = now
         self._front.finish(_DISK_SECONDS)
-        self._append()
         try:
             self.journal.cut().result(_DISK_SECONDS)
         except TimeoutError as e:
             raise LogWriteError(
                 f"writing the log in {self.journal.storage.root}: no answer for {_DISK_SECONDS:.0f} s"
             ) from e
-        self._publish()
         if self._backend is not None:
             self._backend.publish_within(LINGER_SECONDS)
 
@@ -229,7 +237,7 @@ class LiveFlow:
         """The live process's part of the proxy's status."""
         log, front = self.journal.log, self._front
         numbers = LiveFigures(
-            next_id=log.next_id,
+            next_id=self.journal.next_id,
             earliest_id=log.earliest,
             log_bytes=int(log.size),
             received=front.received,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import pyarrow as pa
 import zmq
@@ -14,16 +15,33 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.columns import data_bytes
 from zmq_datasource.messages.framing import decode_plain
+from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.journal import Journal
 from zmq_datasource.source.channel import Channel
-from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES, ROUND_MESSAGES
+from zmq_datasource.source.receiver import ROUND_BYTES, ROUND_MESSAGES
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.spec import SocketSpec
 
 
+class Received(NamedTuple):
+    """The messages of a round.
+
+    Attributes:
+        raw: The messages.
+        arrivals: When they came, in microseconds since the epoch, and how many at a time.
+    """
+
+    raw: RawMessages
+    arrivals: list[tuple[int, int]]
+
+    def rows(self) -> pa.RecordBatch:
+        """Rows of them, for the log."""
+        return decode_plain(self.raw, self.arrivals)
+
+
 class Front:
-    """Gathers messages in memory; ``take_rows`` makes rows of them. Transactions go to the journal at their commit.
+    """Receives messages, which ``take`` returns. Transactions go to the journal at their commit.
 
     In one thread.
     """
@@ -127,30 +145,20 @@ class Front:
 
     @property
     def messages(self) -> int:
-        """How many messages have gathered."""
+        """How many messages were received since the last ``take``."""
         return self._inbox.messages
 
     @property
     def received(self) -> int:
-        """How many messages were received since the log began, with those that have gathered."""
+        """How many messages were received since the log began."""
         return self._counters.received + self._inbox.messages
 
-    @property
-    def size(self) -> int:
-        """Bytes of the messages that have gathered."""
-        return self._inbox.size
-
-    @property
-    def has_whole_group(self) -> bool:
-        """Whether enough messages have gathered to be written as one group."""
-        return self._inbox.messages >= BATCH_MESSAGES or self._inbox.size >= self._round_bytes
-
-    def take_rows(self) -> pa.RecordBatch:
-        """Hand over the messages that have gathered, as rows; they count as received from now on."""
+    def take(self) -> Received:
+        """Return the messages that were received since the last call; they count as received from now on."""
         arrivals, self._arrivals = self._arrivals, []
-        rows = decode_plain(self._inbox.hand_over(), arrivals)
-        self._counters.count(rows.num_rows, data_bytes(rows.column("value")))
-        return rows
+        raw = self._inbox.hand_over()
+        self._counters.count(len(raw), data_bytes(raw.last))
+        return Received(raw, arrivals)
 
     def keep_alive(self, is_receiving: bool) -> None:
         """Keep the connections of all sockets working. Called ten times a second, also while nothing is received.

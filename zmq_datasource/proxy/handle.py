@@ -17,7 +17,7 @@ _END_SECONDS = 300.0
 
 
 class Proxy:
-    """An XSUB/XPUB proxy that writes messages to a log before it publishes them, and sends them again.
+    """An XSUB/XPUB proxy that keeps the messages in a log, and sends them again.
 
     ```python
     with Proxy(bind="tcp://*:5557", publish="tcp://*:5556", durable="tcp://*:5558", wal_location="/data/wal") as proxy:

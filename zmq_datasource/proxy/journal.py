@@ -1,11 +1,12 @@
-"""The proxy's log, as the live process fills it: rows get their ids, are written, and may then be published."""
+"""The proxy's log, as the live process fills it: messages are held in memory until a chunk is sealed."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import time
+from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from functools import partial
 
 import pyarrow as pa
 
@@ -20,18 +21,18 @@ from zmq_datasource.log import (
     LogWriter,
 )
 from zmq_datasource.options import ProxyOptions
+from zmq_datasource.proxy.sealing import Held, LastSeal, seal_time
 from zmq_datasource.proxy.view import Progress
+from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES
 
-
-class Written(NamedTuple):
-    """Rows that are written, and the id of the first one."""
-
-    first: int
-    rows: pa.RecordBatch
+# The rows of so many rounds become one batch at most: a batch takes some KiB of memory, however few rows it has.
+_MOST_ROUNDS = 256
 
 
 class Journal:
-    """A log that is written group by group; it is an ``acknowledged.transactions.TransactionLog``. In one thread.
+    """A log that is sealed when a durable subscriber waits for it; use it in one thread.
+
+    It is an ``acknowledged.transactions.TransactionLog``.
 
     Args:
         options: The place of the log, and its bounds.
@@ -39,7 +40,7 @@ class Journal:
 
     Attributes:
         log: The log's writer.
-        descriptor: Readable when the log's thread has written something.
+        wakes: Woken when the log's thread has sealed a chunk.
 
     Raises:
         LogError: Another process writes the log, or it is damaged, or not writable.
@@ -49,7 +50,14 @@ class Journal:
 
     def __init__(self, options: ProxyOptions, carried: Carried) -> None:
         self._chunk_bytes = options.chunk_bytes
-        self._written: deque[Written] = deque()
+        self._flush_interval = options.wal_flush_interval
+        self._carried = carried
+        self._state_bytes = 0
+        # The rows of the last rounds, which have no ids yet.
+        self._rounds: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self._committed: list[pa.RecordBatch] = []
+        self._held_since: float | None = None
         self.storage = LogStorage(options.wal_location)
         self.log = LogWriter(
             self.storage,
@@ -58,55 +66,122 @@ class Journal:
             retention=options.wal_retention,
             retry_timeout=STORE_RETRY_SECONDS,
             make_room="any" if options.when_full == "discard" else "done",
-            carried=carried,
+            carried=self,
             leases=Leases(self.storage, options.wal_retention, keeps_unread=False),
-            written=self._add_written,
         )
         self.log.open(LOCK_WAIT_SECONDS)
-        self._wakes = WakePipe()
-        self.descriptor = self._wakes.descriptor
+        self._last = LastSeal(0.0, 0.0, len(self.log.saved))
+        self.wakes = WakePipe()
 
     def close(self) -> None:
-        """Write what was appended, and let another process write the log.
+        """Seal what was appended, and let another process write the log.
 
         Raises:
             LogError: The disk refuses.
         """
         try:
-            self.log.close()
+            try:
+                self._append_rounds()
+            finally:
+                self.log.close()
         finally:
-            self._wakes.close()
+            self.wakes.close()
 
-    def _add_written(self, first: int, batches: Sequence[pa.RecordBatch]) -> None:
-        """Called in the log's thread."""
-        for batch in batches:
-            self._written.append(Written(first, batch))
-            first += batch.num_rows
-        self._wakes.wake()
+    def state(self) -> bytes:
+        """See ``log.Carried``."""
+        state = self._carried.state()
+        self._state_bytes = len(state)
+        return state
 
     @property
     def progress(self) -> Progress:
         """How far the log is, for the server process."""
-        # The open chunk first: a chunk that is sealed at this moment is then reported as both, not as neither.
-        grown = self.log.grown
-        return Progress(self.log.earliest, self.log.durable_end, grown)
+        return Progress(self.log.earliest, self.log.durable_end)
 
     @property
     def full(self) -> bool:
         """Whether the log has no room for more rows now."""
         return self.log.full
 
+    @property
+    def next_id(self) -> int:
+        """The id of the row that is appended next."""
+        return self.log.next_id + self._rows
+
+    @property
+    def unsealed(self) -> int:
+        """How many rows were appended and are not sealed."""
+        return self.log.unsealed + self._rows
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a whole chunk waits for the disk: more would only fill memory."""
+        return self.log.busy and self.log.unsealed_bytes + self._bytes >= self._chunk_bytes
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Append the rows of a round.
+
+        Raises:
+            LogError: The log cannot be written any more.
+        """
+        self._hold()
+        self._rounds.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.get_total_buffer_size()
+        if (
+            len(self._rounds) >= _MOST_ROUNDS
+            or self._rows >= BATCH_MESSAGES
+            or self._bytes >= min(ROUND_BYTES, self._chunk_bytes)
+        ):
+            self._append_rounds()
+            if self.log.open_bytes >= self._chunk_bytes:
+                self.cut()
+
     def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
-        """Give ids to rows. ``cut`` writes them."""
+        """Append the rows of a transaction, which come into one chunk. ``cut`` seals them."""
         assert filled is None, "takes_files is false"
-        self.log.append_whole(batches)
+        self._append_rounds()
+        added = list(batches)
+        self.log.append_whole(added)
+        self._committed += added
+        self._hold()
+
+    def take_committed(self) -> list[pa.RecordBatch]:
+        """The rows of transactions that were appended since the last call."""
+        committed, self._committed = self._committed, []
+        return committed
+
+    def _hold(self) -> None:
+        if self._held_since is None:
+            self._held_since = time.monotonic()
+
+    def _append_rounds(self) -> None:
+        if self._rounds:
+            self.log.append_whole((pa.concat_batches(self._rounds),))
+            self._rounds, self._rows, self._bytes = [], 0, 0
 
     def cut(self) -> Future[int]:
-        """Start writing what was appended, as one group. The group ends the chunk if the chunk is large enough."""
-        return self.log.cut() if self.log.open_bytes >= self._chunk_bytes else self.log.flush()
+        """Start sealing what was appended."""
+        self._append_rounds()
+        began, is_empty = time.monotonic(), self._held_since is None
+        done = self.log.cut()
+        self._held_since = None
+        done.add_done_callback(partial(self._note_sealed, began, is_empty))
+        return done
 
-    def written(self) -> Iterator[Written]:
-        """The rows that were written since the last call, in order."""
-        self._wakes.clear()
-        while self._written:
-            yield self._written.popleft()
+    def _note_sealed(self, began: float, is_empty: bool, _: Future[int]) -> None:
+        """Called in the log's thread."""
+        if not is_empty:
+            self._last = LastSeal(began, time.monotonic() - began, self._state_bytes)
+        self.wakes.wake()
+
+    def seal_time(self, asked_end: int) -> float:
+        """When to call ``cut``, monotonic; infinite if there is nothing to seal, or the disk has enough to do.
+
+        Args:
+            asked_end: A durable subscriber has asked for what follows this id, and found nothing.
+        """
+        if self._held_since is None or self.log.writing or self.log.fault:
+            return math.inf
+        held = Held(self._held_since, self.log.unsealed_bytes + self._bytes)
+        return seal_time(held, self._last, self._flush_interval, asked_end >= self.log.durable_end)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from zmq_datasource.errors import SocketError, ZmqDataSourceError
@@ -44,6 +45,7 @@ class ServerProcess:
 
     Attributes:
         status: Its newest status; empty until its endpoints are bound for the first time.
+        asked_end: A durable subscriber has asked for what follows this id, and found nothing.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ServerProcess:
         self._child: Child | None = None
         self._next_start = 0.0
         self.status: Mapping[str, Any] = {}
+        self.asked_end = -1
 
     def start(self, progress: Progress) -> None:
         """Start the process.
@@ -83,7 +86,7 @@ class ServerProcess:
         if child is None:
             self._start_again(progress)
             return
-        self.status = child.status or self.status
+        self.status, self.asked_end = child.status or self.status, child.asked_end
         if child.ended:
             self.end()
             if child.error is not None:
@@ -125,7 +128,7 @@ class NoServer(ServerProcess):
 
 
 def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[dict[str, Any]], None]) -> None:
-    """Run a proxy until ``stop()`` is true; then receive and publish the messages on their way, and return.
+    """Run a proxy until ``stop()`` is true; then receive, publish and write the messages on their way, and return.
 
     Args:
         given: The options, as text.
@@ -136,10 +139,12 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
     """
     options = parse(ProxyOptions, given)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # Without this side a server process has nothing to do: the log itself keeps the messages of its readers.
-    server = ServerProcess(given) if options.durable else NoServer()
     with ExitStack() as stack:
         flow = stack.enter_context(LiveFlow(options))
+        # Without this side a server process has nothing to do: the log itself keeps the messages of its readers.
+        server = (
+            ServerProcess(given, child=partial(Child, notify=flow.wake)) if options.durable else NoServer()
+        )
         forget_signal()  # from here on a signal only sets the flag that ``stop`` reads
         server.start(flow.journal.progress)
         stack.callback(server.end)
@@ -155,11 +160,12 @@ def run(given: Mapping[str, str], stop: Callable[[], bool], report: Callable[[di
                 raise SocketError(
                     f"starting the proxy's server process: not ready within {_START_SECONDS:.0f} s"
                 )
+            flow.asked_end = server.asked_end
             flow.step()  # messages are received also while the server process starts
             server.step(flow.journal.progress)
         flow.drain()
         server.step(flow.journal.progress)
-        _log.info("ended, next id %d", flow.journal.log.next_id)
+        _log.info("ended, next id %d", flow.journal.next_id)
 
 
 def run_until_stopped(

@@ -62,7 +62,6 @@ class Server:
             self._poller.register(self._wakes.descriptor, zmq.POLLIN)
             storage = LogStorage(options.wal_location)
             self.view = LogView(storage)
-            stack.callback(self.view.close)
             self.view.follow(progress)
             self.positions = Positions(
                 storage,
@@ -118,15 +117,20 @@ class Server:
         """The server's part of the proxy's status."""
         return {"durable": self._fetches.names.status()}
 
+    @property
+    def asked_end(self) -> int:
+        """A subscriber has asked for what follows this id, and found nothing."""
+        return self._fetches.asked_end
+
 
 def main() -> None:
     """Run the server process until the pipe from the live process closes."""
     allow_many_files()
     parent = Parent()
     try:
-        options, progress = parse(ProxyOptions, parent.options), Progress.of(parent.values.wait())
+        options, progress = parse(ProxyOptions, parent.options), Progress(*parent.values.wait())
         with closing(open_server(options, progress)) as server:
-            serve(server, parent.values, parent.report)
+            serve(server, parent.values, parent.send)
     except ZmqDataSourceError as e:
         parent.exit_with(e)
 
@@ -157,7 +161,7 @@ def serve(server: Server, progress: NewestReader, report: Callable[[dict[str, An
     """Serve until the pipe with the progress of the log closes.
 
     Args:
-        report: Called with the status: at once, and then four times a second.
+        report: Called in each round with ``askedEnd``, and four times a second with ``status``, too.
 
     Raises:
         LogError: Positions cannot be written any more, or the log cannot be read.
@@ -166,9 +170,11 @@ def serve(server: Server, progress: NewestReader, report: Callable[[dict[str, An
     next_status = 0.0
     while not progress.ended:
         now = time.monotonic()
+        message: dict[str, Any] = {"askedEnd": server.asked_end}
         if now >= next_status:
             next_status = now + _STATUS_SECONDS
-            report(server.status())
+            message["status"] = server.status()
+        report(message)
         server.wait()
         newest = progress.newest()
-        server.step(None if newest is None else Progress.of(newest))
+        server.step(None if newest is None else Progress(*newest))

@@ -1,0 +1,56 @@
+"""When a proxy seals what it has received, as a function of times and sizes.
+
+A chunk is sealed ``walFlushInterval`` after its first message. While a durable subscriber waits at the end of the log,
+it is sealed earlier, within these bounds:
+
+* 50 chunks a second;
+* a tenth of the time: if a slow disk needs 10 ms for a chunk, the next one follows 100 ms after it began;
+* for the writer's state, which is whole in each chunk, a tenth of the bytes. A state of a few KiB may be larger than
+  the messages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_LEAST_SECONDS = 0.02
+_SHARE = 10
+_SMALL_STATE_BYTES = 4 << 10
+
+
+class Held(NamedTuple):
+    """The messages that are not sealed.
+
+    Attributes:
+        since: When the first of them was received, monotonic.
+        size: Their bytes.
+    """
+
+    since: float
+    size: int
+
+
+class LastSeal(NamedTuple):
+    """How the last chunk was sealed.
+
+    Attributes:
+        began: When the chunk was handed to the disk, monotonic.
+        seconds: How long this took.
+        state_bytes: The size of the writer's state in the chunk.
+    """
+
+    began: float
+    seconds: float
+    state_bytes: int
+
+
+def seal_time(held: Held, last: LastSeal, flush_interval: float, is_awaited: bool) -> float:
+    """When to seal, monotonic.
+
+    Args:
+        is_awaited: Whether a durable subscriber waits at the end of the log.
+    """
+    at_latest = held.since + flush_interval
+    if not is_awaited or last.state_bytes > max(_SMALL_STATE_BYTES, held.size / _SHARE):
+        return at_latest
+    return min(at_latest, last.began + max(_LEAST_SECONDS, _SHARE * last.seconds))
