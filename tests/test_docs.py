@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from importlib import import_module
 from pathlib import Path
@@ -84,18 +83,6 @@ def test_every_error_is_explained() -> None:
     page = (REPOSITORY / "docs" / "errors.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^### `(\w+)`\n\n\S.*\n\n\*\*What to do:\*\* \S", page, re.MULTILINE))
     assert explained | {"ZmqDataSourceError", "SocketError", "LogError"} == set(errors.__all__)
-
-
-def test_the_functions_on_a_messages_way_exist() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    way = page.partition("### The way of a message into the log")[2].partition("\n### ")[0]
-    functions = re.findall(r"^\| `([\w/]+)` \| `([\w.]+)` \|", way, re.MULTILINE)
-    assert functions
-    for module, function in functions:
-        found: object = importlib.import_module(f"zmq_datasource.{module.replace('/', '.')}")
-        for name in function.split("."):
-            found = getattr(found, name)
-        assert callable(found), function
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
