@@ -299,18 +299,14 @@ def test_of_two_that_create_a_log_one_gives_out_the_first_id() -> None:
 
 @pytest.mark.slow
 def test_of_three_writers_each_id_has_one() -> None:
-    three = {
-        "A": writer("A", 2, deletes=True),
-        "B": writer("B", 1, deletes=True),
-        "C": writer("C", 1, deletes=True),
-    }
-    at_least(10**11, written(1), **three, begun=STALLED)
+    three = {"A": writer("A", 2), "B": writer("B", 1, 1, deletes=True), "C": writer("C", 1, deletes=True)}
+    at_least(10**6, written(1), **three, begun={"A": PUT, "C": PUT})
 
 
 @pytest.mark.parametrize(
     ("orders", "others"),
     [
-        pytest.param(10**9, {"B": writer("B", 1, 1, 1, deletes=True)}, marks=pytest.mark.slow),
+        pytest.param(10**6, {"B": writer("B", 1, 1, deletes=True)}, marks=pytest.mark.slow),
         (10**5, {"B": writer("B", 1, 1, deletes=True), "C": writer("C", 1)}),
     ],
     ids=["two writers", "three"],
@@ -344,6 +340,7 @@ def test_a_follower_that_is_behind_adds_no_stray_of_a_forgotten_writer() -> None
     )
 
 
+@pytest.mark.slow
 def test_a_listing_that_takes_a_while_hides_no_chunk_from_a_reader() -> None:
     two = {"B": writer("B", 1, 1, deletes=True), "R": reader}
     ended = at_least(10**5, written(2, 1), **two, begun={"B": PUT}, torn=True)

@@ -177,6 +177,8 @@ def _index_of(storage: LogStorage) -> ChunkIndex:
     end = read_facts(storage, sealed[-1].name).end if sealed else 0
     merged = storage.merged()
     deleted = read_head(storage).deleted
+    if sealed and sealed[-1].first < deleted:  # and its key may have been free again when it was opened
+        raise FileNotFoundError(errno.ENOENT, "the newest listed chunk is deleted", str(storage))
     index = ChunkIndex(counting(sealed, end, merged, deleted))
     if len(index):
         if index.newest.merged is not None:
