@@ -237,9 +237,14 @@ for process, point in processes.items():
     assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL, point
 """
 _POINTS = [
-    *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.group.before_write"),
-    *("log.group.after_write", "log.group.after_sync", "log.chunk.before_put", "log.store.before_link"),
-    *("log.store.after_link", "log.chunk.after_put", "log.open_chunk.before_remove"),
+    *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.staged.before_write"),
+    *(
+        "log.staged.after_write",
+        "log.staged.after_write_sync",
+        "log.chunk.before_put",
+        "log.store.before_link",
+    ),
+    *("log.store.after_link", "log.chunk.after_put", "log.staged.before_remove"),
     *("acknowledged.committed.before_answer", "acknowledged.committed.after_answer"),
 ]
 

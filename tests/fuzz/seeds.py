@@ -125,7 +125,7 @@ def main() -> None:
         seeds.__name__: seeds
         for seeds in (framing, acknowledged, durable, chunks, replay, offsets, options, filling)
     }
-    for target, seeds in (made | dict.fromkeys(("open_chunk", "sealed", "tables"), damage)).items():
+    for target, seeds in (made | dict.fromkeys(("sealed", "tables"), damage)).items():
         directory = CORPUS / target
         directory.mkdir(parents=True, exist_ok=True)
         for seed in seeds():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,9 +17,6 @@ from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.open_chunk import read_groups
-from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
@@ -125,22 +121,6 @@ def replay(data: bytes) -> None:
 # Files and texts.
 
 
-@cache
-def _open_chunk() -> tuple[bytes, list[bytes]]:
-    """An open chunk of three groups, and its values."""
-    values = [b"%d" % number * number for number in range(30)]
-    with tempfile.TemporaryDirectory() as directory:
-        storage = LogStorage(directory)
-        log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30)
-        log.open()
-        for begin in range(0, 30, 10):
-            log.append(batch_of(values[begin : begin + 10]))
-            log.flush().result()
-        content = storage.open_chunk_files().read_chunk(0).to_pybytes()
-        log.close()
-    return content, values
-
-
 def _damaged(content: bytes, data: bytes) -> pa.Buffer:
     """Content with bytes changed and cut off, as three bytes each say."""
     damaged = bytearray(content)
@@ -151,14 +131,6 @@ def _damaged(content: bytes, data: bytes) -> pa.Buffer:
         else:
             del damaged[place % len(content) :]
     return pa.py_buffer(bytes(damaged))
-
-
-def open_chunk(data: bytes) -> None:
-    """An open chunk with any bytes changed, cut anywhere: what is read of it is what was written."""
-    content, values = _open_chunk()
-    groups = read_groups(_damaged(content, data), 0)
-    read = [value for batch in groups[0] for value in batch.column("value").to_pylist()]
-    assert read == values[: len(read)], "other rows than were written"
 
 
 @cache
@@ -289,7 +261,6 @@ TARGETS: dict[str, Target] = {
         durable,
         chunks,
         replay,
-        open_chunk,
         sealed,
         tables,
         offsets,

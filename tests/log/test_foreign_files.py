@@ -137,7 +137,6 @@ def _use(location: Path) -> list[str]:
         for key in leases.entries():
             leases.read(key)
         read_head(storage)
-        storage.open_chunks()
         storage.is_written()
         Staging(storage.staged_files()).recover(0.0)
 

@@ -6,9 +6,7 @@ import pytest
 
 from zmq_datasource.log.layout import (
     chunk_name,
-    open_chunk_name,
     parse_chunk_name,
-    parse_open_chunk_name,
 )
 
 
@@ -32,8 +30,3 @@ def test_a_chunk(first: int) -> None:
 )
 def test_names_that_are_not_chunks_are_recognised(name: str) -> None:
     assert parse_chunk_name(name) is None
-
-
-def test_an_open_chunk() -> None:
-    assert parse_open_chunk_name(open_chunk_name(5)) == 5
-    assert parse_open_chunk_name(chunk_name(5)) is None

@@ -15,7 +15,6 @@ from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.leases import LeaseFiles, Leases, Reader
-from zmq_datasource.log.open_chunk import Grown
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -246,11 +245,7 @@ def test_a_log_is_full_of_all_that_takes_room() -> None:
     assert not retention.full
     contents.count_appended(50)
     assert retention.full
-    contents.grow(50, Grown(30, 40, 35))  # on the disk it takes less
-    assert not retention.full
-    contents.count_appended(10)
-    assert retention.full
-    contents.seal(10, Chunk(30, 40, 40, 1000.0))
+    contents.seal(50, Chunk(30, 40, 40, 1000.0))  # on the disk it takes less
     retention = full(contents, 341)
     assert not retention.full
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,27 +42,6 @@ def test_ids_continue_after_a_restart(tmp_path: Path) -> None:
         log.append(batch_of([b"v%d" % run] * 5))
         log.close()
     assert log_rows(tmp_path).column("id").to_pylist() == list(range(15))
-
-
-def test_rows_that_are_written_are_given_back_with_their_ids(tmp_path: Path) -> None:
-    written: list[tuple[int, list[bytes]]] = []
-
-    def note(first: int, batches: Sequence[pa.RecordBatch]) -> None:
-        written.append((first, [value for batch in batches for value in batch.column("value").to_pylist()]))
-
-    for run in (0, 6):
-        log = writer(tmp_path, written=note)
-        log.append_whole([batch_of([b"a", b"b"]), batch_of([b"c"])])
-        log.flush().result(10)
-        assert written[-1] == (run, [b"a", b"b", b"c"])
-        log.append(batch_of([b"d"]))
-        log.flush().result(10)
-        log.cut().result(10)  # there is nothing more to write
-        assert written[-1] == (run + 3, [b"d"])
-        log.append(batch_of([b"e", b"f"]))
-        log.close()
-        assert written[-1] == (run + 4, [b"e", b"f"])
-    assert len(written) == 6
 
 
 def test_only_sealed_messages_count_as_durable(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_proxy_that_is_killed_loses_nothing_and_repeats_nothing(tmp_path: Path
 
 def test_a_killed_server_process_is_started_again(context: zmq.Context[Socket], tmp_path: Path) -> None:
     sides = endpoints("bind", "publish", "durable")
-    # All of it stays in the open chunk.
     with (
+        # Messages are sealed only because the subscriber waits.
         Proxy(wal_location=tmp_path, wal_flush_interval="60s", **sides) as proxy,
         DurableSubscriber(sides["durable"], "me", timeout=60) as subscriber,
     ):

@@ -43,7 +43,6 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
     "chunk": ("*/[0-9]*.arrow",),
     # The state of the writer, which the newest chunk carries with its last batch.
     "state": ("*/[0-9]*.arrow",),
-    "open-chunk": ("*/.open-*.arrow",),
     "position": ("readers/*.json",),
     # Of a durable subscriber; it is no position of a query.
     "subscriber": (_SUBSCRIBER,),
@@ -52,16 +51,12 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
 
 # A record is known from its file alone; a log of its older versions would be needed.
 _LAST = "its place is in no other file"
-# The end of an open chunk, or the newest chunk, is known from the file alone.
+# The newest chunk is known from the file alone.
 _ALONE = "only a reader that has read further would know of it"
 # Damage that the package does not notice, as "kind victim". The drawn weather leaves it out.
 KNOWN_HOLES: Mapping[str, str] = {
     "delete subscriber": f"a durable subscriber whose record is lost begins again, as new; {_LAST}",
     "restore subscriber": f"an older record of a durable subscriber sends ids twice; {_LAST}",
-    "cut open-chunk": f"what is cut from the end of an open chunk is not missed; {_ALONE}",
-    "flip open-chunk": f"likewise, of a flip in its last group; {_ALONE}",
-    "empty open-chunk": f"likewise, if no subscriber has acknowledged any of it; {_ALONE}",
-    "delete open-chunk": f"likewise, if no subscriber has acknowledged any of it; {_ALONE}",
     "delete newest chunk": f"a lost newest chunk that no query has read is not missed; {_ALONE}",
 }
 
@@ -125,7 +120,7 @@ class Damage(NamedTuple):
         if self.victim == "log.json":
             return "/".join(self.path.parent.parts[-2:]) in message  # that of a bucket begins elsewhere
         if self.first is None:
-            # Nothing tells that a position or an open chunk was there: the error names the messages that it costs.
+            # Nothing tells that a position was there: the error names the messages that it costs.
             return re.search(r"\bids? (below )?[0-9]+", message) is not None
         return re.search(rf"\b{self.first}\b", message) is not None
 
@@ -231,7 +226,7 @@ def _state_of(content: bytes) -> range:
 
 def _region(content: bytes, victim: str) -> range:
     """Where a flip hits: in a chunk its rows or its state, elsewhere anything."""
-    if not content.startswith(b"ARROW1") or victim == "open-chunk":
+    if not content.startswith(b"ARROW1"):
         return range(len(content))
     return _state_of(content) if victim == "state" else range(_footer_of(content).start)
 

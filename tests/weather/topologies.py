@@ -61,13 +61,12 @@ _IN_BUCKET = (
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
     *("acknowledged.commit.after_append", "acknowledged.committed", "log.staged"),
-    *("log.group", "log.open_chunk"),  # of a staged file that becomes a chunk
 )
 _STAGES = (
     *("acknowledged.data.before_send", "acknowledged.end", "acknowledged.commit.before_send"),
     "acknowledged.commit.after_committed",
 )
-_JOURNALS = ("log.group", "log.open_chunk", "log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
+_JOURNALS = ("log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
 _SERVES = ("proxy.round", "proxy.batch")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "state", "position", "log.json")
@@ -631,7 +630,7 @@ class ProxyDurable(Topology):
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
         self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
-        world.may_be_damaged("proxy", self.wal, *_FILES, "open-chunk", "subscriber")
+        world.may_be_damaged("proxy", self.wal, *_FILES, "subscriber")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
         self.reaches("proxy", *_JOURNALS, *_SERVES, *_ACCEPTS)

@@ -20,8 +20,7 @@ The rules:
   lock and no clock protects the log: ``hold`` only says when a standby may begin.
 * Before each put, the writer checks that its last chunk is still there (``fence``). A store without it was unmounted or
   emptied, and nothing is written there. After each put, it checks that no other writer has put a head (``head``).
-* A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks; only
-  an open chunk must be sealed.
+* A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks.
 * Ids are contiguous. Chunks are deleted from the front, and the newest one always stays.
 * Small chunks that lie one after the other are merged (``merging``). The same range has the same rows before and after.
 * Rows have no ids in the file. The last batch of a chunk carries its place and its times (``facts``), and the whole
@@ -29,21 +28,20 @@ The rules:
 * A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
   ``STORE_RETRY_SECONDS`` (``retrier``), so that their users need not. ``retry_reading`` repeats the reading of rows,
   for the ``retry_seconds`` of the storage.
-* In a directory, a proxy's newest chunk is durable before it is whole (``open_chunk``).
 * A query continues from its checkpoint. Its lease only says what must not be deleted (``leases``).
 
 Layers, from below:
 
 * ``store`` is the contract, ``directory_store`` and ``bucket_store`` (with ``buckets``) are the two stores.
 * ``storage`` is a log in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
-  in order, also while several threads use and change them. ``local_files`` are the files that grow in place.
+  in order, also while several threads use and change them.
 * The writer: ``recovery`` takes a log over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
   a thread of its own, ``retention`` deletes, ``merging`` merges. ``filler`` is the interface of the code that fills a
   log, ``state`` is its state in each chunk.
 * The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
   ``follower`` finds new chunks.
 * ``leases`` say what each reader needs, and ``head`` what the writer has announced and deleted.
-* Transactions that are not committed: ``staging``.
+* Transactions that are not committed: ``staging``, with ``local_files``, which grow in place.
 
 Other packages import only the names listed here.
 ``docs/log-format.md`` specifies each byte.
@@ -64,7 +62,6 @@ from zmq_datasource.log.layout import (
 )
 from zmq_datasource.log.leases import Lease, LeaseFiles, Leases, Reader, SubscriberNotes, subscriber_key
 from zmq_datasource.log.local_files import StagedFiles
-from zmq_datasource.log.open_chunk import Grown, OpenChunkTail
 from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.reader import (
     Deletions,
@@ -102,7 +99,6 @@ __all__ = [
     "Filler",
     "FillerFacts",
     "Found",
-    "Grown",
     "Head",
     "Hold",
     "Lease",
@@ -111,7 +107,6 @@ __all__ = [
     "LogFollower",
     "LogStorage",
     "LogWriter",
-    "OpenChunkTail",
     "OpensChunks",
     "RangeFile",
     "Reader",

@@ -156,7 +156,7 @@ def facts_of(storage: OpensChunks, name: str, metadata: Mapping[bytes, bytes]) -
         DamagedChunkError: The facts are damaged, or were written for another place.
     """
     try:
-        facts = ChunkFacts.of_whole(metadata)
+        facts = ChunkFacts.from_metadata(metadata)
         facts.check_place(first_id_in(name))
     except ValueError as e:
         raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
@@ -213,7 +213,9 @@ def read_messages(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = ChunkFacts.of_whole(retry_reading(partial(_metadata_of, lengths), storage.retry_seconds))
+            facts = ChunkFacts.from_metadata(
+                retry_reading(partial(_metadata_of, lengths), storage.retry_seconds)
+            )
             facts.check_place(chunk_first)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
@@ -245,7 +247,7 @@ def read_messages(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
-            if batch.num_rows:  # the last batch of a chunk that was written group by group has none
+            if batch.num_rows:  # the last batch of a chunk that was a staged file has none
                 yield first, batch.replace_schema_metadata(kept)
         if next_id < min(end, facts.end):
             raise DamagedChunkError.of(

@@ -1,6 +1,6 @@
 """Writes a chunk's file batch by batch. Until ``end`` and ``put`` it lacks only its last batch, footer and name.
 
-There are two kinds: an open chunk (``open_chunk``), and a staged attempt (``staging``).
+It is the file of a staged attempt (``staging``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log.chunk import CHECKSUM, NO_ROWS, Memory, fingerprint
 from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.local_files import LocalFiles
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Part
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
@@ -79,7 +79,7 @@ class ChunkFile:
         size: The bytes on the disk.
     """
 
-    def __init__(self, files: LocalFiles, name: str, encoder: Encoder | None = None) -> None:
+    def __init__(self, files: StagedFiles, name: str, encoder: Encoder | None = None) -> None:
         self._files = files
         self._name = name
         self._encoder = encoder or Encoder()

@@ -40,7 +40,7 @@ from zmq_datasource.options.types import LocalPath
 _HIDDEN = "."
 # A head is put on a full disk, too, so that the log can be opened and emptied.
 _RESERVE, _RESERVE_BYTES = ".reserve", 64 << 10
-_TEMPORARY = ".put-"
+TEMPORARY = ".put-"
 # A disk writes a sector as a whole or not at all.
 _SECTOR_BYTES = 512
 # How often the holder of a key checks its file.
@@ -173,7 +173,7 @@ class DirectoryStore:
             if isinstance(content, Path):
                 yield content
             else:
-                temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+                temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
                 stack.callback(_remove, temporary)
                 failpoints.reach("log.store.before_write")
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
@@ -212,7 +212,7 @@ class DirectoryStore:
         """
         directory = self.root / prefix
         with writing(f"cleaning {directory}"):
-            for path in directory.glob(f"{_TEMPORARY}*"):
+            for path in directory.glob(f"{TEMPORARY}*"):
                 path.unlink(missing_ok=True)
 
     def _check_root(self) -> None:

@@ -9,8 +9,6 @@ import msgspec
 import xxhash
 
 _FACTS = b"chunk"
-# In the metadata of the last batch of a group of an open chunk: the first id of the group.
-GROUP_FIRST = b"group.first"
 
 
 class Times(NamedTuple):
@@ -25,7 +23,7 @@ class Times(NamedTuple):
 
 
 class ChunkFacts(msgspec.Struct, frozen=True):
-    """The facts of a chunk. In an open chunk each group has them, for the rows up to its end.
+    """The facts of a chunk.
 
     Attributes:
         first: The id of the first row.
@@ -47,7 +45,7 @@ class ChunkFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """Read the facts of a group or of a whole chunk.
+        """Read the facts of a chunk.
 
         Raises:
             ValueError: They are missing or damaged.
@@ -56,17 +54,6 @@ class ChunkFacts(msgspec.Struct, frozen=True):
         if checksum != xxhash.xxh3_64_hexdigest(text).encode():
             raise ValueError("its facts are missing or were changed after it was written")
         return msgspec.json.decode(text, type=cls)  # its error is a ValueError
-
-    @classmethod
-    def of_whole(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """Read the facts of a whole chunk.
-
-        Raises:
-            ValueError: They are missing or damaged, or those of a group: then the end of the chunk is missing.
-        """
-        if GROUP_FIRST in metadata:
-            raise ValueError("its end is missing; the file was changed after it was written")
-        return cls.from_metadata(metadata)
 
     def check_place(self, first: int) -> None:
         """Refuse a chunk that was written for another place.

@@ -19,7 +19,6 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.open_chunk import Grown
 from zmq_datasource.log.storage import MOST_LISTINGS, ChunkEntry, LogStorage
 
 
@@ -227,9 +226,6 @@ class Contents:
     appends messages, the sealing thread makes chunks of them, retention deletes chunks, and any thread may read. In a
     process that follows, a new listing replaces the last one. Each method holds one lock for a moment, and uses no
     file.
-
-    Attributes:
-        grown: The part of the open chunk that is on the disk; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -238,7 +234,6 @@ class Contents:
         self._unwritten_bytes = 0
         self._deleting: deque[Chunk] = deque()
         self._deleting_bytes = 0
-        self.grown: Grown | None = None
 
     def replace(self, index: ChunkIndex) -> None:
         """Replace all chunks by those of a listing."""
@@ -252,18 +247,11 @@ class Contents:
         with self._lock:
             self._unwritten_bytes += size
 
-    def grow(self, size: int, grown: Grown) -> None:
-        """Note that ``size`` bytes of memory were written to the open chunk."""
-        with self._lock:
-            self._unwritten_bytes -= size
-            self.grown = grown
-
     def seal(self, size: int, chunk: Chunk) -> None:
-        """Note a new chunk, which has ``size`` bytes of memory and the open chunk."""
+        """Note a new chunk, which has ``size`` bytes of memory."""
         with self._lock:
             self._unwritten_bytes -= size
             self._index.append(chunk)
-            self.grown = None
 
     # The way of chunks: chosen, merged, and deleted.
 
@@ -326,7 +314,7 @@ class Contents:
     def size(self) -> int:
         """Bytes of all chunks on the disk."""
         with self._lock:
-            return self._index.size + self._deleting_bytes + self._open_chunk_bytes
+            return self._index.size + self._deleting_bytes
 
     @property
     def chunks(self) -> int:
@@ -355,8 +343,4 @@ class Contents:
         with self._lock:
             spent = len(self._index) == 1 and self._index.end <= done
             kept = 0 if spent else self._index.size
-            return kept + self._deleting_bytes + self._open_chunk_bytes + self._unwritten_bytes
-
-    @property
-    def _open_chunk_bytes(self) -> int:
-        return 0 if self.grown is None else self.grown.bytes
+            return kept + self._deleting_bytes + self._unwritten_bytes

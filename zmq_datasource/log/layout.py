@@ -19,8 +19,6 @@ STAGING_NAME = "staging"
 # The options with which the last writer has received.
 TEMPORARY_PREFIX = "."
 
-# An open chunk; see ``open_chunk``.
-_GROWING_NAME = re.compile(r"\.open-([0-9]{20})\.arrow")
 _CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
 _MERGED_CHUNK_NAME = re.compile(rf"{MERGED_NAME}/([0-9]{{20}})-([0-9]{{20}})\.arrow")
 
@@ -56,16 +54,6 @@ def chunk_name(first: int) -> str:
 def merged_name(first: int, end: int) -> str:
     """The name of a merged chunk. Names are in the order of ends, so the first one after an id holds that id."""
     return f"{MERGED_NAME}/{end:020d}-{first:020d}.arrow"
-
-
-def open_chunk_name(first: int) -> str:
-    return f"{TEMPORARY_PREFIX}open-{first:020d}.arrow"
-
-
-def parse_open_chunk_name(name: str) -> int | None:
-    """The first id in the name of an open chunk; None for another file."""
-    match = _GROWING_NAME.fullmatch(name)
-    return None if match is None else int(match[1])
 
 
 def parse_chunk_name(name: str) -> int | None:

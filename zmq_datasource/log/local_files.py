@@ -1,7 +1,7 @@
-"""The files of a log that grow in place on this machine, and are no objects of its store.
+"""The files of staged attempts, which grow in place on this machine, and are no objects of the log's store.
 
-Open chunks are in the log's directory (``open_chunk``). Staged attempts of a log in a bucket are in a temporary
-directory: if that is lost, nothing in it was acknowledged, and the senders send it again (``staging``).
+Those of a log in a bucket are in a temporary directory: if that is lost, nothing in it was acknowledged, and the
+senders send it again (``staging``).
 """
 
 from __future__ import annotations
@@ -20,27 +20,39 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log.files import (
     add_directory,
-    open_file,
     open_to_read,
-    read_file,
     reading,
     sync_directory,
     sync_file,
     writing,
 )
-from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX, open_chunk_name, parse_open_chunk_name
+from zmq_datasource.log.layout import STAGING_NAME, TEMPORARY_PREFIX
 from zmq_datasource.log.store import Part
 
 
-class LocalFiles:
-    """Files in a directory to which one writer appends.
+class StagedFiles:
+    """The files of staged attempts, to which one writer appends.
 
     Args:
-        directory: The directory of the chunks, or the one below it for staged attempts.
+        beside: The directory of the chunks; None for a log in a bucket.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, beside: Path | None) -> None:
+        if beside is None:
+            beside = Path(tempfile.mkdtemp(prefix="zmq_datasource-"))
+            weakref.finalize(self, shutil.rmtree, beside, ignore_errors=True)
+        self._directory = beside / STAGING_NAME
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def create(self) -> None:
+        """Make the directory, if it is missing. Called when the log is opened.
+
+        No other call makes it. So nothing is staged below the mount point of a directory that was unmounted.
+        """
+        with writing(f"making {self}"):
+            add_directory(self._directory)
 
     def path_of(self, name: str) -> Path:
         """The path of a file."""
@@ -52,25 +64,9 @@ class LocalFiles:
             return sorted(os.listdir(self._directory))
         return []
 
-    def firsts(self) -> list[int]:
-        """The first ids of the open chunks: at most one, if nothing went wrong."""
-        return [first for first in map(parse_open_chunk_name, self.names()) if first is not None]
-
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for reading. Raises what ``files.open_file`` does."""
         return open_to_read(self._directory / name)
-
-    def open_chunk(self, first: int) -> int:
-        """Open an open chunk for reading; return a file descriptor. FileNotFoundError if the chunk is sealed."""
-        path = self._directory / open_chunk_name(first)
-        with reading(path):
-            return open_file(path)
-
-    def read_chunk(self, first: int) -> pa.Buffer:
-        """Read an open chunk. FileNotFoundError if it is sealed."""
-        path = self._directory / open_chunk_name(first)
-        with reading(path):
-            return pa.py_buffer(read_file(path))
 
     def size_of(self, name: str) -> int:
         """The size of a file.
@@ -99,15 +95,15 @@ class LocalFiles:
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC), PRIVATE)
             try:
-                failpoints.reach("log.group.before_write")
+                failpoints.reach("log.staged.before_write")
                 rest = memoryview(b"".join(parts))
                 end = offset + len(rest)
                 while rest:
                     rest = rest[os.pwrite(descriptor, rest, end - len(rest)) :]
-                failpoints.reach("log.group.after_write")
+                failpoints.reach("log.staged.after_write")
                 if durably:
                     sync_file(path)
-                failpoints.reach("log.group.after_sync")
+                failpoints.reach("log.staged.after_write_sync")
             except BaseException:
                 with suppress(OSError):
                     os.ftruncate(descriptor, offset)
@@ -129,15 +125,9 @@ class LocalFiles:
             failpoints.reach("log.staged.after_rename")
             sync_directory(self._directory)
 
-    def cut(self, first: int, size: int) -> None:
-        """Cut an open chunk to this size."""
-        path = self._directory / open_chunk_name(first)
-        with writing(f"writing {path}"):
-            os.truncate(path, size)
-
     def remove(self, name: str) -> None:
         """Delete a file, if it is there: its content has become a chunk, or is not needed."""
-        failpoints.reach("log.open_chunk.before_remove")
+        failpoints.reach("log.staged.before_remove")
         path = self._directory / name
         with writing(f"removing {path}"):
             path.unlink(missing_ok=True)
@@ -147,28 +137,3 @@ class LocalFiles:
         with writing(f"cleaning {self._directory}"):
             for path in self._directory.glob(f"{TEMPORARY_PREFIX}*.arrow"):
                 path.unlink(missing_ok=True)
-
-
-class StagedFiles(LocalFiles):
-    """The files of staged attempts.
-
-    Args:
-        beside: The directory of the chunks; None for a log in a bucket.
-    """
-
-    def __init__(self, beside: Path | None) -> None:
-        if beside is None:
-            beside = Path(tempfile.mkdtemp(prefix="zmq_datasource-"))
-            weakref.finalize(self, shutil.rmtree, beside, ignore_errors=True)
-        super().__init__(beside / STAGING_NAME)
-
-    def __str__(self) -> str:
-        return str(self._directory)
-
-    def create(self) -> None:
-        """Make the directory, if it is missing. Called when the log is opened.
-
-        No other call makes it. So nothing is staged below the mount point of a directory that was unmounted.
-        """
-        with writing(f"making {self}"):
-            add_directory(self._directory)

@@ -31,10 +31,11 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, LogLockedErr
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import CHECKSUM, damage_of, facts_of, fingerprint, read_messages, read_metadata
+from zmq_datasource.log.directory_store import TEMPORARY
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.files import sync_file, writing
 from zmq_datasource.log.index import ChunkIndex, Contents
-from zmq_datasource.log.layout import TEMPORARY_PREFIX, Chunk, first_id_in, merged_name
+from zmq_datasource.log.layout import Chunk, first_id_in, merged_name
 from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
 
@@ -263,9 +264,7 @@ class Merger:
 def _temporary_file(directory: Path | None) -> Iterator[Path]:
     """A hidden file, beside the chunks of a directory. The next writer deletes that of a killed process."""
     with writing("making a temporary file"):
-        descriptor, name = tempfile.mkstemp(
-            prefix=f"{TEMPORARY_PREFIX}merge-", suffix=".arrow", dir=directory
-        )
+        descriptor, name = tempfile.mkstemp(prefix=f"{TEMPORARY}merge-", suffix=".arrow", dir=directory)
     os.close(descriptor)
     try:
         yield Path(name)

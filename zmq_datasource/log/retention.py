@@ -33,7 +33,7 @@ from zmq_datasource.log.storage import LogStorage
 _log = logging.getLogger(__name__)
 
 MakeRoom = Literal["none", "done", "any"]
-# Reserved for the open chunk, and for messages that arrive during a deletion.
+# Reserved for the chunk that is being filled, and for messages that arrive during a deletion.
 _RESERVED_CHUNKS = 5
 # How often the silence of leases is written, if nothing else is.
 _SILENCE_SECONDS = 600.0

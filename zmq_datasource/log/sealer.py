@@ -1,4 +1,4 @@
-"""The sealing thread, which writes groups and chunks in the order in which the receiving thread hands them over.
+"""The sealing thread, which writes chunks in the order in which the receiving thread hands them over.
 
 If the disk refuses, the write is repeated. A write that fails for good ends the sealing: ids after a hole cannot be
 sealed, so every later job fails with the same error.
@@ -20,10 +20,9 @@ from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.facts import ChunkFacts, Times
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.open_chunk import OpenChunk
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.state import state_metadata
@@ -48,8 +47,6 @@ class WriteJob(NamedTuple):
         end: The id after the last row.
         done: Resolves to ``end``.
         state: The writer's state after these rows. The sealing thread compresses it, so that receiving does not wait.
-        grows: Whether the job is one group of an open chunk.
-        last: Whether the chunk ends with this job.
         filled: A file with the rows before those of ``batches``; it becomes the chunk.
     """
 
@@ -59,8 +56,6 @@ class WriteJob(NamedTuple):
     end: int
     done: Future[int]
     state: bytes
-    grows: bool
-    last: bool
     filled: FilledFile | None = None
 
 
@@ -72,7 +67,6 @@ class Sealer:
         contents: Learns what was written.
         retention: Deletes chunks, in this thread.
         retrier: Repeats writes that the disk refuses.
-        written: Called with the first id and the batches of rows that are durable now.
 
     Attributes:
         failure: Why nothing is sealed any more; None while sealing works.
@@ -84,20 +78,15 @@ class Sealer:
         contents: Contents,
         retention: Retention,
         retrier: Retrier,
-        written: Callable[[int, Sequence[pa.RecordBatch]], None] = lambda first, batches: None,
     ) -> None:
         self._storage = storage
         self._contents = contents
         self._retention = retention
         self._retrier = retrier
-        self._written = written
         self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         # Each is counted by one thread only, so they need no lock.
         self._handed_over = self._finished = 0
-        self._open_chunk: OpenChunk | None = None
-        # The latest time of all rows so far, and the times of the groups of the open chunk.
         self._past = 0
-        self._times: Times | None = None
         self._faults = LimitedLog(__name__, "faults of the log")
         self._hold: Hold | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
@@ -174,8 +163,6 @@ class Sealer:
                 job.done.set_exception(e)
             else:
                 self._finished += 1  # before the result: a thread that gets the result may queue the next job
-                if job.batches:
-                    self._written(job.end - sum(batch.num_rows for batch in job.batches), job.batches)
                 job.done.set_result(job.end)
 
     def _tidy(self, act: Callable[[], None]) -> None:
@@ -198,23 +185,19 @@ class Sealer:
     def _seal(self, job: WriteJob) -> None:
         if self.failure is not None:
             raise self.failure
-        if job.grows:
-            self._grow(job)
-        elif job.filled is not None:
+        if job.filled is not None:
             self._fill(job, job.filled)
         elif job.batches:
             self._write(job)
 
     def _facts(self, job: WriteJob) -> ChunkFacts:
-        """The facts of the chunk, including the rows of this job."""
-        if job.filled is not None:
-            self._times = job.filled.times
+        times = None if job.filled is None else job.filled.times
         if job.batches:
-            times = times_of(job.batches)
-            self._times = times if self._times is None else self._times.union(times)
-        assert self._times is not None, "there are rows"
-        self._past = max(self._past, self._times.latest)
-        return ChunkFacts(job.first, job.end, self._times, self._past)
+            found = times_of(job.batches)
+            times = found if times is None else times.union(found)
+        assert times is not None, "there are rows"
+        self._past = max(self._past, times.latest)
+        return ChunkFacts(job.first, job.end, times, self._past)
 
     def _write(self, job: WriteJob) -> None:
         state = state_metadata(job.state, job.end)
@@ -227,16 +210,6 @@ class Sealer:
             file.append(batch, {})
         self._seal_chunk(job.size, partial(file.finish, self._storage, facts, state))
 
-    def _grow(self, job: WriteJob) -> None:
-        chunk = self._open_chunk = self._open_chunk or OpenChunk(self._storage, job.first)
-        if job.batches:
-            chunk.append(job.batches, self._facts(job), state_metadata(job.state, job.end))
-            self._retrier.retry(chunk.write)
-            self._contents.grow(job.size, chunk.grown)
-        if job.last:
-            self._seal_chunk(0, chunk.finish)
-            self._open_chunk = None
-
     def _seal_chunk(self, size: int, write: Callable[[], Chunk]) -> None:
         """Write a chunk, and note it in the contents.
 
@@ -246,7 +219,6 @@ class Sealer:
         """
         chunk = self._retrier.retry(write)
         self._contents.seal(size, chunk)
-        self._times = None
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.tidy)
         self._tidy(self._retention.uncache)

@@ -85,7 +85,7 @@ class CarriedState(ABC):
 
 
 def state_metadata(state: bytes, end: int) -> dict[bytes, bytes]:
-    """The metadata entry of the last batch of a chunk or a group.
+    """The metadata entry of the last batch of a chunk.
 
     Args:
         state: The state; empty for none.

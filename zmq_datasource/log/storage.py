@@ -44,7 +44,7 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_merged_name,
 )
-from zmq_datasource.log.local_files import LocalFiles, StagedFiles
+from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.store import Content, Entry, Hold, Store
 
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
@@ -192,7 +192,7 @@ class LogStorage:
             )
 
     def _firsts(self) -> list[int]:
-        return sorted([*(entry.first for entry in self.chunks()), *self.open_chunks()])
+        return [entry.first for entry in self.chunks()]
 
     def sees(self, log_id: str, names: Iterable[str]) -> bool:
         """Whether this machine sees all these chunks of the log with this id.
@@ -362,15 +362,6 @@ class LogStorage:
         """Let the system drop a chunk from its memory. The chunk stays in the log."""
         if isinstance(self.store, DirectoryStore):
             self.store.uncache(self.key(chunk.name))
-
-    def open_chunk_files(self) -> LocalFiles:
-        """The files of open chunks, which only a directory has."""
-        assert self.directory is not None, "a chunk in a bucket does not grow"
-        return LocalFiles(self.directory)
-
-    def open_chunks(self) -> list[int]:
-        """The first ids of the open chunks: at most one, if nothing went wrong."""
-        return [] if self.directory is None else self.open_chunk_files().firsts()
 
     def remove_temporaries(self) -> None:
         """Delete temporary files of killed processes. Only the writer calls this."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
 from zmq_datasource.log.chunk import damage_of, read_facts
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import counting, read_index
-from zmq_datasource.log.layout import HEAD_NAME, open_chunk_name
+from zmq_datasource.log.layout import HEAD_NAME
 from zmq_datasource.log.leases import LeaseFiles
-from zmq_datasource.log.open_chunk import read_groups
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
 
@@ -62,18 +60,6 @@ def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator
         if damage is not None:
             yield Damage(path, damage)
         done(path)
-    for first in storage.open_chunks():
-        path = storage.path_of(open_chunk_name(first))
-        with suppress(FileNotFoundError):  # it was sealed meanwhile
-            content = storage.open_chunk_files().read_chunk(first)
-            try:
-                damaged = read_groups(content, first).damaged
-            except DamagedChunkError as e:
-                yield Damage(path, str(e))
-            else:
-                if damaged:
-                    yield Damage(path, f"the ids {damaged.start} to {damaged.stop - 1} are damaged")
-            done(path)
     yield from _damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
 
 

@@ -9,7 +9,7 @@ any thread may read, is in ``index.Contents``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
@@ -42,16 +42,15 @@ class LogWriter(Contents):
         retention: Seconds for which a chunk is kept.
         retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
         make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
-        carried: Gives the state that the log keeps, at each cut and flush.
+        carried: Gives the state that the log keeps, at each cut.
         leases: What readers need; by default, everything is kept until there is a first lease.
         clock: Returns seconds since the epoch, for comparison with modification times.
-        written: Called by the sealing thread with the first id and the batches of rows that are durable now.
 
     Attributes:
         retention: Deletes chunks that are not needed any more.
         log_id: The id of the log, after ``open``.
         saved: The state of the newest chunk, after ``open``; empty if there is none.
-        open_bytes: The bytes of the open chunk so far.
+        open_bytes: The bytes of the chunk that is being filled.
         takes_files: Whether ``append_whole`` accepts a file.
         close_seconds: How long ``close`` repeats writes that the disk refuses.
     """
@@ -71,7 +70,6 @@ class LogWriter(Contents):
         carried: Carried | None = None,
         leases: Leases | None = None,
         clock: Callable[[], float] = time.time,
-        written: Callable[[int, Sequence[pa.RecordBatch]], None] = lambda first, batches: None,
     ) -> None:
         super().__init__()
         self._storage = storage
@@ -88,18 +86,17 @@ class LogWriter(Contents):
             clock=clock,
         )
         self._retrier = Retrier(retry_timeout, self._make_room)
-        self._sealer = Sealer(storage, self, self.retention, self._retrier, written)
+        self._sealer = Sealer(storage, self, self.retention, self._retrier)
         self._merger = Merger(storage, self, chunk_bytes)
         self._carried = carried
         self.log_id = ""
         self.saved = b""
 
-        # The open chunk: the batches are those that were not handed over yet.
+        # The chunk that is being filled.
         self._first = self._next = 0
         self.open_bytes = self._batches_bytes = 0
         self._batches: list[pa.RecordBatch] = []
         self._filled: FilledFile | None = None  # its rows are before the batches
-        self._grows = False  # whether a group of it was handed over
 
     def open(
         self,
@@ -199,33 +196,18 @@ class LogWriter(Contents):
         self.count_appended(size)
 
     def cut(self) -> Future[int]:
-        """Hand the open chunk to the sealing thread.
+        """Hand the chunk that is being filled to the sealing thread.
 
         Returns:
             Resolves to the durable end of the log once this chunk and all before it are sealed; fails with LogError.
         """
-        done = self._hand_over(last=True)
-        self._first, self.open_bytes, self._grows = self._next, 0, False
-        return done
-
-    def flush(self) -> Future[int]:
-        """Write the messages so far durably to the open chunk.
-
-        Returns:
-            Resolves to the id after the last one written; fails with LogError.
-        """
-        return self._hand_over(last=False)
-
-    def _hand_over(self, last: bool) -> Future[int]:
         done: Future[int] = Future()
         batches, size, filled = self._batches, self._batches_bytes, self._filled
-        assert last or filled is None, "a file becomes a chunk at once"
         has_rows = bool(batches) or filled is not None
         state = self._carried.state() if has_rows and self._carried is not None else b""
         self._batches, self._batches_bytes, self._filled = [], 0, None
-        self._grows = self._grows or (bool(batches) and not last)
-        job = WriteJob(batches, size, self._first, self._next, done, state, self._grows, last, filled)
-        self._sealer.hand_over(job)
+        self._sealer.hand_over(WriteJob(batches, size, self._first, self._next, done, state, filled))
+        self._first, self.open_bytes = self._next, 0
         return done
 
     @property
