@@ -43,6 +43,18 @@ def test_messages_are_published_as_they_came_and_are_in_the_log(
     assert rows.column("frames").to_pylist() == [None, None, None, sent[3], sent[4], None]
 
 
+def test_a_message_is_published_before_it_is_sealed(context: zmq.Context[Socket], tmp_path: Path) -> None:
+    sides = endpoints("pull", "publish")
+    with ProxyThreads(tmp_path, sides, walFlushInterval="60s") as proxy:
+        sub = subscriber(context, proxy, b"")
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        push.send(b"1")
+        assert receive(sub, 1) == [[b"1"]]
+        assert proxy.flow.journal.log.durable_end == 0
+    assert log_rows(tmp_path).column("value").to_pylist() == [b"1"]
+
+
 def test_subscriptions_and_their_ends_are_passed_on_to_publishers(
     context: zmq.Context[Socket], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -76,6 +77,53 @@ def test_a_proxy_that_is_killed_loses_nothing_and_repeats_nothing(tmp_path: Path
     assert values == [b"%d" % i for i in range(transactions * rows)]
     assert ids == sorted(set(ids))
     assert log_rows(tmp_path).column("value").to_pylist() == values
+
+
+def test_of_a_feed_a_killed_proxy_loses_only_what_was_not_sealed(
+    context: zmq.Context[Socket], tmp_path: Path
+) -> None:
+    sides = endpoints("pull", "durable")
+    push = context.socket(zmq.PUSH)
+    push.connect(sides["pull"])
+    done = threading.Event()
+
+    def produce() -> None:
+        for number in itertools.count():
+            while not push.poll(100, zmq.POLLOUT):
+                if done.is_set():
+                    return
+            if done.wait(0.0005):
+                return
+            push.send(b"%d" % number)
+
+    producing = threading.Thread(target=produce)
+    got: list[tuple[int, int]] = []
+    proxy = Proxy(wal_location=tmp_path, **sides)
+    proxy.__enter__()
+    try:
+        producing.start()
+        with DurableSubscriber(sides["durable"], "me", timeout=60) as subscriber:
+            for kills in range(3):
+                while len(got) < 300 * (kills + 1):
+                    message = subscriber.receive(60)
+                    assert message is not None
+                    got.append((message.id, int(message.value)))
+                if kills < 2:
+                    for process in processes_of(proxy)[: 1 + kills]:
+                        process.kill()
+                    with pytest.raises(SocketError, match="has ended by itself"):
+                        proxy.__exit__(None, None, None)
+                    proxy = Proxy(wal_location=tmp_path, **sides)
+                    proxy.__enter__()
+    finally:
+        done.set()
+        producing.join(60)
+        proxy.__exit__(None, None, None)
+    ids, numbers = zip(*got, strict=True)
+    assert ids == tuple(range(len(got))), "no gap, and no id twice"
+    assert list(numbers) == sorted(set(numbers))
+    rows = log_rows(tmp_path)
+    assert [int(value) for value in rows.column("value").to_pylist()[: len(got)]] == list(numbers)
 
 
 def test_a_killed_server_process_is_started_again(context: zmq.Context[Socket], tmp_path: Path) -> None:
