@@ -91,7 +91,7 @@ def test_the_documented_lines_add_the_id(storage: LogStorage) -> None:
     for first in (0, 3):
         put(storage, [batch_of([b"v"] * 3)], first)
     found: dict[str, Any] = {}
-    exec(lines.removeprefix("python").replace("/data/wal/weather/chunks", storage.path_of("")), found)
+    exec(lines.removeprefix("python").replace("/data/wal/weather", storage.root), found)
     messages = found["messages"].select(["id", "value"])
     assert messages.to_pydict() == {"id": list(range(6)), "value": [b"v"] * 6}
 
