@@ -77,9 +77,7 @@ class Sealing:
         self._next += 10 * len(batches)
         self.contents.count_appended(size)
         done: Future[int] = Future()
-        self.sealer.hand_over(
-            WriteJob(batches, size, first, self._next, done, b"state", grows=False, last=True)
-        )
+        self.sealer.hand_over(WriteJob(batches, size, first, self._next, done, b"state"))
         return done
 
 
