@@ -40,3 +40,14 @@ def test_a_large_state_is_not_written_for_a_few_messages(
 ) -> None:
     last = QUICK._replace(state_bytes=state_bytes)
     assert seal_time(Held(100.0, size), last, FLUSH, is_awaited=True) == pytest.approx(expected)
+
+
+def test_a_disk_that_stalls_once_is_not_slow_and_one_that_is_slow_is_known_after_some_chunks() -> None:
+    last, counted = QUICK, []
+    for at in range(8):
+        last = last.followed_by(101.0 + at, seconds=0.1, state_bytes=0)
+        counted.append(last.seconds)
+    assert counted[0] == pytest.approx(0.002)
+    assert counted == sorted(counted)
+    assert counted[-1] == 0.1
+    assert last.followed_by(200.0, 0.001, 0).seconds == 0.001

@@ -172,7 +172,7 @@ class Journal:
     def _note_sealed(self, began: float, is_empty: bool, _: Future[int]) -> None:
         """Called in the log's thread."""
         if not is_empty:
-            self._last = LastSeal(began, time.monotonic() - began, self._state_bytes)
+            self._last = self._last.followed_by(began, time.monotonic() - began, self._state_bytes)
         self.wakes.wake()
 
     def seal_time(self, asked_end: int) -> float:

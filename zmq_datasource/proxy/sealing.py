@@ -4,7 +4,8 @@ A chunk is sealed ``walFlushInterval`` after its first message. While a durable 
 it is sealed earlier, within these bounds:
 
 * 50 chunks a second;
-* a tenth of the time: if a slow disk needs 10 ms for a chunk, the next one follows 100 ms after it began;
+* a tenth of the time: if a slow disk needs 10 ms for a chunk, the next one follows 100 ms after it began. A disk that
+  stalls once is not slow, so a chunk counts for at most twice the time of the one before;
 * for the writer's state, which is whole in each chunk, a tenth of the bytes. A state of a few KiB may be larger than
   the messages.
 """
@@ -35,13 +36,18 @@ class LastSeal(NamedTuple):
 
     Attributes:
         began: When the chunk was handed to the disk, monotonic.
-        seconds: How long this took.
+        seconds: How long this took, as far as it counts.
         state_bytes: The size of the writer's state in the chunk.
     """
 
     began: float
     seconds: float
     state_bytes: int
+
+    def followed_by(self, began: float, seconds: float, state_bytes: int) -> LastSeal:
+        """The next chunk, which took so many seconds."""
+        most = max(2 * self.seconds, _LEAST_SECONDS / _SHARE)
+        return LastSeal(began, min(seconds, most), state_bytes)
 
 
 def seal_time(held: Held, last: LastSeal, flush_interval: float, is_awaited: bool) -> float:
