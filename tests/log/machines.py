@@ -123,6 +123,7 @@ class Machines:
     def writer(self, storage: LogStorage | None = None, wait: float = 0.0, **changes: Any) -> LogWriter:
         settings = {"chunk_bytes": 1 << 20, "max_bytes": 1 << 30, **changes}
         made = LogWriter(storage or self.storage(), **settings)
+        made.merge_seconds = 1e6  # a test merges when it says so
         made.open(wait)
         self.running.append(made)
         return made

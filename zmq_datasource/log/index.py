@@ -83,10 +83,10 @@ class ChunkIndex:
         low, high = bisect_left(self._firsts, merged.first), bisect_left(self._firsts, merged.end)
         parts = self._chunks[low:high]
         if parts:
-            chunks = [*self._chunks[:low], merged._replace(first=parts[0].first), *self._chunks[high:]]
-            self._chunks, self._firsts, self._bytes_before, self._bytes = [], [], [], 0
-            for chunk in chunks:
-                self.append(chunk)
+            whole = merged._replace(first=parts[0].first)
+            index = ChunkIndex([*self._chunks[:low], whole, *self._chunks[high:]])
+            self._chunks, self._firsts = index._chunks, index._firsts
+            self._bytes_before, self._bytes = index._bytes_before, index._bytes
         return parts
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:

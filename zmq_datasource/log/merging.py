@@ -41,8 +41,6 @@ from zmq_datasource.log.storage import LogStorage
 
 _log = logging.getLogger(__name__)
 
-# How often to look for chunks to merge.
-_LOOK_SECONDS = 1.0
 _END_SECONDS = 5.0
 # Chunks below this size have tier 0; so many of them are merged.
 _FIRST_TIER_BYTES, _FAN_IN = 64 << 10, 8
@@ -116,13 +114,15 @@ class Merger:
         self._storage = storage
         self._contents = contents
         self._most, self._fan_in = most, fan_in
+        self._seconds = 0.0
         self._apart: set[int] = set()
         self._ending = threading.Event()
         self._faults = LimitedLog(__name__, "faults while chunks were merged")
         self._thread = threading.Thread(target=self._run, name="zmq-log-merger", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, seconds: float) -> None:
+        """Start the thread, which looks for chunks to merge every so many seconds; in a bucket more rarely."""
+        self._seconds = max(seconds, self._storage.request_interval)
         self._thread.start()
 
     def end(self) -> None:
@@ -133,7 +133,7 @@ class Merger:
 
     def _run(self) -> None:
         is_clean = False
-        while not self._ending.wait(max(_LOOK_SECONDS, self._storage.request_interval)):
+        while not self._ending.wait(self._seconds):
             try:
                 if not is_clean:
                     self.remove_leftovers()

@@ -53,10 +53,12 @@ class LogWriter(Contents):
         open_bytes: The bytes of the chunk that is being filled.
         takes_files: Whether ``append_whole`` accepts a file.
         close_seconds: How long ``close`` repeats writes that the disk refuses.
+        merge_seconds: How often chunks to merge are looked for; in a bucket more rarely.
     """
 
     takes_files = True
     close_seconds = 5.0
+    merge_seconds = 1.0
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class LogWriter(Contents):
         self.log_id, self.saved = opened.log_id, opened.saved
         self._first = self._next = opened.chunks.end
         self._sealer.start(opened.hold, opened.past)
-        self._merger.start()
+        self._merger.start(self.merge_seconds)
 
     def _open(self, lock_wait: float, receives: Callable[[dict[str, str], int], dict[str, str]]) -> OpenedLog:
         opened = open_for_writing(self._storage, lock_wait)
