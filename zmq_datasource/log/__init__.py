@@ -3,7 +3,6 @@
 A log is a set of whole objects in a store, which is a directory or a bucket. Both have the same keys (``layout``)::
 
     log.json                        {"format": 3, "log": "<log id>"}
-    head/00000000000000000003.json  the writer's record: what is deleted; the one with the highest serial counts
     readers/<name>.json             a lease: what the log keeps for one reader
     writer.lock                     held by the one writer; names its process
     chunks/
@@ -40,7 +39,7 @@ Layers, from below:
   log, ``state`` is its state in each chunk.
 * The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
   ``follower`` finds new chunks.
-* ``leases`` say what each reader needs, and ``head`` what the writer has announced and deleted.
+* ``leases`` say what each reader needs, and ``head`` what the writer has announced and deleted. Both are ``records``.
 * Transactions that are not committed: ``staging``, with ``local_files``, which grow in place.
 
 Other packages import only the names listed here.
@@ -60,7 +59,7 @@ from zmq_datasource.log.layout import (
     Chunk,
     is_chunk_name,
 )
-from zmq_datasource.log.leases import Lease, LeaseFiles, Leases, Reader, SubscriberNotes, subscriber_key
+from zmq_datasource.log.leases import Lease, LeaseFiles, Reader, SubscriberNotes, subscriber_key
 from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.reader import (
@@ -103,7 +102,6 @@ __all__ = [
     "Hold",
     "Lease",
     "LeaseFiles",
-    "Leases",
     "LogFollower",
     "LogStorage",
     "LogWriter",

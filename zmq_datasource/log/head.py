@@ -15,28 +15,16 @@ import uuid
 from typing import Annotated
 
 import msgspec
-import xxhash
 
-from zmq_datasource.errors import RESTORE, DiskFaultError, KeyTakenError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DiskFaultError, KeyTakenError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.layout import HEAD_NAME
+from zmq_datasource.log.records import encode_record, read_record
 from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
 
 _NAME = re.compile(r"([0-9]{20})\.json")
 _Id = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Silence(msgspec.Struct, frozen=True):
-    """For how long a lease was seen without a change.
-
-    Attributes:
-        beat: ``Lease.beat`` of that lease.
-        seconds: Seconds in which a writer ran and the lease did not change: see ``leases``.
-    """
-
-    beat: str
-    seconds: float
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -46,7 +34,7 @@ class Head(msgspec.Struct, frozen=True):
         announced: A new reader begins here or later.
         deleted: All ids below this one are deleted, or about to be.
         receives: What the writer receives, and on which terms: names of options and their values as text.
-        silent: The silence of each lease, by its key: see ``leases``.
+        silent: For how many seconds writers have seen no change of a lease, by its ``beat``: see ``leases``.
         at: As of when ``silent`` is, in seconds since the epoch.
         writer: A random name, so that a writer recognises its own head after a put whose answer was lost.
     """
@@ -54,14 +42,9 @@ class Head(msgspec.Struct, frozen=True):
     announced: _Id = 0
     deleted: _Id = 0
     receives: dict[str, str] = {}
-    silent: dict[str, Silence] = {}
+    silent: dict[str, float] = {}
     at: float = 0.0
     writer: str = ""
-
-
-class _Stored(msgspec.Struct, frozen=True):
-    head: Head
-    xxh3: str
 
 
 def read_head(storage: LogStorage) -> Head:
@@ -97,9 +80,8 @@ class HeadWriter:
         Raises:
             LogError: As ``write``, and ``read_head``.
         """
-        with self._lock:
-            self._serial, head = _newest(self._storage)
-            return self._write(head)
+        self._serial, head = _newest(self._storage)
+        return self.write(head)
 
     def write(self, head: Head) -> Head:
         """Put the next head. The caller may repeat the call after an error of the store.
@@ -108,8 +90,27 @@ class HeadWriter:
             LogLockedError: Another writer has put a head, and this one does not count.
             LogWriteError: The store refuses.
         """
+        store = self._storage.store
+        head = msgspec.structs.replace(head, writer=self._writer)
         with self._lock:
-            return self._write(head)
+            failpoints.reach("log.head.before_put")
+            while True:
+                try:
+                    store.put_new(_key(self._serial + 1), [encode_record(head)])
+                    break
+                except KeyTakenError:
+                    self._count_own()
+            self._serial += 1
+            failpoints.reach("log.head.after_put")
+            # A writer that was stopped may put a serial that was deleted meanwhile. Then there are higher ones.
+            serials = _serials(self._storage)
+            if serials and serials[-1] > self._serial:
+                raise self._overtaken(serials[-1])
+            for serial in serials:
+                if serial < self._serial:
+                    store.delete(_key(serial))
+            self.head = head
+            return head
 
     def check(self) -> None:
         """Check that no other writer has taken over.
@@ -122,10 +123,7 @@ class HeadWriter:
             DiskFaultError: This writer's head is not there any more, or the store refuses.
         """
         with self._lock:
-            while (found := _read(self._storage, self._serial + 1)) is not None:
-                if found.writer != self._writer:
-                    raise self._overtaken(self._serial + 1)
-                self._serial += 1  # put before, and the answer was lost
+            self._count_own()
             mine = _read(self._storage, self._serial)
             if mine is not None and mine.writer == self._writer:
                 return
@@ -136,35 +134,16 @@ class HeadWriter:
                 f"writing to {self._storage}: {path}, which was there, is not there any more. {MOUNT_AGAIN}"
             )
 
-    def _write(self, head: Head) -> Head:
-        head = msgspec.structs.replace(head, writer=self._writer)
-        failpoints.reach("log.head.before_put")
-        while not self._put(head):
-            pass
-        failpoints.reach("log.head.after_put")
-        # A writer that was stopped may put a serial that was deleted meanwhile. Then there are higher ones.
-        serials = _serials(self._storage)
-        if serials and serials[-1] > self._serial:
-            raise self._overtaken(serials[-1])
-        for serial in serials:
-            if serial < self._serial:
-                self._storage.store.delete(_key(serial))
-        self.head = head
-        return head
+    def _count_own(self) -> None:
+        """Count the heads that this writer has put, and for which it got no answer.
 
-    def _put(self, head: Head) -> bool:
-        """Put a head with the next serial; False if this writer has put another head there, without an answer."""
-        key = _key(self._serial + 1)
-        try:
-            self._storage.store.put_new(key, [_encode(head)])
-        except KeyTakenError as e:
-            found = _read(self._storage, self._serial + 1)
-            if found is None or found.writer != self._writer:
-                raise self._overtaken(self._serial + 1) from e
+        Raises:
+            LogLockedError: Another writer has put the next head.
+        """
+        while (found := _read(self._storage, self._serial + 1)) is not None:
+            if found.writer != self._writer:
+                raise self._overtaken(self._serial + 1)
             self._serial += 1
-            return False
-        self._serial += 1
-        return True
 
     def _overtaken(self, serial: int) -> LogLockedError:
         path = self._storage.store.path_of(_key(serial))
@@ -198,22 +177,7 @@ def _serials(storage: LogStorage) -> list[int]:
 
 
 def _read(storage: LogStorage, serial: int) -> Head | None:
-    content = storage.read(_key(serial))
-    if content is None:
-        return None
-    try:
-        stored = msgspec.json.decode(content, type=_Stored)
-        if _encode(stored.head) != content.rstrip():
-            raise ValueError("its checksum differs; the file was changed after it was written")
-    except (msgspec.DecodeError, ValueError) as e:
-        path = storage.store.path_of(_key(serial))
-        raise LogFormatError(f"reading {path}: it is not the head of a log ({e}). {RESTORE}") from e
-    return stored.head
-
-
-def _encode(head: Head) -> bytes:
-    checksum = xxhash.xxh3_64_hexdigest(msgspec.json.encode(head, order="sorted"))
-    return msgspec.json.encode(_Stored(head, checksum), order="sorted")
+    return read_record(storage, _key(serial), Head, "the head of a log")
 
 
 def _key(serial: int) -> str:

@@ -7,7 +7,8 @@ continues from its own checkpoint; the lease only says what must not be deleted.
 The rules:
 
 * While a reader runs it holds its name (``readers/<key>.lock``), so that two readers cannot have one name. A thread
-  writes its lease when its reader has moved, at most once a second, and every 10 s as a sign of life.
+  writes its lease when its reader has moved, at most once a second, and every 10 s as a sign of life (in a bucket every
+  10 s and 20 s).
 * A new reader writes a lease that needs everything, and then reads the head: it begins at the id that is announced
   there, or later. The writer announces, reads all leases again, and then deletes. So either the writer sees the lease,
   or the reader sees what is announced. Neither waits for the other.
@@ -22,24 +23,25 @@ The rules:
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, NamedTuple
 
 import msgspec
 import xxhash
 
-from zmq_datasource.errors import RESTORE, DataLossError, LogError, LogFormatError, LogLockedError
+from zmq_datasource.errors import DataLossError, LogError, LogFormatError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log.head import Head, Silence, read_head
+from zmq_datasource.log.head import Head, read_head
 from zmq_datasource.log.layout import LOCK_WAIT_SECONDS, READERS_NAME
+from zmq_datasource.log.records import encode_record, read_record
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Entry, Hold
@@ -50,11 +52,11 @@ _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 # The lease of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.
 _SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
-_CHECKSUM = "xxh3"
 # At each start of a writer, the time without a writer counts at most as this share of a timeout.
 _LARGEST_GAP = 0.1
 # How long ``Reader.close`` waits for a write that the disk does not answer.
 _JOIN_SECONDS = 5.0
+_OTHER_NAME = "give each query a reader of its own"
 _Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -140,6 +142,10 @@ class LeaseFiles:
             if entry.name.endswith(_SUFFIX)
         }
 
+    def find(self, key: str) -> Entry | None:
+        """What a listing shows of one lease; None if there is none."""
+        return self._store.find(_object(key))
+
     def read(self, key: str) -> Lease | None:
         """A lease; None if there is none.
 
@@ -147,20 +153,8 @@ class LeaseFiles:
             DiskFaultError: It cannot be read now.
             LogFormatError: It is damaged.
         """
-        content = self._storage.read(_object(key))
-        if content is None:
-            return None
-        try:
-            found = json.loads(content)
-            lease = msgspec.convert(found, Lease)
-            if found != _signed(lease):
-                raise ValueError("its checksum differs; the file was changed after it was written")
-        except (msgspec.ValidationError, ValueError, RecursionError) as e:
-            raise LogFormatError(
-                f"reading {self.path_of(key)}: it is not the lease of a reader ({e}). {RESTORE}; or, to keep nothing "
-                f"for this reader: zmq-datasource log readers drop {self._storage.root} {key}"
-            ) from e
-        return lease
+        hint = f"; or, to keep nothing for this reader: zmq-datasource log readers drop {self._storage.root} {key}"
+        return read_record(self._storage, _object(key), Lease, "the lease of a reader", hint)
 
     def write(self, lease: Lease) -> Lease:
         """Write a lease durably, with a new beat. Returns what was written.
@@ -171,12 +165,12 @@ class LeaseFiles:
         self._writes += 1
         lease = msgspec.structs.replace(lease, beat=uuid.uuid4().hex[: 8 + self._writes % 16])
         failpoints.reach("log.position.before_write")
-        self._storage.write_json(_object(lease.key), _signed(lease))
+        self._store.put(_object(lease.key), encode_record(lease))
         failpoints.reach("log.position.after_write")
         return lease
 
     def remove(self, key: str) -> None:
-        """Delete a lease and the object of its hold. Only for the holder of the name, or if no reader can take it."""
+        """Delete a lease and the object of its hold. Only for the holder of the name."""
         self._store.delete(_object(key))
         self._store.delete(_lock(key))
 
@@ -192,9 +186,7 @@ class LeaseFiles:
         try:
             return self._store.hold(_lock(key), wait)
         except LogLockedError as e:
-            raise LogLockedError(
-                f"reading {self._storage.root} as reader={key}: {e}; give each query a reader of its own"
-            ) from e
+            raise LogLockedError(f"reading {self._storage.root} as reader={key}: {e}; {_OTHER_NAME}") from e
 
     def is_running(self, key: str) -> bool:
         """Whether a reader of this name runs."""
@@ -240,12 +232,10 @@ class Reader:
         self._writing = threading.Lock()
         self._woken = threading.Event()
         self._closed = False
-        self._failure: LogLockedError | None = None
         self._faults = LimitedLog(__name__, "faults of leases")
         self._thread = threading.Thread(target=self._keep, name="zmq-lease", daemon=True)
-        if storage.request_interval:  # requests to a bucket cost money
-            self.move_seconds = max(self.move_seconds, storage.request_interval)
-            self.beat_seconds = max(self.beat_seconds, 2 * storage.request_interval)
+        self.move_seconds = max(self.move_seconds, storage.request_interval)
+        self.beat_seconds = max(self.beat_seconds, 2 * storage.request_interval)
 
     def _hold_name(self) -> tuple[Hold, Lease | None]:
         hold = self._files.hold(self.name, self.hold_seconds)
@@ -283,8 +273,7 @@ class Reader:
         Raises:
             LogLockedError: Another process has taken the name.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._check_hold()
         lease = self._lease
         if (lease.next, lease.begins) != (next_id, False):
             self._lease = msgspec.structs.replace(lease, next=next_id, begins=False)
@@ -292,74 +281,74 @@ class Reader:
 
     def close(self) -> None:
         """Write the lease a last time, and release the name. The lease stays until its timeout."""
-        try:
-            self._end_thread()
+        with self._ended():
             if self._written is not None:
-                self._write_or_warn()
-        finally:
-            self._hold.release()
+                self._write()
 
     def discard(self) -> None:
         """Release the name, and leave the lease as it was found. Called if the query could not start."""
-        try:
-            self._end_thread()
+        with self._ended():
             if self.found is None:
                 self._files.remove(self.name)
             elif self._written is not None:
                 self._files.write(self.found)
-        except LogError as e:
-            _log.warning("discarding the lease of reader %r, which did not start: %s", self.name, e)
+
+    @contextmanager
+    def _ended(self) -> Iterator[None]:
+        """End the thread before the body, and release the name after it."""
+        self._closed = True
+        self._woken.set()
+        try:
+            if self._thread.ident is not None:
+                self._thread.join(_JOIN_SECONDS)
+            with self._warning():
+                yield
         finally:
             self._hold.release()
 
-    def _end_thread(self) -> None:
-        self._closed = True
-        self._woken.set()
-        if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Only warn of an error: with an older lease the log keeps too much."""
+        try:
+            yield
+        except LogError as e:
+            self._faults.warn("writing the lease of reader %r: %s", self.name, e)
 
     def _write(self) -> None:
         with self._writing:
-            if lost := self._hold.lost:
-                self._failure = LogLockedError(
-                    f"reading {self._storage.root} as reader={self.name}: this process has lost the name to {lost}; "
-                    "give each query a reader of its own"
-                )
-                raise self._failure
-            lease = self._lease
-            self._written_at = (
-                time.monotonic()
-            )  # also if the store refuses, so that it is not repeated at once
+            self._check_hold()
+            # Noted also if the store refuses, so that the write is not repeated at once.
+            lease, self._written_at = self._lease, time.monotonic()
             self._files.write(lease)
             self._written = lease
 
-    def _write_or_warn(self) -> None:
-        try:
-            self._write()
-        except LogError as e:  # with an older lease the log only keeps too much
-            self._faults.warn("writing the lease of reader %r: %s", self.name, e)
+    def _check_hold(self) -> None:
+        if lost := self._hold.lost:
+            raise LogLockedError(
+                f"reading {self._storage.root} as reader={self.name}: this process has lost the name to {lost}; "
+                f"{_OTHER_NAME}"
+            )
 
     def _keep(self) -> None:
         """Write the lease after it has moved, and as a sign of life, also during a batch of an hour."""
-        while not self._closed:
-            self._woken.clear()
+        while True:
+            self._woken.clear()  # before the looks at what it announces
+            if self._closed:
+                return
             moved = self._lease is not self._written
             due = self._written_at + (self.move_seconds if moved else self.beat_seconds)
             if (left := due - time.monotonic()) > 0:
                 self._woken.wait(left)
-            elif self._failure is None:
-                self._write_or_warn()
             else:
-                return
+                with self._warning():
+                    self._write()
 
 
-class _Seen(msgspec.Struct):
-    """A lease as a writer has seen it last; ``damage`` says why it cannot be read."""
+class _Seen(NamedTuple):
+    """A lease as a writer has seen it last: None, with no entry, if it is damaged."""
 
-    entry: Entry
+    entry: Entry | None
     lease: Lease | None
-    damage: str = ""
-    silent: float = 0.0
 
 
 class Leases:
@@ -392,11 +381,15 @@ class Leases:
         # A step counts at most three times as long as it should be: a stopped machine sees no change, either.
         self._longest_step = 3 * max(1.0, storage.request_interval)
         self._seen: dict[str, _Seen] = {}
-        self._before: Mapping[str, Silence] = {}
-        self._gap = 0.0
+        self._silent: dict[str, float] = {}
         self._looked_at = clock()
         self._faults = LimitedLog(__name__, "leases that cannot be read")
         self.slowest: Lease | None = None
+
+    @property
+    def silent(self) -> dict[str, float]:
+        """For ``Head.silent``."""
+        return {beat: round(seconds, 3) for beat, seconds in self._silent.items()}
 
     def continue_from(self, head: Head, now: float, end: int) -> None:
         """Continue the silences of the writer before, and compare all positions with the log.
@@ -410,9 +403,10 @@ class Leases:
             DataLossError: The log ends before the position of a reader: it would give out ids a second time.
             LogError: As ``look``.
         """
-        self._seen, self._before, self._gap = {}, head.silent, max(0.0, now - head.at)
-        self._looked_at = self._clock()
-        for key, lease in self._read_changed(0.0).items():
+        gap = max(0.0, now - head.at)
+        self._seen, self._silent, self._looked_at = {}, head.silent, self._clock()
+        self._read_changed(lambda lease: min(gap, _LARGEST_GAP * self._timeout(lease)))
+        for key, lease in self._undamaged().items():
             if lease.next > end:
                 raise DataLossError(
                     f"opening {self._storage}: it ends at id {end}, and reader {lease.name!r} has read the ids below "
@@ -435,105 +429,81 @@ class Leases:
             LogError: The leases cannot be listed or read now, or another process has the log.
         """
         now = self._clock()
-        leases = self._read_changed(min(now - self._looked_at, self._longest_step))
+        step = min(now - self._looked_at, self._longest_step)
+        self._read_changed(lambda lease: step)
         self._looked_at = now
-        self._drop_silent(leases, make_room)
-        living = [seen.lease for seen in self._seen.values()]
-        self.slowest = min(filter(None, living), key=lambda lease: lease.next, default=None)
-        if None in living or (self.slowest is None and self._keeps_unread):
+        self._drop_silent(make_room)
+        leases = self._undamaged().values()
+        self.slowest = min(leases, key=lambda lease: lease.next, default=None)
+        if len(leases) < len(self._seen) or (self.slowest is None and self._keeps_unread):
             return 0
         return None if self.slowest is None else self.slowest.next
 
-    def _read_changed(self, step: float) -> dict[str, Lease]:
-        """Read the leases that have changed, add ``step`` to the silence of the others, and return the undamaged."""
-        entries = self._files.entries()
-        self._seen = {key: seen for key, seen in self._seen.items() if key in entries}
-        for key, entry in entries.items():
-            self._see(key, entry, step)
-        self._before = {}
-        for seen in self._seen.values():
-            if seen.damage:
-                self._faults.warn("%s", seen.damage)
+    def _undamaged(self) -> dict[str, Lease]:
         return {key: seen.lease for key, seen in self._seen.items() if seen.lease is not None}
 
-    def _see(self, key: str, entry: Entry, step: float) -> None:
-        before = self._seen.get(key)
-        if before is not None and before.entry == entry:
-            before.silent += step
-            return
-        try:
-            lease = self._files.read(key)
-        except LogFormatError as e:
-            self._seen[key] = _Seen(entry, None, str(e))
-            return
-        if lease is None:  # deleted meanwhile
-            self._seen.pop(key, None)
-            return
-        seen = self._seen[key] = _Seen(entry, lease)
-        if before is not None and before.lease is not None and before.lease.beat == lease.beat:
-            seen.silent = before.silent + step
-        elif (silence := self._before.get(key)) is not None and silence.beat == lease.beat:
-            seen.silent = silence.seconds + min(self._gap, _LARGEST_GAP * self._timeout(lease)) + step
+    def _read_changed(self, step: Callable[[Lease], float]) -> None:
+        """Read the leases that have changed, and those that are damaged; add ``step`` to the silence of the others."""
+        found: dict[str, _Seen] = {}
+        silent: dict[str, float] = {}
+        for key, entry in self._files.entries().items():
+            seen = self._seen.get(key)
+            if seen is None or seen.entry != entry:
+                try:
+                    seen = _Seen(entry, self._files.read(key))
+                except LogFormatError as e:
+                    self._faults.warn("%s", e)
+                    found[key] = _Seen(None, None)
+                    continue
+            if (lease := seen.lease) is not None:  # otherwise it was deleted meanwhile
+                found[key] = seen
+                known = self._silent.get(lease.beat)
+                silent[lease.beat] = 0.0 if known is None else known + step(lease)
+        self._seen, self._silent = found, silent
 
     def _timeout(self, lease: Lease) -> float:
         return self._retention if lease.timeout is None else lease.timeout
 
-    def _drop_silent(self, leases: Mapping[str, Lease], make_room: int) -> None:
+    def _drop_silent(self, make_room: int) -> None:
+        leases = self._undamaged()
         if any(lease.timeout is not None and lease.next < make_room for lease in leases.values()):
             make_room = 0
         silent: dict[str, Lease] = {}
         for key, lease in leases.items():
             in_the_way = lease.timeout is None and lease.next < make_room
-            if self._seen[key].silent > (0.0 if in_the_way else self._timeout(lease)):
+            if self._silent[lease.beat] > (0.0 if in_the_way else self._timeout(lease)):
                 silent[key] = lease
         if silent and self._keeps_unread and len(silent) == len(leases):
             del silent[max(silent, key=lambda key: silent[key].next)]
         for key, lease in silent.items():
-            if self._drop(key, lease, self._seen[key]):
-                del self._seen[key]
+            self._drop(key, lease)
 
-    def _drop(self, key: str, lease: Lease, seen: _Seen) -> bool:
+    def _drop(self, key: str, lease: Lease) -> None:
         """Delete a lease, unless its reader runs."""
-        if lease.timeout is None:  # no other reader can take a random name, so it is enough to look
-            if self._files.is_running(key):
-                return False
-            self._remove(key, lease, seen)
-            return True
         try:
             hold = self._files.hold(key, 0.0)
         except LogLockedError:
-            return False
+            return
         try:
-            if self._files.entries().get(key) != seen.entry:  # it has run meanwhile
-                return False
-            self._remove(key, lease, seen)
+            if self._files.find(key) != self._seen[key].entry:  # it has run meanwhile
+                return
+            self._storage.check_writer()  # another writer may have the log, and keep this lease for longer
+            option = "readerTimeout" if lease.subscriber is None else "subscriberExpiry"
+            _log.log(
+                # Each run of an unnamed query leaves a lease, so dropping it needs no warning.
+                logging.INFO if lease.timeout is None else logging.WARNING,
+                "log %s: dropped the lease of reader %r, which needed the messages from id %d on: it has been silent "
+                "for %.0f s (%s). If it comes back and misses messages, failOnDataLoss decides",
+                self._storage.root,
+                lease.name,
+                lease.next,
+                self._silent[lease.beat],
+                "walRetention: it has no name" if lease.timeout is None else option,
+            )
+            self._files.remove(key)
+            del self._seen[key]
         finally:
             hold.release()
-        return True
-
-    def _remove(self, key: str, lease: Lease, seen: _Seen) -> None:
-        self._storage.check_writer()  # another writer may have the log, and keep this lease for longer
-        option = "readerTimeout" if lease.subscriber is None else "subscriberExpiry"
-        _log.log(
-            # Each run of an unnamed query leaves a lease, so dropping it needs no warning.
-            logging.INFO if lease.timeout is None else logging.WARNING,
-            "log %s: dropped the lease of reader %r, which needed the messages from id %d on: it has been silent for "
-            "%.0f s (%s). If it comes back and misses messages, failOnDataLoss decides",
-            self._storage.root,
-            lease.name,
-            lease.next,
-            seen.silent,
-            "walRetention: it has no name" if lease.timeout is None else option,
-        )
-        self._files.remove(key)
-
-    def silences(self) -> dict[str, Silence]:
-        """For ``Head.silent``."""
-        return {
-            key: Silence(seen.lease.beat, round(seen.silent, 3))
-            for key, seen in self._seen.items()
-            if seen.lease is not None and seen.silent
-        }
 
 
 def _object(key: str) -> str:
@@ -542,8 +512,3 @@ def _object(key: str) -> str:
 
 def _lock(key: str) -> str:
     return f"{READERS_NAME}/{key}{_LOCK_SUFFIX}"
-
-
-def _signed(lease: Lease) -> dict[str, object]:
-    content: dict[str, object] = msgspec.to_builtins(lease)
-    return content | {_CHECKSUM: xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True).encode())}

@@ -77,14 +77,14 @@ class Retention:
         self._storage = storage
         self._contents = contents
         self._leases = leases
-        self._head = HeadWriter(storage)
+        self._head = HeadWriter(storage)  # until ``begin``
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
         self._make_room = make_room
         self._clock = clock
-        self._last_time = math.inf
-        self._next_look = self._next_full_look = self._next_silence = 0.0
+        self._looked_at = -math.inf
+        self._next_silence = 0.0
         self._tidying = threading.Lock()
         self.needed = 0
         self._uncached = 0  # chunks below this id are not in the system's memory, or older than this writer
@@ -114,7 +114,7 @@ class Retention:
         self._leases.continue_from(head.head, self._clock(), self._contents.durable_end)
         self.needed = self._contents.earliest
         self._uncached = self._contents.durable_end
-        self._next_look, self._next_silence = 0.0, time.monotonic() + _SILENCE_SECONDS
+        self._looked_at, self._next_silence = -math.inf, time.monotonic() + _SILENCE_SECONDS
 
     def end(self) -> None:
         """Write the silence of leases for the next writer."""
@@ -144,10 +144,9 @@ class Retention:
         """
         with self._tidying:
             now = time.monotonic()
-            if not self._is_due(now):
+            if now < self._looked_at + self._pause:
                 return
-            interval = max(self.look_seconds, self._storage.request_interval)
-            self._next_look, self._next_full_look = now + interval, now + interval / 4
+            self._looked_at = now
             try:
                 self._look(self._end_of_first() if self.full and self._make_room != "none" else 0)
                 self._begin_deleting()
@@ -159,12 +158,15 @@ class Retention:
             except LogError as e:
                 _log.warning("deleting from log %s: %s", self._storage.root, e)
 
-    def _is_due(self, now: float) -> bool:
-        if self._make_room == "any" and (
-            self.full or (self._needs_room and not self._storage.request_interval)
-        ):
-            return True  # receiving does not wait for a reader, so it need not wait for a look either
-        return now >= (self._next_full_look if self._needs_room else self._next_look)
+    @property
+    def _pause(self) -> float:
+        """Seconds between two looks."""
+        pause = max(self.look_seconds, self._storage.request_interval)
+        if not self._needs_room:
+            return pause
+        if self._make_room == "any" and (self.full or not self._storage.request_interval):
+            return 0.0  # receiving does not wait for a reader, so it need not wait for a look either
+        return pause / 4
 
     def _end_of_first(self) -> int:
         earliest = self._contents.earliest
@@ -204,7 +206,7 @@ class Retention:
                 return
             self._contents.deleted()
             if time.monotonic() >= deadline:
-                self._next_look = 0.0
+                self._looked_at = -math.inf
                 return
 
     def _removable(self, needed: int, index: ChunkIndex) -> Sequence[Chunk]:
@@ -221,16 +223,14 @@ class Retention:
         if not self._seconds:
             return math.inf
         now = self._clock()
-        if now < self._last_time:  # the clock was set back
-            index.limit_sealing_times(now)
-        self._last_time = now
+        index.limit_sealing_times(now)  # the clock may have been ahead
         return now - self._seconds
 
     def _write_head(self, **changes: int) -> None:
-        silent, now = self._leases.silences(), self._clock()
-        self._head.write(replace(self._head.head, **changes, silent=silent, at=now))
+        changed = replace(self._head.head, **changes, silent=self._leases.silent, at=self._clock())
+        self._head.write(changed)
         self._next_silence = time.monotonic() + _SILENCE_SECONDS
 
     def _write_silence(self) -> None:
-        if self._leases.silences() != self._head.head.silent:
+        if self._leases.silent != self._head.head.silent:
             self._write_head()

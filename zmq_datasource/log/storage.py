@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import (
@@ -437,10 +436,6 @@ class LogStorage:
         with suppress(FileNotFoundError), self.store.open(key) as file:
             return bytes(file.read())
         return None
-
-    def write_json(self, key: str, content: object) -> None:
-        """Replace a small object of the log, durably."""
-        self.store.put(key, msgspec.json.encode(content))
 
 
 def _other_format(path: str, version: int) -> LogFormatError:

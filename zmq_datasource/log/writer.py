@@ -43,7 +43,7 @@ class LogWriter(Contents):
         retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
         make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
         carried: Gives the state that the log keeps, at each cut.
-        leases: What readers need; by default, everything is kept until there is a first lease.
+        keeps_unread: See ``Leases``.
         clock: Returns seconds since the epoch, for comparison with modification times.
 
     Attributes:
@@ -70,13 +70,13 @@ class LogWriter(Contents):
         retry_timeout: float = 0.0,
         make_room: MakeRoom = "none",
         carried: Carried | None = None,
-        leases: Leases | None = None,
+        keeps_unread: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         self._storage = storage
         self._chunk_bytes = chunk_bytes
-        self._leases = leases or Leases(storage, retention)
+        self._leases = Leases(storage, retention, keeps_unread=keeps_unread)
         self.retention = Retention(
             storage,
             self,

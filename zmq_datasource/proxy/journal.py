@@ -16,7 +16,6 @@ from zmq_datasource.log import (
     STORE_RETRY_SECONDS,
     Carried,
     FilledFile,
-    Leases,
     LogStorage,
     LogWriter,
 )
@@ -67,7 +66,7 @@ class Journal:
             retry_timeout=STORE_RETRY_SECONDS,
             make_room="any" if options.when_full == "discard" else "done",
             carried=self,
-            leases=Leases(self.storage, options.wal_retention, keeps_unread=False),
+            keeps_unread=False,
         )
         self.log.open(LOCK_WAIT_SECONDS)
         self._last = LastSeal(0.0, 0.0, len(self.log.saved))

@@ -134,7 +134,6 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
         lease = lease or Lease(key, 0)
         first = max(lease.next, index.earliest)
         received = _received_at(storage, index, first) if first < index.end else None
-        silence = silent.get(key)
         found.append(
             ReaderSummary(
                 lease.name,
@@ -146,7 +145,7 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
                 None if received is None else max(0.0, clock() - received),
                 files.is_running(key),
                 entry.modified,
-                0.0 if silence is None or silence.beat != lease.beat else silence.seconds,
+                silent.get(lease.beat, 0.0),
                 lease.timeout,
             )
         )
