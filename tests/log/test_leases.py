@@ -366,14 +366,6 @@ def test_a_position_that_the_store_refuses_is_written_later(
         wait_for(lambda: _next(files) == 3, "the lease")
 
 
-def test_the_names_of_subscribers_are_kept_as_they_were_written(files: LeaseFiles) -> None:
-    for name in ("billing", "Würze / 7", "a" * 300):
-        lease = files.write(Lease(name, 1, DAY, subscriber=SubscriberNotes(7, [b"t"], 1.0)))
-        assert files.read(lease.key) == lease
-        assert lease.name == name
-        assert "/" not in lease.key
-
-
 def _lease(files: LeaseFiles) -> Lease:
     found = files.read("desk")
     assert found is not None

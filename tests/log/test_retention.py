@@ -121,30 +121,6 @@ def test_the_next_writer_continues_a_deletion(make: Any, anywhere: Machines) -> 
     assert it.after() == [20]
 
 
-def test_a_reader_that_starts_during_a_deletion_stops_it_or_begins_after_it(
-    make: Any, anywhere: Machines
-) -> None:
-    """The orders of all steps are in test_lease_orders."""
-    it = make(3)
-    it.need(30)
-    store = it.storage.store
-    assert isinstance(store, Watched)
-    late: list[int] = []
-
-    def start(verb: str, key: str) -> None:
-        if verb == "list" and key == "readers" and read_head(anywhere.storage()).announced and not late:
-            late.append(0)
-            reader = Reader(anywhere.storage(), "late", DAY)
-            late[:] = [reader.open()]
-            reader.begin(late[0])
-            reader.close()
-
-    store.before = start
-    it.after(4)
-    assert late == [20]
-    assert anywhere.firsts()[0] <= late[0]
-
-
 def test_nothing_is_deleted_while_the_leases_cannot_be_read(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

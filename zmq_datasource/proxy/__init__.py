@@ -8,7 +8,7 @@ It has two processes, so that subscribers that read old messages do not slow new
                               ▼
                             view ─► fetch_server ─► fetch_wire ─► durable subscribers         server process
                                          │
-                                       names ─► positions ─► records of the log's readers
+                                       names ─► positions ─► leases of the log
 
 The live process (``process``, ``flow``) receives as a source does, publishes the messages as they came, and appends
 them to the log, which it seals when a durable subscriber waits at its end (``sealing``). It sends the server process

@@ -1,7 +1,7 @@
 """Which client has which name. Requests in, answers out.
 
 The newest OPEN of a name wins. The requests of other sessions are refused as ``taken``, also those of a session that
-had the name before. The keeper (``positions``) reads and writes the record of a name; until it has done so, a request
+had the name before. The keeper (``positions``) reads and writes the lease of a name; until it has done so, a request
 has no answer, and the client asks again.
 """
 
@@ -38,7 +38,7 @@ class NameBounds(NamedTuple):
 
     Attributes:
         names: The number of names.
-        topic_bytes: About how many bytes the topics of all names have in their records.
+        topic_bytes: About how many bytes the topics of all names have in their leases.
         shown: How many names a status shows: those with the largest backlog.
         present_seconds: A client that has asked for nothing for so long is away.
     """
@@ -178,8 +178,8 @@ class Names:
         """The answer to a job; for a FETCH the position of its name.
 
         Raises:
-            LogLockedError: The command line changes the record at this moment; the client asks again.
-            LogError: The record cannot be read or written.
+            LogLockedError: The command line drops the lease at this moment; the client asks again.
+            LogError: The lease cannot be read or written.
         """
         result = job.future.result()
         match job.request:

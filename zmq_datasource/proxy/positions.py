@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -146,21 +146,17 @@ class Positions:
         self._faults = LimitedLog(__name__, "faults of leases")
         self._next_write = self._refused_until = 0.0
         self._writing: Future[None] | None = None
-        self._due_write: Future[None] | None = None
         for key in self._leases.entries():
-            self._read(key)
+            try:
+                self._take_over(self._leases.read(key))
+            except LogFormatError as e:  # only its own name cannot be opened
+                self._faults.warn("%s", e)
         self._keeper = ThreadPoolExecutor(1, "zmq-positions")
 
-    def _read(self, key: str) -> None:
-        """Take over a lease. If it is damaged, only its own name cannot be opened."""
-        try:
-            lease = self._leases.read(key)
-        except LogFormatError as e:
-            self._faults.warn("%s", e)
+    def _take_over(self, lease: Lease | None) -> None:
+        if lease is None or (notes := _notes_of(lease)) is None:
             return
-        if lease is None or lease.subscriber is None or lease.begins:
-            return
-        self._all[lease.name] = Position(lease.name, lease.next, lease.subscriber, self._clock())
+        self._all[lease.name] = Position(lease.name, lease.next, notes, self._clock())
         if lease.timeout != self._expiry:  # the option has changed since
             self._leases.write(replace(lease, timeout=self._expiry))
 
@@ -189,8 +185,13 @@ class Positions:
 
     def write_now(self) -> None:
         """Write the positions that have moved, because a client waits for it."""
-        if (self._writing is None or self._writing.done()) and self._clock() >= self._refused_until:
+        if self._is_idle and self._clock() >= self._refused_until:
             self._writing = self._submit_and_log(self._write_changed)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the keeper writes nothing now, so that a write is not started twice on a disk that stalls."""
+        return self._writing is None or self._writing.done()
 
     def step(self) -> None:
         """Release the names of clients that are away, and write positions once a second. Called in each round.
@@ -204,9 +205,9 @@ class Positions:
         for position in self:
             if position.asked is not None and now - position.asked >= self._present_seconds:
                 self.release(position)
-        if now >= self._next_write and (self._due_write is None or self._due_write.done()):
+        if now >= self._next_write and self._is_idle:
             self._next_write = now + _WRITE_SECONDS
-            self._due_write = self._submit_and_log(self._write_and_list)
+            self._writing = self._submit_and_log(self._write_and_list)
 
     def release(self, position: Position) -> None:
         """Mark a client as away: write its position, and free the lock."""
@@ -247,13 +248,12 @@ class Positions:
         lock = held or self._leases.hold(key, _LOCK_SECONDS)
         try:
             lease = self._leases.read(key)
-            is_new = lease is None or lease.subscriber is None or lease.begins
-            if is_new or lease is None or lease.subscriber is None:
-                lease = Lease(request.name, 0, self._expiry)
-                notes = SubscriberNotes(request.session, list(topics), time.time())
-            else:
-                notes = replace(lease.subscriber, session=request.session, topics=list(topics))
-            position = Position(request.name, lease.next, notes, self._clock())
+            notes = None if lease is None else _notes_of(lease)
+            is_new = lease is None or notes is None
+            next_id = 0 if lease is None else lease.next
+            notes = notes or SubscriberNotes(request.session, [], time.time())
+            notes = replace(notes, session=request.session, topics=list(topics))
+            position = Position(request.name, next_id, notes, self._clock())
             position.is_new = is_new
             if is_new or request.seek:
                 # As each new reader: first a lease that needs everything, then what the writer has announced.
@@ -267,10 +267,8 @@ class Positions:
                 lock.release()
             raise
         position.lock = lock
-        if known is not None:
-            known.lock = (
-                None  # the new position has the lock, so a later release of the old one must not free it
-            )
+        if known is not None:  # a later release of the old position must not free the lock
+            known.lock = None
         self._all[request.name] = position
         return position
 
@@ -295,19 +293,18 @@ class Positions:
         """Lock the name of a client that comes back; return False if the lease has another session, or is gone."""
         if position.lock is not None:
             return True
-        with ExitStack() as stack:
-            lock = self._leases.hold(position.key, _LOCK_SECONDS)
-            stack.callback(lock.release)
+        lock = self._leases.hold(position.key, _LOCK_SECONDS)
+        try:
             lease = self._leases.read(position.key)
             if lease is None:
                 self._all.pop(position.name, None)
-                return False
-            if lease.subscriber is None or lease.subscriber.session != position.notes.session:
-                return False
-            position.find_newest(log)
-            stack.pop_all()
-        position.lock = lock
-        return True
+            elif lease.subscriber is not None and lease.subscriber.session == position.notes.session:
+                position.find_newest(log)
+                position.lock = lock
+        finally:
+            if position.lock is None:
+                lock.release()
+        return position.lock is not None
 
     def forget(self, position: Position) -> None:
         """Delete the lease of a name."""
@@ -377,6 +374,11 @@ class Positions:
                 max(0.0, self._expiry - away),
                 position.next,
             )
+
+
+def _notes_of(lease: Lease) -> SubscriberNotes | None:
+    """What the lease of a subscriber has; None if its OPEN was not finished."""
+    return None if lease.begins else lease.subscriber
 
 
 def bytes_of_topics(topics: Iterable[bytes]) -> int:

@@ -4,7 +4,7 @@ The rules:
 
 * The query reads the same chunks whether this process fills the log or another one does. In the process that fills it,
   its sealing thread adds them; otherwise they are listed.
-* The query's record says what the log must keep for it. It is written before the query chooses where to begin.
+* The query's lease says what the log must keep for it. It is written before the query chooses where to begin.
 * A position is compared with the log before anything is received. So ``open`` comes first, and ``start`` later.
 """
 
@@ -135,7 +135,7 @@ class QueryLog:
 
     @property
     def reader_name(self) -> str:
-        """The name of the query's record."""
+        """The name of the query's lease."""
         return self.reader.name
 
     @property
