@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from zmq_datasource.errors import DiskFaultError, KeyTakenError
 from zmq_datasource.log.layout import CHUNKS_NAME, LOG_NAME
-from zmq_datasource.log.store import Content, Entry, Holding
+from zmq_datasource.log.store import Content, Entry
 
 __all__ = [
     "Check",
@@ -234,14 +234,11 @@ class Steps:
         """What no process does: delete all there is."""
         self._ask("empty", "")
 
-    def hold(self, key: str, wait: float, note: str = "") -> _Hold:
+    def hold(self, key: str, wait: float) -> _Hold:
         return _Hold()
 
-    def holder(self, key: str) -> Holding | None:
+    def holder(self, key: str) -> str | None:
         return None
-
-    def note(self, key: str) -> str:
-        return ""
 
 
 Process = Callable[[Steps], None]

@@ -30,7 +30,7 @@ from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
 from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Content, Entry, Holding
+from zmq_datasource.log.store import Content, Entry
 
 Rows = dict[int, bytes]
 
@@ -136,14 +136,11 @@ class Connection:
     def delete(self, key: str) -> None:
         self._step("delete", key, lambda it: it.objects.pop(key, None))
 
-    def hold(self, key: str, wait: float, note: str = "") -> Hold:
+    def hold(self, key: str, wait: float) -> Hold:
         return Hold()
 
-    def holder(self, key: str) -> Holding | None:
+    def holder(self, key: str) -> str | None:
         return None
-
-    def note(self, key: str) -> str:
-        return ""
 
 
 class Simulation:

@@ -31,7 +31,7 @@ from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
 from zmq_datasource.log.files import read_file, this_process, writing
 from zmq_datasource.log.range_file import RangeFile
-from zmq_datasource.log.store import Content, Entry, Holding
+from zmq_datasource.log.store import Content, Entry
 from zmq_datasource.options.types import Location
 
 _log = logging.getLogger(__name__)
@@ -239,9 +239,9 @@ class BucketStore:
 
     # A key that is held.
 
-    def hold(self, key: str, wait: float, note: str = "") -> BucketHold:
+    def hold(self, key: str, wait: float) -> BucketHold:
         deadline = time.monotonic() + wait
-        mine = _Record(this_process(), note, uuid.uuid4().hex, 0)
+        mine = _Record(this_process(), uuid.uuid4().hex, 0)
         while True:
             found, version, is_held = self._observe(key)
             # If obstore repeats a put whose answer was lost, the bucket refuses it, and this process has the key.
@@ -283,12 +283,9 @@ class BucketStore:
         except FileNotFoundError:
             return _NO_RECORD, {}
 
-    def holder(self, key: str) -> Holding | None:
+    def holder(self, key: str) -> str | None:
         found, _, is_held = self._observe(key)
-        return Holding(found.name, found.note) if is_held else None
-
-    def note(self, key: str) -> str:
-        return self.record(key)[0].note
+        return found.name if is_held else None
 
 
 @cache
@@ -302,13 +299,11 @@ class _Record(NamedTuple):
 
     Attributes:
         name: The name of the process, for messages.
-        note: The note of the process.
         nonce: A random text for this hold; empty after its release.
         beat: The number of refreshes.
     """
 
     name: str
-    note: str
     nonce: str
     beat: int
 
@@ -317,14 +312,14 @@ class _Record(NamedTuple):
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
-            return cls("an unknown process", "", str(content), 0)
+            return cls("an unknown process", str(content), 0)
 
     @property
     def content(self) -> bytes:
         return json.dumps(self._asdict()).encode()
 
 
-_NO_RECORD = _Record("", "", "", 0)
+_NO_RECORD = _Record("", "", 0)
 
 
 class BucketHold:

@@ -34,7 +34,7 @@ from zmq_datasource.log.files import (
     writing,
 )
 from zmq_datasource.log.layout import HEAD_NAME
-from zmq_datasource.log.store import Content, Entry, Holding
+from zmq_datasource.log.store import Content, Entry
 from zmq_datasource.options.types import LocalPath
 
 _HIDDEN = "."
@@ -220,40 +220,37 @@ class DirectoryStore:
         if not self.exists():
             raise DiskFaultError(f"using the log in {self.root}: this directory is not there. {MOUNT_AGAIN}")
 
-    def hold(self, key: str, wait: float, note: str = "") -> DirectoryHold:
+    def hold(self, key: str, wait: float) -> DirectoryHold:
         deadline = time.monotonic() + wait
         path = self.root / key
         while True:
             with writing(f"holding {path}"):
                 if (file := _locked_file(path)) is not None:
-                    return DirectoryHold(path, file, note)
+                    return DirectoryHold(path, file)
             if time.monotonic() >= deadline:
-                raise LogLockedError(f"{path} is held by {self._read_holding(key).process}")
+                raise LogLockedError(f"{path} is held by {self._last_holder(key)}")
             check_signals()
             time.sleep(_LOCK_PAUSE)
 
-    def holder(self, key: str) -> Holding | None:
+    def holder(self, key: str) -> str | None:
         path = self.root / key
         try:
             with reading(path), open(open_file(path), "rb", buffering=0) as file:
                 if not _flock(file, fcntl.LOCK_SH):
-                    return _holding_in(file.read())
+                    return _holder_in(file.read())
         except FileNotFoundError:
             self._check_root()
         return None
 
-    def note(self, key: str) -> str:
-        return self._read_holding(key).note
-
-    def _read_holding(self, key: str) -> Holding:
-        """What the last holder of a key has written about itself."""
+    def _last_holder(self, key: str) -> str:
+        """The name of the last process that has held a key."""
         path = self.root / key
         try:
             with reading(path):
-                return _holding_in(read_file(path))
+                return _holder_in(read_file(path))
         except FileNotFoundError:
             self._check_root()
-        return _holding_in(b"")
+        return _holder_in(b"")
 
 
 class DirectoryHold:
@@ -263,11 +260,11 @@ class DirectoryHold:
     the holder writes a signature into the file, and checks it.
     """
 
-    def __init__(self, path: Path, file: IO[bytes], note: str) -> None:
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file = path, file
         self._next_check = 0.0
         self._lost: str | None = None
-        content = f"{this_process()}\n{note}\n{uuid.uuid4().hex}\n".encode()
+        content = f"{this_process()}\n{uuid.uuid4().hex}\n".encode()
         self._signature: bytes | None = content
         try:
             os.pwrite(file.fileno(), content, 0)
@@ -284,16 +281,15 @@ class DirectoryHold:
             with suppress(OSError):  # the next put reports this fault
                 found = read_file(self._path)
                 if found != self._signature:
-                    self._lost = _holding_in(found).process
+                    self._lost = _holder_in(found)
         return self._lost
 
     def release(self) -> None:
         self._file.close()
 
 
-def _holding_in(content: bytes) -> Holding:
-    name, note, *_ = [*content.decode(errors="replace").split("\n"), ""]
-    return Holding(name or "a process that could not write its name", note)
+def _holder_in(content: bytes) -> str:
+    return content.decode(errors="replace").partition("\n")[0] or "a process that could not write its name"
 
 
 def _locked_file(path: Path) -> IO[bytes] | None:

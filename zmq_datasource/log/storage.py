@@ -408,8 +408,7 @@ class LogStorage:
 
     def writer(self) -> str | None:
         """The name of the process that writes the log now; None if there is none."""
-        holding = self.store.holder(LOCK_NAME)
-        return None if holding is None else holding.process
+        return self.store.holder(LOCK_NAME)
 
     def is_written(self) -> bool:
         """Whether a process writes the log now."""

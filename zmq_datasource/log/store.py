@@ -36,13 +36,6 @@ class Entry(NamedTuple):
     is_directory: bool
 
 
-class Holding(NamedTuple):
-    """The name of the process that holds a key, and its note."""
-
-    process: str
-    note: str
-
-
 class Hold(Protocol):
     """A key that this process holds, until ``release``."""
 
@@ -51,7 +44,7 @@ class Hold(Protocol):
         """The process that has taken the key from this one; None if this process has noticed none."""
 
     def release(self) -> None:
-        """Release the key. The note stays."""
+        """Release the key."""
 
 
 class Store(Protocol):
@@ -127,7 +120,7 @@ class Store(Protocol):
     def delete(self, key: str) -> None:
         """Delete an object, if there is one."""
 
-    def hold(self, key: str, wait: float, note: str = "") -> Hold:
+    def hold(self, key: str, wait: float) -> Hold:
         """Hold a key, so that no other process holds it while this one lives.
 
         A hold says when a standby may begin, and which of two processes continues. It protects no data: ``put_new``
@@ -135,14 +128,10 @@ class Store(Protocol):
 
         Args:
             wait: Seconds to wait for the holder.
-            note: One line for other processes; ``note`` and ``holder`` read it.
 
         Raises:
             LogLockedError: Another process holds the key; the error names it.
         """
 
-    def holder(self, key: str) -> Holding | None:
-        """The process that holds a key now; None if it is free. Asking refuses the key to no process."""
-
-    def note(self, key: str) -> str:
-        """The note of the last process that has held a key; empty if there was none."""
+    def holder(self, key: str) -> str | None:
+        """The name of the process that holds a key now; None if it is free. Asking refuses the key to no process."""
