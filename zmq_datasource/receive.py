@@ -16,7 +16,8 @@ from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import FigureLines, Figures, source_line
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.source.feed_receiver import FeedReceiver, Stopping
+from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.receive_loop import Stopping
 
 _log = logging.getLogger(__name__)
 

@@ -103,7 +103,7 @@ class Query:
 
     @property
     def receives(self) -> bool:
-        return self.reader.log is not None and self.reader.log.receives
+        return self.reader.log is not None and self.reader.log.filling is not None
 
 
 def read(reader: ZmqStreamReader, begin: Offset, end: Offset) -> list[tuple[int, bytes]]:

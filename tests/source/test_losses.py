@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.filling import filling_of
 from zmq_datasource.source.receiver import REPLAY_SECONDS, Receiver
 
 pytestmark = pytest.mark.spark  # no Spark, but a process or two for each test
@@ -39,7 +41,10 @@ def ingesting(
     **options: Any,
 ) -> Iterator[FeedReceiver]:
     """A running ingest, stopped at the end. If it has failed, ``stop`` must raise ``fails``."""
-    ingest = FeedReceiver(stream_options(walLocation=location, **options), replay_timeout=replay_timeout)
+    ingest = FeedReceiver(
+        stream_options(walLocation=location, **options),
+        fill=partial(filling_of, replay_timeout=replay_timeout),
+    )
     ingest.start()
     try:
         yield ingest
@@ -94,19 +99,6 @@ def test_each_framing_shows_losses_and_duplicates(name: str, tmp_path: Path) -> 
     told = sequences(tmp_path)
     assert told == [n for n in range(told[0], told[0] + 13) if n - told[0] not in (5, 6, 7)]
     assert gaps(tmp_path) == [(told[0] + 5, told[0] + 7, False)]
-
-
-def test_messages_before_the_first_one_count_from_where_the_user_says(tmp_path: Path) -> None:
-    with (
-        Publisher("vllm") as publisher,
-        ingesting(tmp_path, connect=publisher.endpoint, framing="vllm", replayFrom=5) as ingest,
-    ):
-        publisher.ask("wait-subscriber")
-        for command in ("set 20", "send 3", "topic other", "set 2", "send 3"):
-            publisher.ask(command)
-        wait_for_rows(ingest, 6)
-        assert (totals(ingest).lost, totals(ingest).restarts) == (15, 0)
-    assert gaps(tmp_path) == [(5, 19, False)]
 
 
 def test_the_losses_of_a_stalled_reader_are_counted_exactly() -> None:
@@ -218,8 +210,7 @@ def test_messages_that_the_publisher_no_longer_has_stay_lost(tmp_path: Path) -> 
     assert gaps(tmp_path / "log") == [(5, 95, False), (96, 104, True)]
 
 
-@pytest.mark.parametrize(("replay_from", "first"), [("earliest", 0), ("7", 7)])
-def test_history_comes_before_the_live_flow(replay_from: str, first: int, tmp_path: Path) -> None:
+def test_history_comes_before_the_live_flow(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with Publisher("vllm", replay=endpoint) as publisher:
         publisher.ask("send 20")
@@ -228,14 +219,14 @@ def test_history_comes_before_the_live_flow(replay_from: str, first: int, tmp_pa
             connect=publisher.endpoint,
             framing="vllm",
             replayEndpoint=endpoint,
-            replayFrom=replay_from,
+            replayFrom="earliest",
         ) as ingest:
             publisher.ask("wait-subscriber")
             publisher.ask("send 20")
-            wait_for_rows(ingest, 40 - first)
+            wait_for_rows(ingest, 40)
             assert totals(ingest).lost == 0
             assert totals(ingest).duplicates == 0
-    assert sequences(tmp_path) == list(range(first, 40))
+    assert sequences(tmp_path) == list(range(40))
 
 
 def test_a_replay_endpoint_without_a_server_delays_the_feed_only_by_the_timeout(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -49,8 +50,9 @@ from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.source.feed_receiver import FeedReceiver
-from zmq_datasource.source.filling import Filling
+from zmq_datasource.source.filling import Filling, filling_of
 from zmq_datasource.source.intake import Intake
+from zmq_datasource.source.receive_loop import ReceiveLoop
 from zmq_datasource.source.receiver import LogReceiver, Receiver
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -147,7 +149,7 @@ def sealed(receiver: FeedReceiver, filler: Filler) -> int:
 def _stop_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "socket_has" not in request.node.name:  # no publisher sends when the other tests stop
         stop_sooner(monkeypatch)
-    monkeypatch.setattr(FeedReceiver, "tick_seconds", 0.001)
+    monkeypatch.setattr(ReceiveLoop, "tick_seconds", 0.001)
 
 
 # The loop, with any filler.
@@ -397,7 +399,7 @@ def test_a_disk_that_fails_ends_receiving_with_its_reason(
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     options = {"connect": endpoint, "walLocation": tmp_path, "socketType": "PULL"}
-    ingest = FeedReceiver(stream_options(**options), retry_seconds=0.1)
+    ingest = FeedReceiver(stream_options(**options), fill=partial(filling_of, retry_seconds=0.1))
     ingest.start()
     send_numbers(push, 5)
     wait_for(lambda: ingest.seal() == 5, "5 durable messages")

@@ -25,10 +25,10 @@ import concurrent.futures._base as futures
 import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.support import stream_options, wait_for
-from zmq_datasource.source import feed_receiver
+from zmq_datasource.source import receive_loop
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
-feed_receiver.FeedReceiver.quiet_seconds = 0.02  # no publisher sends at the stop
+receive_loop.ReceiveLoop.quiet_seconds = 0.02  # no publisher sends at the stop
 context = zmq.Context()
 
 

@@ -32,7 +32,9 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Location
 from zmq_datasource.source.channel import Channel
 from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.receive_loop import ReceiveLoop
 from zmq_datasource.source.receiver import LogReceiver
+from zmq_datasource.source.standby import Standby
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests" / "data"
@@ -205,7 +207,7 @@ def fill_disk(disk: Path) -> Path:
 
 def stop_sooner(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     """Have receivers that stop wait so long for what may still come; in most tests, senders have ended by then."""
-    monkeypatch.setattr(FeedReceiver, "quiet_seconds", seconds)
+    monkeypatch.setattr(ReceiveLoop, "quiet_seconds", seconds)
 
 
 def keep_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +224,9 @@ def take_over(
     monkeypatch: pytest.MonkeyPatch, standby: float | None = None, takeover: float | None = None
 ) -> None:
     """Have followers of a log look so often whether they may fill it, and give a failing takeover up after so long."""
-    for name, seconds in (("standby_seconds", standby), ("takeover_seconds", takeover)):
+    for name, seconds in (("check_seconds", standby), ("takeover_seconds", takeover)):
         if seconds is not None:
-            monkeypatch.setattr(FeedReceiver, name, seconds)
+            monkeypatch.setattr(Standby, name, seconds)
 
 
 def channel_of(ingest: FeedReceiver) -> Channel:

@@ -4,10 +4,7 @@
 libzmq can check are checked in ``transport.spec``.
 """
 
-from typing import Final
-
 from zmq_datasource.options.framing import FramingOptions
-from zmq_datasource.options.parser import OptionSet
 from zmq_datasource.options.presets import PRESETS, Layout, Numbering, SequenceAt
 from zmq_datasource.options.proxy import ProxyOptions
 from zmq_datasource.options.read import BatchReadOptions, ReadOptions, ReceiveOptions, StreamReadOptions
@@ -15,7 +12,6 @@ from zmq_datasource.options.write import WriteOptions
 
 __all__ = [
     "PRESETS",
-    "SETS",
     "BatchReadOptions",
     "FramingOptions",
     "Layout",
@@ -27,6 +23,3 @@ __all__ = [
     "StreamReadOptions",
     "WriteOptions",
 ]
-
-# All options, as the reference and the command line list them.
-SETS: Final[dict[str, type[OptionSet]]] = {"source": ReadOptions, "sink": WriteOptions, "proxy": ProxyOptions}

@@ -15,11 +15,7 @@ from zmq_datasource.options.log import LogOptions
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.presets import PRESETS, Layout, Numbering, Preset, SequenceAt
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.options.types import (
-    CountedBy,
-    Delimiter,
-    ReplayFrom,
-)
+from zmq_datasource.options.types import CountedBy, Delimiter
 
 # How a message's frames carry its fields, at the source: the presets, and ``custom``.
 Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "jupyter", "custom"]
@@ -143,11 +139,10 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Endpoints()
     replay_from: Annotated[
-        ReplayFrom | None,
+        Literal["earliest"] | None,
         _numbered(
-            "Where a query without a history starts: at the `earliest` message that the publisher has, or at a "
-            "sequence. With a sequence, each counter's messages from it up to the first received one count as lost, "
-            "also without `replayEndpoint`."
+            "With `earliest`, a query without a history begins with the first message that `replayEndpoint` still "
+            "has. Without it, it begins with what arrives from now on."
         ),
     ] = None
 
@@ -165,7 +160,6 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         return preset._replace(
             by=preset.by if self.sequence_by is None else self.sequence_by,
             start=preset.start if self.sequence_start is None else self.sequence_start,
-            counts_from=None if self.replay_from is None else self.replay_from.sequence,
         )
 
     @property
@@ -219,33 +213,26 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         return f"{self._preset.unnumbered}; name the framing that your publisher uses"
 
     def _check_numbering(self, numbering: Numbering) -> None:
-        if "publisher" in numbering.by and self._preset.is_nameless:
-            raise OptionError(
-                f"sequenceBy={','.join(numbering.by)}: framing={self.framing} names no publisher"
-                f"{'; set publisherFrame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
-            )
+        layout = self.layout
+        assert layout is not None and layout.sequence is not None, "numbered messages have a sequence"  # noqa: PT018
+        for name, place in (("publisher", layout.publisher), ("topic", layout.topic)):
+            if name in numbering.by and place is None:
+                raise OptionError(
+                    f"sequenceBy={','.join(numbering.by)}: framing={self.framing} has no {name} in its messages"
+                    f"{f'; set {name}Frame' if self.framing == 'custom' else ''}, or count by endpoint or topic"
+                )
         if self.deduplicate and self.bind and numbering.by == ("endpoint",):
             raise OptionError(
                 "deduplicate with bind and sequenceBy=endpoint: publishers that connect to one endpoint would look "
                 "like one, and their messages like duplicates; count by publisher or topic, or connect to each of them"
             )
-        if "topic" in numbering.by and self.framing == "custom" and self.topic_frame is None:
-            raise OptionError(f"sequenceBy={','.join(numbering.by)}: set topicFrame, or count by endpoint")
-        layout = self.layout
-        assert layout is not None and layout.sequence is not None, "numbered messages have a sequence"  # noqa: PT018
         low, high = layout.sequence.range
         if not low <= numbering.start <= high:
             raise OptionError(f"sequenceStart={numbering.start} must be from {low} to {high}")
-        if numbering.counts_from is not None and not low <= numbering.counts_from <= high:
-            raise OptionError(f"replayFrom={numbering.counts_from} must be from {low} to {high}")
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
-            if self.replay_from is not None and self.replay_from.sequence is None:
-                raise OptionError(
-                    "replayFrom=earliest needs replayEndpoint, where old messages are requested; to count what is "
-                    "missing before the first message, name the sequence where the counters begin"
-                )
+            self.refuse(("replay_from",), "needs replayEndpoint, where old messages are requested")
             return
         if self.framing != "vllm":
             raise OptionError(

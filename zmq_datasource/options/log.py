@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
-from zmq_datasource.options.types import ByteSize, Duration, chunk_bytes_of
+from zmq_datasource.options.types import ByteSize, Duration
+
+# A task reads a chunk of this size in a few milliseconds, and a receiver has four of them in memory at most.
+_CHUNK_BYTES = 32 << 20
 
 
 class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -71,5 +75,16 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def chunk_bytes(self) -> int:
-        """The size at which a chunk is sealed."""
-        return chunk_bytes_of(self.wal_max_bytes)
+        """The size at which a chunk is sealed: at most a sixteenth of the log's size.
+
+        The log deletes whole chunks, and begins when it has room for five more. With few large ones it would delete
+        needed messages while it is almost empty.
+        """
+        return min(_CHUNK_BYTES, max(self.wal_max_bytes // 16, 1))
+
+    def check(self) -> None:
+        super().check()
+        if self.transaction_timeout <= 0:
+            raise OptionError(
+                "transactionTimeout=0s discards every transaction before its commit; set 1s or more"
+            )

@@ -11,7 +11,7 @@ import enum
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from types import UnionType
 from typing import (
     Annotated,
@@ -147,7 +147,9 @@ def _describe(cls: type[OptionSet]) -> Iterator[OptionDoc]:
         yield OptionDoc(
             name=field.encode_name,
             field=field.name,
-            words=_either(allowed) if allowed else _PLAIN_WORDS.get(kind) or kind.words,
+            words=" or ".join((", ".join(allowed[:-1]), allowed[-1]))
+            if allowed
+            else _PLAIN_WORDS.get(kind) or kind.words,
             default=shown.lower() if isinstance(default, bool) else shown,
             default_value=default,
             roles=(meta.extra or {}).get("roles", frozenset()),
@@ -163,11 +165,6 @@ def _kind_of(declared: Any) -> tuple[Any, tuple[str, ...]]:
     optional = get_origin(declared) in (Union, UnionType)
     (kind,) = [t for t in (get_args(declared) if optional else (declared,)) if t is not type(None)]
     return (str, get_args(kind)) if get_origin(kind) is Literal else (kind, ())
-
-
-def _either(words: Sequence[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} or {last}"
 
 
 # The kinds of value in words. The types of ``options`` have ``words`` themselves.
@@ -224,7 +221,10 @@ def _text(value: object) -> str:
 def _read(option: OptionDoc, text: str) -> Any:
     try:
         if option.allowed:
-            return _word_of(option.allowed, text.strip())
+            for word in option.allowed:
+                if word.lower() == text.strip().lower():
+                    return word
+            raise ValueError(f"it must be {option.words}")
         if hasattr(option.kind, "read"):
             return option.kind.read(text if getattr(option.kind, "keeps_spaces", False) else text.strip())
         return msgspec.convert(text.strip(), option.hint, strict=False)
@@ -234,13 +234,6 @@ def _read(option: OptionDoc, text: str) -> Any:
         if isinstance(e, msgspec.ValidationError):
             reason += f" ({option.doc})"
         raise OptionError(f"option {option.name}={text!r}: {reason}") from None
-
-
-def _word_of(allowed: Sequence[str], text: str) -> str:
-    for word in allowed:
-        if word.lower() == text.lower():
-            return word
-    raise ValueError(f"it must be {_either(allowed)}")
 
 
 def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) -> str:

@@ -103,8 +103,6 @@ class Numbering(NamedTuple):
             sequence never means a restart.
         window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
         whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
-        counts_from: The number from which on messages before the first received one are missing; None if the user has
-            named none.
     """
 
     by: tuple[str, ...]
@@ -113,7 +111,6 @@ class Numbering(NamedTuple):
     restarts: bool = True
     window: int = 1000
     whole: bool = False
-    counts_from: int | None = None
 
     def is_like(self, other: Numbering) -> bool:
         """Whether counters have the same meaning. The rules for restarts may differ."""
@@ -132,11 +129,6 @@ class Preset(NamedTuple):
     layout: Layout | None
     numbering: Numbering | None = None
     unnumbered: str = ""
-
-    @property
-    def is_nameless(self) -> bool:
-        """Whether messages are numbered and do not name their publisher."""
-        return self.layout is not None and self.layout.publisher is None
 
 
 PRESETS: Final = {

@@ -8,14 +8,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.log import LogOptions
 from zmq_datasource.options.parser import doc
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.options.types import (
-    ByteSize,
-    Duration,
-    LocalPath,
-    Topics,
-)
-
-_LEAST_LOG = 1 << 20
+from zmq_datasource.options.types import Duration, LocalPath, Topics
 
 
 class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
@@ -110,15 +103,13 @@ class ProxyOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
                 "whenFull=discard needs publish: without it no plain subscriber waits for a reader that is behind; "
                 "remove it, or set a larger walMaxBytes"
             )
-        if self.wal_max_bytes < _LEAST_LOG:
+        if self.wal_max_bytes < 1 << 20:
             raise OptionError(
-                f"walMaxBytes={self.wal_max_bytes} is too small for a log that is deleted in chunks; set "
-                f"{ByteSize(_LEAST_LOG)} or more"
+                f"walMaxBytes={self.wal_max_bytes} is too small for a log that is deleted in chunks; set 1 MiB or more"
             )
         for name, value in (
             ("subscriberExpiry", self.subscriber_expiry),
             ("walFlushInterval", self.wal_flush_interval),
-            ("transactionTimeout", self.transaction_timeout),
         ):
             if value <= 0:
                 raise OptionError(f"{name}=0s leaves no time at all; set 100ms or more")

@@ -18,8 +18,6 @@ class LogServing(str):
 
     words: ClassVar[str] = "auto, never or an endpoint"
 
-    __slots__ = ()
-
     @classmethod
     def read(cls, text: str) -> LogServing:
         if text.lower() in ("auto", "never"):
@@ -27,11 +25,6 @@ class LogServing(str):
         if not text.startswith("tcp://"):
             raise ValueError("it must be auto, never, or an endpoint to listen on: tcp://host:port")
         return cls(Endpoint.read(text))
-
-    @property
-    def endpoint(self) -> str | None:
-        """Where to listen; None for ``auto`` and ``never``."""
-        return str(self) if self.startswith("tcp://") else None
 
 
 class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
@@ -195,8 +188,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
         "groupidprefix": "reader",
         "kafka.group.id": "reader",
         "hwm": "rcvhwm",
-        "sequenceframe": "sequenceAt",
-        "sequencepath": "sequenceAt",
         "startingtimestamp": "startingOffsets",
         "endingtimestamp": "endingOffsets",
     }
@@ -236,21 +227,15 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
                 "walLocation or walStore alone the log that zmq-datasource receive fills"
             )
         if not self.has_endpoints:
-            self.refuse_socket(
-                Role.WRITER,
-                "is for the process that receives; this query only reads its log",
-            )
-
-
-# The roles of options about the rows that a query reads.
-_OF_A_QUERY = (Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
+            self.refuse_socket(Role.WRITER, "is for the process that receives; this query only reads its log")
 
 
 class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
     """``zmq-datasource receive``, which fills a log and reads no rows."""
 
     def check(self) -> None:
-        self.refuse(self.of_role(*_OF_A_QUERY), "has no effect here: set it at the query that reads the log")
+        of_a_query = self.of_role(Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
+        self.refuse(of_a_query, "has no effect here: set it at the query that reads the log")
         super().check()
 
 
@@ -263,21 +248,17 @@ class BatchReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
             self.of_role(Role.QUERY, Role.WRITER),
             "belongs to a streaming read, not to spark.read",
         )
-        live = self.has_endpoints
-        if live and self.has_log:
+        if self.has_endpoints == self.has_log:
             raise OptionError(
-                "a batch read takes either connect/bind (a live socket) or walLocation or walStore (a log); keep one"
-            )
-        if not live and not self.has_log:
-            raise OptionError(
-                "neither connect nor bind (a live socket) nor walLocation or walStore (a log) is set; name one"
+                "a batch read takes either connect or bind (a live socket), or walLocation or walStore (a log): "
+                f"{'keep' if self.has_log else 'name'} one"
             )
         if self.socket_type == "ROUTER":
             raise OptionError(
                 "socketType=ROUTER needs a log to acknowledge into; receive with spark.readStream or zmq-datasource "
                 "receive, and read that log with walLocation"
             )
-        if live:
+        if self.has_endpoints:
             self.refuse(
                 self.of_role(Role.LOG),
                 "needs walLocation: it is for a log, and a live socket has no history",

@@ -7,12 +7,7 @@ from typing import Annotated, Literal
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.parser import Role, doc
-from zmq_datasource.options.types import (
-    Duration,
-    LocalPath,
-    StoreLocation,
-    Topics,
-)
+from zmq_datasource.options.types import Duration, LocalPath, StoreLocation, Topics
 
 
 class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
@@ -76,18 +71,14 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             raise OptionError(
                 f"connect={self.connect} with socketType=ROUTER: senders connect to it; name where it listens with bind"
             )
-        if self.socket_type != "ROUTER":
-            self.refuse(
-                ("transaction_timeout",), "is for socketType=ROUTER; other sockets have no transactions"
-            )
-        if self.transaction_timeout <= 0:
-            raise OptionError(
-                "transactionTimeout=0s discards every transaction before its commit; set 1s or more"
-            )
         if self.socket_type == "ROUTER":
             self.refuse(
                 self.of_role(Role.UNACKNOWLEDGED),
                 "is not for socketType=ROUTER, whose messages are acknowledged rows",
+            )
+        else:
+            self.refuse(
+                ("transaction_timeout",), "is for socketType=ROUTER; other sockets have no transactions"
             )
         self._check_filter()
         if self.wal_store is not None and not self.wal_store.with_credentials:

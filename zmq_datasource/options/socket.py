@@ -136,13 +136,10 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
             "certificate that is added or removed counts for the next connection. See docs/security.md."
         ),
     ] = LocalPath("")
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
-            "connect",
-        ),
-        "plainpasswords": "allowedClients",
-    }
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
+        "connect",
+    )
 
     @property
     def has_endpoints(self) -> bool:

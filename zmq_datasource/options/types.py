@@ -8,24 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import humanfriendly
-
-# A task reads a chunk of this size in a few milliseconds, and a receiver has four of them in memory at most.
-_CHUNK_BYTES = 32 << 20
-
-
-def chunk_bytes_of(log_bytes: int) -> int:
-    """The size at which a chunk is sealed: 32 MiB, but at most a sixteenth of the log's size (``walMaxBytes``).
-
-    The log deletes whole chunks, and begins when it has room for five more. With few large ones it would delete needed
-    messages while it is almost empty.
-    """
-    return min(_CHUNK_BYTES, max(log_bytes // 16, 1))
 
 
 class CountedBy(tuple[str, ...]):
@@ -141,26 +128,6 @@ class LocalPath(str):
                 "directory of its own"
             )
         return cls(text)
-
-
-@dataclass(frozen=True)
-class ReplayFrom:
-    """Where a replay begins: ``earliest`` (None), or a sequence."""
-
-    words: ClassVar[str] = "a sequence"
-
-    sequence: int | None
-
-    def __str__(self) -> str:
-        return "earliest" if self.sequence is None else str(self.sequence)
-
-    @classmethod
-    def read(cls, text: str) -> ReplayFrom:
-        if text.lower() == "earliest":
-            return cls(None)
-        if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
-            raise ValueError("it must be earliest or a sequence from 0")
-        return cls(int(text))
 
 
 class Duration(float):

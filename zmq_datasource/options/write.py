@@ -8,13 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
-from zmq_datasource.options.types import (
-    MOST_MILLISECONDS,
-    ByteSize,
-    Duration,
-    Linger,
-    Location,
-)
+from zmq_datasource.options.types import MOST_MILLISECONDS, ByteSize, Duration, Linger, Location
 
 _MOST_BYTES_PER_MESSAGE = 512 << 20
 
@@ -185,13 +179,12 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
                 f"maxBytesPerMessage={self.max_bytes_per_message}: a message of more than 512m would not fit a source; "
                 "set less"
             )
-        if self.socket_type == "DEALER" and self.value_format == "arrow":
-            raise OptionError(
-                "valueFormat=arrow is not for socketType=DEALER: the receiver recognises a repeated batch by a digest "
-                "of its messages, and a repetition may divide the rows differently; use PUSH, or write value as JSON "
-                "or MessagePack"
-            )
         if self.socket_type == "DEALER":
+            self.refuse(
+                ("value_format",),
+                "is not for socketType=DEALER: the receiver recognises a repeated batch by a digest of its messages, "
+                "and a repetition may divide the rows differently. Use PUSH, or write value as JSON or MessagePack",
+            )
             self.refuse(
                 ("noblock", "linger", "max_retries", "retry_interval", "dead_letter_location", "framing"),
                 "is not for socketType=DEALER: nothing is dropped, and a batch is sent whole or not at all",

@@ -2,7 +2,8 @@
 
 The way of a message: a ``Channel`` receives from one socket and watches its connections. A ``Receiver`` goes round all
 channels, and makes rows with its ``Intake``, which finds the fields of messages and tracks their sequences. A
-``LogReceiver`` appends these rows to the log. A ``FeedReceiver`` runs it, from waiting for the log's lock to the end.
+``LogReceiver`` appends these rows to the log. A ``FeedReceiver`` runs it: it waits for the log's lock (``standby``),
+receives, and drains (``receive_loop``).
 
 Modules beside that way: a channel asks its publisher for missing messages by the rules in ``replay_session``.
 ``incidents`` handles losses and messages that do not fit. ``facts`` has the figures of a receiver, and reads those that

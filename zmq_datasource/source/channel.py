@@ -158,37 +158,20 @@ class Replayer(Link):
 
     Args:
         options: The options of the feed, which also give the security and limits of this socket.
-        endpoint: The endpoint of the publisher's live messages.
-        replay_endpoint: The endpoint of its ROUTER.
-        counters: The counters to increase.
-        tracker: Tracks the sequences of the feed.
-        timeout: Seconds without a reply after which the request is repeated.
-
-    Attributes:
+        connect: The endpoint of the publisher's ROUTER.
         session: The session.
     """
 
-    def __init__(
-        self,
-        options: ReadOptions,
-        endpoint: Endpoint,
-        replay_endpoint: Endpoint,
-        counters: SourceCounters,
-        tracker: SequenceTracker,
-        timeout: float,
-    ) -> None:
-        connect = Endpoints((replay_endpoint,))
+    def __init__(self, options: ReadOptions, connect: Endpoint, session: ReplaySession) -> None:
         spec = SocketSpec(
             kind="DEALER",
-            connect=connect,
+            connect=Endpoints((connect,)),
             rcvhwm=max(options.rcvhwm, _RCVHWM),
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
-        first = options.replay_from
-        replay_from = None if first is None else tracker.numbering.counts_from or tracker.numbering.start
-        self.session = ReplaySession(str(endpoint), str(connect), timeout, counters, tracker, replay_from)
-        super().__init__(spec, self.session)
+        self.session = session
+        super().__init__(spec, session)
 
     def keep_alive(self) -> None:
         """Keep the connection working; see ``Channel.keep_alive``."""
@@ -231,26 +214,26 @@ def make_channels(
 ) -> list[Channel]:
     """Make the channels of a feed. They are not open yet."""
     numbering = options.numbering
-    spec, prefixes = SocketSpec.of_source(options), []
-    if options.socket_type == "SUB":
-        prefixes = options.topics.prefixes
+    spec = SocketSpec.of_source(options)
+    prefixes = options.topics.prefixes if options.socket_type == "SUB" else []
     if numbering is None or "endpoint" not in numbering.by:
         return [Channel(spec, counters, prefixes, counts_connections=False)]
-    none = Endpoints()
+
+    def channel(replayer: Replayer | None = None, **endpoints: Endpoints) -> Channel:
+        one = msgspec.structs.replace(spec, **{"connect": Endpoints(), "bind": Endpoints()} | endpoints)
+        return Channel(one, counters, prefixes, replayer)
+
+    def replayer(publisher: Endpoint, replays: Endpoint) -> Replayer:
+        assert tracker is not None, "messages are numbered"
+        first = None if options.replay_from is None else numbering.start
+        session = ReplaySession(str(publisher), str(replays), replay_timeout, counters, tracker, first)
+        return Replayer(options, replays, session)
+
     replays = options.replay_endpoint or [None] * len(options.connect)
-    connecting = [
-        Channel(
-            msgspec.structs.replace(spec, connect=Endpoints((endpoint,)), bind=none),
-            counters,
-            prefixes,
-            None
-            if replay is None or tracker is None
-            else Replayer(options, endpoint, replay, counters, tracker, replay_timeout),
-        )
-        for endpoint, replay in zip(options.connect, replays, strict=True)
+    return [
+        *(
+            channel(None if at is None else replayer(endpoint, at), connect=Endpoints((endpoint,)))
+            for endpoint, at in zip(options.connect, replays, strict=True)
+        ),
+        *(channel(bind=Endpoints((endpoint,))) for endpoint in options.bind),
     ]
-    binding = [
-        Channel(msgspec.structs.replace(spec, connect=none, bind=Endpoints((endpoint,))), counters, prefixes)
-        for endpoint in options.bind
-    ]
-    return connecting + binding

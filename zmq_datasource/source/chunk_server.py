@@ -121,7 +121,15 @@ def answer(storage: LogStorage, log_id: str, request: Request) -> list[Any]:
     """The frames of the answer to a request. If the log has another id now, it has no ids."""
     try:
         failpoints.reach("source.chunk.before_read")
-        found, size, content = _look_up(storage, log_id, request)
+        found, size, content = None, 0, memoryview(b"")
+        match request:
+            case Find(id=id_):
+                found = find_id(storage, log_id, id_)
+            case Read(name=name, place=place, length=length, modified=modified):
+                with storage.open_sealed(name, whole=False, modified=modified) as file:
+                    size = file.size()
+                    file.seek(min(max(0, size + place if place < 0 else place), size))
+                    content = memoryview(file.read(length))
     except Exception as e:  # an error in one request must not end the server
         error = e.errno if isinstance(e, OSError) else None
         if isinstance(e, LogError) and not isinstance(e, DiskFaultError):
@@ -129,18 +137,6 @@ def answer(storage: LogStorage, log_id: str, request: Request) -> list[Any]:
         return PROTOCOL.encode(Answer(number=request.number, error=error or errno.EIO, text=str(e)))
     pieces = [content[at : at + FRAME_BYTES] for at in range(0, len(content), FRAME_BYTES)]
     return PROTOCOL.encode(Answer(number=request.number, found=found, size=size), pieces)
-
-
-def _look_up(storage: LogStorage, log_id: str, request: Request) -> tuple[Found | None, int, memoryview]:
-    match request:
-        case Find(id=id_):
-            return find_id(storage, log_id, id_), 0, memoryview(b"")
-        case Read(name=name, place=place, length=length, modified=modified):
-            with storage.open_sealed(name, whole=False, modified=modified) as file:
-                size = file.size()
-                file.seek(min(max(0, size + place if place < 0 else place), size))
-                return None, size, memoryview(file.read(length))
-    return None, 0, memoryview(b"")
 
 
 class ChunkServer:

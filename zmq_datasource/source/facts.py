@@ -8,13 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.host.log_lines import printable
 from zmq_datasource.log import sections_of
 from zmq_datasource.messages.rows import name_of
 from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
-
-# A publisher can choose a very long name. A log line shows at most this many of its characters.
-_MOST_SHOWN = 200
 
 
 class SourceFacts(NamedTuple):
@@ -37,11 +33,6 @@ class SourceFacts(NamedTuple):
     totals: Totals | None = None
     publishers: int | None = None
     gaps: int | None = None
-
-
-def describe_key(by: Sequence[str], key: Key) -> str:
-    """Describe a publisher's counter for a log line, as ``topic 'a'``. ``by`` says what ``key`` consists of."""
-    return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in _names(by, key).items())
 
 
 def saved_sequences(sections: Mapping[str, msgspec.Raw]) -> state.SavedTracker | None:
@@ -71,7 +62,7 @@ def read_gaps(saved: bytes) -> list[dict[str, Any]]:
         return []
     return [
         {
-            **_names(tracker.numbering.by, gap.key),
+            **names_of(tracker.numbering.by, gap.key),
             "epoch": gap.epoch,
             "first": tracker.number(gap.first),
             "last": tracker.number(gap.last),
@@ -92,6 +83,7 @@ def read_counters(saved: bytes) -> tuple[SourceCounters, Totals | None]:
     return counters, None if sequences is None else state.totals_of(sequences)
 
 
-def _names(by: Sequence[str], key: Key) -> dict[str, str]:
+def names_of(by: Sequence[str], key: Key) -> dict[str, str]:
+    """The names of a publisher's counter. ``by`` says what ``key`` consists of."""
     parts = (key,) if isinstance(key, bytes) else key
     return {name: name_of(part) for name, part in zip(by, parts, strict=True)}

@@ -9,9 +9,9 @@ from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log import CarriedState, Filler, LogStorage, LogWriter
+from zmq_datasource.log import STORE_RETRY_SECONDS, CarriedState, Filler, LogStorage, LogWriter
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.receiver import LogReceiver, Receiver
+from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Receiver
 from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
@@ -54,8 +54,9 @@ def filling_of(
     options: StreamReadOptions,
     storage: LogStorage,
     counters: SourceCounters,
-    replay_timeout: float,
-    retry_seconds: float,
+    *,
+    replay_timeout: float = REPLAY_SECONDS,
+    retry_seconds: float = STORE_RETRY_SECONDS,
 ) -> Filling:
     """Make state, log and filler, in this order: the log reads the state, and the filler appends to the log.
 

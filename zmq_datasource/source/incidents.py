@@ -8,11 +8,13 @@ from zmq_datasource.errors import MalformedMessageError, MessageLossError, Socke
 from zmq_datasource.host.log_lines import LimitedLog, printable
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import Gap, Key, SequenceTracker
-from zmq_datasource.source.facts import describe_key
+from zmq_datasource.source.facts import names_of
 from zmq_datasource.source.intake import Findings, MalformedMessage
 
 # Warn, once in _DUPLICATES_SECONDS, if more than the share _MANY of _LEAST_MESSAGES or more messages are duplicates.
 _LEAST_MESSAGES, _MANY, _DUPLICATES_SECONDS = 1000, 0.03, 600.0
+# A publisher can choose a very long name. A log line shows at most this many of its characters.
+_MOST_SHOWN = 200
 _COUNTED_WRONG = (
     "If each topic has numbers of its own, set sequenceBy=%s, and not deduplicate, which would leave out messages that "
     "came once. "
@@ -102,4 +104,5 @@ class Incidents:
 
     def _name(self, key: Key) -> str:
         assert self.tracker is not None
-        return describe_key(self.tracker.numbering.by, key)
+        names = names_of(self.tracker.numbering.by, key)
+        return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in names.items())

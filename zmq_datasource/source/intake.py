@@ -24,7 +24,6 @@ from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.messages.raw import RawMessages, raw_of
 from zmq_datasource.options import FramingOptions
 from zmq_datasource.sequences import (
-    Gap,
     Key,
     Keys,
     Run,
@@ -60,17 +59,10 @@ class MalformedMessage(NamedTuple):
 
 
 @dataclass
-class Findings:
-    """What is logged, or ends receiving: messages that do not fit, losses, restarts.
-
-    Attributes:
-        abandoned: Gaps, found earlier, that no replay can fill any more.
-    """
+class Findings(SequenceFindings):
+    """What is logged, or ends receiving: losses, restarts, and messages that do not fit."""
 
     malformed: list[MalformedMessage] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
-    restarts: list[Key] = field(default_factory=list)
-    abandoned: list[Gap] = field(default_factory=list)
 
     def add(self, tracked: SequenceFindings) -> None:
         self.gaps += tracked.gaps
@@ -185,7 +177,7 @@ class Intake(CarriedState):
             As ``read``.
         """
         assert self.tracker is not None, "a replay needs numbered messages"
-        tracked = SequenceFindings()
+        tracked = Findings()
         key = arrival.endpoint.encode()
         timestamp = arrival.timestamp
         self.tracker.connections[key] = arrival.connection
@@ -212,9 +204,7 @@ class Intake(CarriedState):
         batch = make_batch(self._options.framing, fields, raw_of(messages), [(timestamp, len(kept))], origins)
         self._counters.replayed += len(kept)
         self._count(batch)
-        findings = Findings()
-        findings.add(tracked)
-        return batch, findings
+        return batch, tracked
 
     def _endpoints(self, arrivals: Sequence[Arrival]) -> list[tuple[str, int]] | None:
         """The publishers of messages that name none: runs of (endpoint, number of messages).

@@ -7,17 +7,11 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log import (
-    DirectoryStore,
-    LogStorage,
-    bucket_at,
-)
+from zmq_datasource.log import DirectoryStore, LogStorage, bucket_at
 from zmq_datasource.options import ReadOptions
 
 
@@ -25,15 +19,14 @@ def log_storage(options: ReadOptions) -> LogStorage:
     """The feed's log: in ``walStore``, in ``walLocation``, or in the default directory of the feed."""
     if options.wal_store is not None:
         return LogStorage(bucket_at(options.wal_store))
-    location = options.wal_location or default_location(_sockets_of(options))
+    location = options.wal_location or default_location(options)
     return LogStorage(DirectoryStore(location))
 
 
-def default_location(identity: Mapping[str, Any]) -> str:
+def default_location(options: ReadOptions) -> str:
     """The directory of a feed's log if no option names one: below the temporary directory of this machine.
 
-    Args:
-        identity: Plain data that differs between feeds (socket type, endpoints, topics).
+    Feeds with another socket type, other endpoints or topics have another directory.
 
     Raises:
         LogError: Other users can enter the parent directory.
@@ -47,15 +40,6 @@ def default_location(identity: Mapping[str, Any]) -> str:
             f"using {parent} for message logs: it must be a directory that only you can enter; "
             "correct or remove it, or set walLocation"
         )
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    sockets = sorted(map(str, options.connect)), sorted(map(str, options.bind))
+    text = json.dumps([options.socket_type, *sockets, sorted(options.topics)])
     return str(parent / hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-def _sockets_of(options: ReadOptions) -> dict[str, Any]:
-    """Where the feed's messages come from."""
-    return {
-        "socketType": options.socket_type,
-        "connect": sorted(map(str, options.connect)),
-        "bind": sorted(map(str, options.bind)),
-        "topics": sorted(options.topics),
-    }

@@ -14,13 +14,7 @@ import logging
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log import (
-    REFRESH_SECONDS,
-    STORE_RETRY_SECONDS,
-    LogFollower,
-    LogWriter,
-    Reader,
-)
+from zmq_datasource.log import REFRESH_SECONDS, STORE_RETRY_SECONDS, LogFollower, LogWriter, Reader
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.feed_receiver import FeedReceiver
@@ -118,7 +112,8 @@ class QueryLog:
     def _stop_because_of(self, why: BaseException) -> None:
         """Stop because of the error ``why``, and only log another error."""
         try:
-            self._stop_receiving()
+            if self.receiver is not None:
+                self.receiver.stop()
         except BaseException as e:
             if e is not why:
                 _log.error("%s: %s", self.storage, e)
@@ -126,12 +121,7 @@ class QueryLog:
     @property
     def contents(self) -> LogWriter | LogFollower:
         """The chunks of the log: those that this process seals, or those that were listed last."""
-        return self.receiver.log if self.receiver is not None and self.receiver.receives else self._follower
-
-    @property
-    def receives(self) -> bool:
-        """Whether this process fills the log."""
-        return self.receiver is not None and self.receiver.receives
+        return self._follower if (filling := self.filling) is None else filling.log
 
     @property
     def reader_name(self) -> str:
@@ -139,20 +129,9 @@ class QueryLog:
         return self.reader.name
 
     @property
-    def is_full(self) -> bool:
-        """Whether the log can receive nothing: it has no room, or its disk has a fault. False if another process
-        fills it."""
-        return self._filling is not None and self._filling.is_blocked
-
-    @property
-    def _filling(self) -> FeedReceiver | None:
+    def filling(self) -> FeedReceiver | None:
         """The receiver of this process, if it fills the log."""
-        if self.receiver is None or not self.receiver.receives:
-            return None
-        if self._follows:  # it receives in place of another process, which this query has followed
-            self._follows = False
-            self._followed.end_with(self.receiver.log.saved)
-        return self.receiver
+        return self.receiver if self.receiver is not None and self.receiver.receives else None
 
     def _refresh(self) -> int:
         """List the chunks of a log that another process fills. Returns the durable end."""
@@ -162,8 +141,7 @@ class QueryLog:
     @property
     def received_end(self) -> int:
         """The id after the last received message that this process knows of."""
-        filling = self._filling
-        return self._refresh() if filling is None else filling.received_end
+        return self._refresh() if (filling := self.filling) is None else filling.received_end
 
     def check(self) -> None:
         """Raise the error that has ended receiving, or standing by; or the loss that ends this query.
@@ -171,8 +149,11 @@ class QueryLog:
         Raises:
             LogError, SocketError: Receiving has ended, or messages were lost (``onLoss=fail``).
         """
-        if self._filling is None:
+        if (filling := self.filling) is None:
             self._followed.look_for_losses(self._follower.newest)
+        elif self._follows:  # it receives in place of another process, which this query has followed
+            self._follows = False
+            self._followed.end_with(filling.log.saved)
         if self._followed.failure is not None:
             raise self._followed.failure
         if self.receiver is not None:
@@ -187,20 +168,22 @@ class QueryLog:
         Raises:
             LogError, SocketError: As ``check``; or the log cannot be listed.
         """
-        filling = self._filling
-        end = self._refresh() if filling is None else filling.seal()
+        end = self._refresh() if (filling := self.filling) is None else filling.seal()
         self.check()
         return end
 
     def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
         """See ``FeedReceiver.receive_for``. If another process receives, this returns the durable end at once."""
         self.check()
-        filling = self._filling
-        return self._refresh() if filling is None else filling.receive_for(timeout, idle_timeout)
+        return (
+            self._refresh()
+            if (filling := self.filling) is None
+            else filling.receive_for(timeout, idle_timeout)
+        )
 
     def wait_for_more(self, end: int, seconds: float) -> None:
         """Wait until there are messages from id ``end`` on, for at most ``seconds``."""
-        if (filling := self._filling) is not None:
+        if (filling := self.filling) is not None:
             filling.wait_for_more(end, seconds)
             return
         deadline = time.monotonic() + seconds
@@ -217,16 +200,12 @@ class QueryLog:
 
     def facts(self) -> SourceFacts:
         """The figures of the log's receiver: as of now or, in another process, as of its newest chunk."""
-        if self.receiver is not None and self.receiver.receives:
-            return self.receiver.facts()
-        end = (
-            self._refresh()
-        )  # during a long batch Spark asks for no offset, so nothing else lists new chunks
-        self._followed.read(self._follower.newest)
+        if (filling := self.filling) is not None:
+            return filling.facts()
+        end = self._refresh()  # in a long batch Spark asks for no offset, so nothing else lists new chunks
         followed = self._followed
-        return SourceFacts(
-            self.counters, followed.counters, received=end, receives=False, totals=followed.totals
-        )
+        followed.read(self._follower.newest)
+        return SourceFacts(self.counters, followed.counters, end, False, followed.totals)
 
     def stop(self) -> None:
         """End receiving, and release the log and the reader's name.
@@ -235,14 +214,11 @@ class QueryLog:
             LogError, SocketError: Receiving has ended before, or received messages could not be sealed.
         """
         try:
-            self._stop_receiving()
+            if self.receiver is not None:
+                self.receiver.stop()
         finally:
             self._followed.close()
             if self._started:
                 self.reader.close()
             else:  # the query did not start: delete the lease that it has written
                 self.reader.discard()
-
-    def _stop_receiving(self) -> None:
-        if self.receiver is not None:
-            self.receiver.stop()

@@ -310,20 +310,15 @@ class LogReceiver:
             raise self.receiver.failure
 
     def extend_timeouts(self) -> None:
-        """See ``Receiver.extend_timeouts``."""
         self.receiver.extend_timeouts()
 
     def is_connected(self) -> bool:
-        """See ``Receiver.is_connected``."""
         return self.receiver.is_connected()
 
     def facts(self) -> FillerFacts:
-        """The figures of the receiver as of now."""
-        pending, tracker = self.receiver.pending, self.receiver.intake.tracker
-        if tracker is None:
-            return FillerFacts(pending, self._appending, self._refused, self._left)
-        known = len(tracker.expected), len(tracker.gaps)
-        return FillerFacts(pending, self._appending, self._refused, self._left, tracker.totals, *known)
+        tracker = self.receiver.intake.tracker
+        known = () if tracker is None else (tracker.totals, len(tracker.expected), len(tracker.gaps))
+        return FillerFacts(self.receiver.pending, self._appending, self._refused, self._left, *known)
 
 
 # Made of nulls, because Arrow imports pandas, if it is installed, to look at Python objects.

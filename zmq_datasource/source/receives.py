@@ -98,7 +98,7 @@ def _refuse_another_kind(
     if changed:
         raise OptionError(
             f"receiving {_described(ours, {name: theirs[name] for name in changed}, 'in the log')} into {storage}: the "
-            f"rows of one log would be of two kinds. {_WAY_OUT}"
+            "rows of one log would be of two kinds. Set another walLocation (or walStore), and a new checkpointLocation"
         )
 
 
@@ -106,9 +106,6 @@ def _overlap(before: Iterable[str], now: Iterable[str]) -> bool:
     """Whether a message can match topics of both."""
     now = list(now)
     return any(one.startswith(other) or other.startswith(one) for one in before for other in now)
-
-
-_WAY_OUT = "Set another walLocation (or walStore), and a new checkpointLocation"
 
 
 def refused(storage: LogStorage, options: StreamReadOptions, differing: Mapping[str, str]) -> LogLockedError:

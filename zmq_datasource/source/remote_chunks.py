@@ -108,11 +108,8 @@ class RemoteChunks:
 
     def find(self, id_: int) -> Found | None:
         """What ``log.find_id`` finds at the driver; LogFetchError if the driver cannot tell."""
-        return self._ask_about_log(Find, id=id_).found
-
-    def _ask_about_log(self, kind: type[Request], **fields: Any) -> Answer:
         try:
-            return retry_reading(lambda: self._ask(kind, **fields), self.retry_seconds)[0]
+            return retry_reading(lambda: self._ask(Find, id=id_)[0].found, self.retry_seconds)
         except OSError as e:
             raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import LogStorage
-from zmq_datasource.options.read import LogServing
 
 if TYPE_CHECKING:
     from zmq_datasource.source.chunk_server import ChunkServer, LogAccess
@@ -25,7 +24,7 @@ _GENERATIONS = 3
 class Serving:
     """The server of one query's log, if there is one."""
 
-    def __init__(self, wanted: LogServing) -> None:
+    def __init__(self, wanted: str) -> None:
         self._wanted = wanted
         self._server: ChunkServer | None = None
         self._warnings = LimitedLog(__name__, "attempts to serve the log")
@@ -49,12 +48,13 @@ class Serving:
 
         from zmq_datasource.source.chunk_server import ChunkServer  # noqa: PLC0415
 
+        endpoint = self._wanted if self._wanted.startswith("tcp://") else None
         try:
-            return ChunkServer(storage, log_id, self._wanted.endpoint)
+            return ChunkServer(storage, log_id, endpoint)
         except (zmq.ZMQError, OSError) as e:
-            if self._wanted.endpoint is not None:
+            if endpoint is not None:
                 raise EndpointError(
-                    f"serving the log at serveLog={self._wanted}: {e.strerror}; name an address of this machine and a "
+                    f"serving the log at serveLog={endpoint}: {e.strerror}; name an address of this machine and a "
                     "free port"
                 ) from e
             self._warnings.warn(

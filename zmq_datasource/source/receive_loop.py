@@ -1,0 +1,187 @@
+"""The loop of a process that fills a log: it receives, pauses, and at the end drains the sockets.
+
+Receiving never waits for the disk: the loop cuts chunks, and the log's own thread writes them. If the log is full, or
+its disk refuses or is more than two chunks behind, the loop gives all received messages to the log and pauses. RCVHWM
+fills, and the peer's high-water mark decides. A pause still uses the socket, so that connections stay alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeAlias
+
+from zmq_datasource.counters import SourceCounters
+from zmq_datasource.host.signals import StopFlag
+from zmq_datasource.log import Filler, LogWriter
+
+_log = logging.getLogger(__name__)
+
+Stopping: TypeAlias = threading.Event | StopFlag
+
+_PAUSES = {
+    "diskFault": "the disk refuses",
+    "logFull": "the log has reached walMaxBytes",
+    "slowDisk": "the disk is slower than the feed",
+}
+_PAUSE_LINE_SECONDS = 10.0
+# How long, at the end, the filler waits for messages that are on their way.
+_FINISH_SECONDS = 120.0
+
+
+class ReceiveLoop:
+    """Receives into a log that this process writes. One thread runs it.
+
+    Args:
+        log: The log.
+        filler: Receives, and appends to ``log``.
+        counters: The counters to increase.
+        flush_interval: Seconds after which received messages are sealed.
+        tick: Called in each round.
+
+    Attributes:
+        progress: Set when a message is received.
+        last_received: When that was.
+        cut_off: Whether messages still came when the time for draining was over.
+        tick_seconds: How often a pause checks whether its cause is over.
+        quiet_seconds: At the end, messages are received until none has come for this long, or
+            ``Filler.drain_seconds`` are over.
+        refused_seconds: How long the end waits for a disk that refuses.
+    """
+
+    tick_seconds = 0.02
+    quiet_seconds = 0.2
+    refused_seconds = 5.0
+
+    def __init__(
+        self,
+        log: LogWriter,
+        filler: Filler,
+        counters: SourceCounters,
+        flush_interval: float,
+        tick: Callable[[], None],
+    ) -> None:
+        self._log, self._filler, self._counters = log, filler, counters
+        self._flush_interval, self._tick = flush_interval, tick
+        self._asked_to_seal: Future[int] | None = None
+        self._next_pause_line = 0.0
+        self.progress = threading.Event()
+        self.last_received = time.monotonic()
+        self.cut_off = False
+
+    def ask_to_seal(self) -> Future[int]:
+        """Ask for a chunk with all messages that were received before this call. For one other thread.
+
+        Returns:
+            Resolves to the durable end after that chunk.
+        """
+        if (asked := self._asked_to_seal) is None:  # else an earlier request is still open
+            asked = self._asked_to_seal = Future()
+        return asked
+
+    def end_with(self, why: Exception) -> None:
+        """Let an open request to seal fail, and end each wait for messages: the loop has ended."""
+        self.progress.set()
+        if (asked := self._asked_to_seal) is not None:
+            self._asked_to_seal = None
+            asked.set_exception(why)
+
+    def receive(self, stopping: Stopping) -> None:
+        """Receive until ``stopping`` is set.
+
+        Raises:
+            LogError, SocketError: Receiving must end. After a SocketError ``drain`` still works.
+        """
+        log, filler = self._log, self._filler
+        held_since = time.monotonic()
+        while not stopping.is_set():
+            if self._obstacle() is not None:
+                self._pause(stopping)
+            if log.failure is not None:  # a log with nothing to write can fail, too
+                raise log.failure
+            if filler.receive():
+                self.last_received = time.monotonic()
+                self._counters.last_received = time.time()
+                if not self.progress.is_set():
+                    self.progress.set()
+            now = time.monotonic()
+            self._tick()
+            if self._asked_to_seal is not None:
+                self._seal(self._asked_to_seal)
+                held_since = now
+            elif now - held_since >= self._flush_interval and not log.busy:
+                if filler.facts().pending or log.open_bytes:
+                    filler.cut()
+                held_since = now
+
+    def _seal(self, asked: Future[int]) -> None:
+        cut = self._filler.cut()  # if this fails, ``end_with`` answers the request
+        self._asked_to_seal = None
+        cut.add_done_callback(lambda done: _copy(done, asked))
+
+    def _pause(self, stopping: Stopping) -> None:
+        """Receive nothing until the log can take more. Requests to seal are answered meanwhile."""
+        began = counted = time.monotonic()
+        counters = self._counters
+        # A small log pauses many times a second, so only some pauses are logged as warnings.
+        level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
+        if level == logging.WARNING:
+            self._next_pause_line = began + _PAUSE_LINE_SECONDS
+        self._filler.cut()
+        while (cause := self._obstacle()) is not None:
+            if cause != counters.paused_by:
+                _log.log(
+                    level, "receiving paused: %s (%d pauses before)", _PAUSES[cause], counters.pauses.total()
+                )
+                counters.pauses[cause] += 1
+                counters.paused_by = cause
+            if stopping.wait(self.tick_seconds):
+                break
+            if self._log.failure is not None:
+                raise self._log.failure
+            self._filler.extend_timeouts()
+            if self._asked_to_seal is not None:
+                self._seal(self._asked_to_seal)
+            self._tick()
+            now = time.monotonic()
+            counters.paused_seconds[cause] += now - counted
+            counted = now
+        counters.paused_by = None
+        _log.log(level, "receiving goes on after %.1f s", time.monotonic() - began)
+
+    def _obstacle(self) -> str | None:
+        """The cause for a pause; None if there is none."""
+        log = self._log
+        return "diskFault" if log.fault else "logFull" if log.full else "slowDisk" if log.slow else None
+
+    def drain(self) -> None:
+        """Receive the messages that libzmq and the kernel still have, even if the log then exceeds its limit."""
+        self._log.end_within(self.refused_seconds)
+        quiet_from = time.monotonic()
+        deadline = quiet_from + self._filler.drain_seconds  # for a feed that does not end
+        came_at = -math.inf
+        while time.monotonic() - quiet_from < self.quiet_seconds:
+            if time.monotonic() >= deadline:
+                self.cut_off = time.monotonic() - came_at < self.quiet_seconds
+                break
+            if self._log.slow or self._log.fault:
+                time.sleep(self.tick_seconds)
+                quiet_from = time.monotonic()
+                continue
+            connected = self._filler.is_connected()
+            if self._filler.receive():
+                quiet_from = came_at = time.monotonic()
+            elif not connected:  # nothing can come any more, so another query may have the port at once
+                break
+        self._filler.finish(_FINISH_SECONDS)
+
+
+def _copy(done: Future[int], to: Future[int]) -> None:
+    if (error := done.exception()) is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())
