@@ -404,10 +404,10 @@ def test_with_another_numbering_tracking_begins_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("sequenced") as publisher:
-        for framing in ("sequenced", "custom"):
-            options = {} if framing == "sequenced" else {"sequenceAt": "2:0:u64be", "topicFrame": 0}
+        layout = {"framing": "custom", "sequenceAt": "2:0:u64be", "topicFrame": 0}
+        for by in ("endpoint", "topic"):
             wait_for_silence(publisher)
-            with ingesting(tmp_path, connect=publisher.endpoint, framing=framing, **options) as ingest:
+            with ingesting(tmp_path, connect=publisher.endpoint, sequenceBy=by, **layout) as ingest:
                 publisher.ask("wait-subscriber")
                 publisher.ask("send 1")
                 wait_for_rows(ingest, ingest.resumed_at + 1)

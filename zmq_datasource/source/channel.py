@@ -40,8 +40,6 @@ class Channel:
     """One receiving socket, and its replayer if its publisher has a replay endpoint. For the receiving thread.
 
     Args:
-        spec: The description of the socket.
-        counters: The counters to increase.
         prefixes: The topics of a SUB.
         replayer: Asks the publisher for missing messages.
         counts_connections: Whether to count connections. That is needed only if messages are counted by endpoint.

@@ -61,7 +61,6 @@ class FeedReceiver:
 
     Args:
         options: The options of the feed.
-        counters: The counters to increase.
         tick: Called by the loop about twice a second, and whenever ``state`` changes.
         fill: Makes log and filler for one attempt to receive.
 

@@ -61,7 +61,6 @@ def filling_of(
     """Make state, log and filler, in this order: the log reads the state, and the filler appends to the log.
 
     Args:
-        counters: The counters to increase.
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
         retry_seconds: How long to wait for a disk or a bucket that refuses.
     """

@@ -75,7 +75,6 @@ class Intake(CarriedState):
 
     Args:
         options: The framing, and how messages are numbered.
-        counters: The counters to increase.
 
     Attributes:
         tracker: Tracks the sequences; None if messages are not numbered.

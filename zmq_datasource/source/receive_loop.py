@@ -37,9 +37,7 @@ class ReceiveLoop:
     """Receives into a log that this process writes. One thread runs it.
 
     Args:
-        log: The log.
         filler: Receives, and appends to ``log``.
-        counters: The counters to increase.
         flush_interval: Seconds after which received messages are sealed.
         tick: Called in each round.
 

@@ -48,14 +48,12 @@ class Receiver:
 
     Args:
         options: Socket type, endpoints, topics, framing and socket options.
-        counters: The counters to increase.
         batch_bytes: The bytes at which a batch is ready and a round ends, which bound the memory.
         clock: Seconds since the epoch, for ``timestamp``.
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
 
     Attributes:
         intake: Turns messages into rows. Restore its state, if at all, before the ``with`` block.
-        channels: The sockets.
     """
 
     def __init__(
@@ -247,12 +245,8 @@ class LogReceiver:
     """Appends the batches of a receiver to a log: the ``log.Filler`` of SUB and PULL sockets.
 
     Args:
-        receiver: The receiver.
-        log: The log. Open it before the ``with`` block. It reads the state of ``receiver.intake`` whenever it cuts.
+        log: Open it before the ``with`` block. It reads the state of ``receiver.intake`` whenever it cuts.
         socket_type: ``SUB`` or ``PULL``.
-
-    Attributes:
-        receiver: The receiver.
     """
 
     def __init__(self, receiver: Receiver, log: LogWriter, socket_type: str) -> None:

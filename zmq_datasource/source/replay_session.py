@@ -96,8 +96,6 @@ class ReplaySession(Session):
         publisher: The endpoint of the publisher's live messages, by which they are counted.
         replays: The endpoint of its ROUTER, for log lines.
         timeout: Seconds without a reply after which a request counts as unanswered.
-        counters: The counters to increase.
-        tracker: Tracks the sequences of the feed.
         replay_from: The number to ask from as long as no message was received; None to ask for none then.
 
     Attributes:
