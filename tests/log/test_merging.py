@@ -11,7 +11,7 @@ import pytest
 
 from tests.log.machines import Machines, fill, numbered
 from tests.support import batch_of, need, wait_for
-from zmq_datasource.errors import DataLossError
+from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.chunk import encode_chunk, times_of
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.follower import LogFollower
@@ -114,6 +114,26 @@ def test_the_parts_that_a_killed_writer_has_left_count_for_nobody_and_are_delete
     Merger(storage, again, 1 << 20).remove_leftovers()
     assert log.machines.firsts() == [8]
     assert log.machines.rows() == log.rows
+
+
+def test_the_parts_that_a_store_did_not_delete_are_deleted_later(
+    anywhere: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Merger, "look_seconds", 0.01)
+    refused: list[str] = []
+
+    def refuse(verb: str, key: str) -> None:
+        if verb == "delete" and key.startswith("chunks/") and len(refused) < 3:
+            refused.append(key)
+            raise DiskFaultError(f"deleting {key}: no answer")
+
+    storage = anywhere.storage()
+    monkeypatch.setattr(storage.store, "before", refuse)
+    log = anywhere.writer(storage)
+    for number in range(9):
+        fill(log, b"%d" % number)
+    wait_for(lambda: anywhere.firsts() == [8], "the deletion of all parts")
+    assert len(refused) == 3
 
 
 def test_parts_stay_while_the_merged_chunk_is_damaged(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

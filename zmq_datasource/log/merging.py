@@ -144,6 +144,7 @@ class Merger:
                 _log.info("merging ends: %s", e)
                 return
             except Exception as e:  # it can wait, and the log goes on without
+                is_clean = False  # a merged chunk may be there with its parts
                 self._faults.fault("merging chunks of %s", self._storage, error=e)
 
     def remove_leftovers(self) -> None:
