@@ -40,12 +40,15 @@ _SUBSCRIBER = "readers/subscriber.*.json"
 # Files of each victim, below the directory of a log; in the weather that of a bucket has the same names.
 VICTIMS: Mapping[str, tuple[str, ...]] = {
     # The rows of a chunk; a flip hits what precedes the footer.
-    "chunk": ("*/[0-9]*.arrow",),
+    "chunk": ("chunks/[0-9]*.arrow",),
+    "merged": ("merged/*.arrow",),
     # The state of the writer, which the newest chunk carries with its last batch.
-    "state": ("*/[0-9]*.arrow",),
+    "state": ("chunks/[0-9]*.arrow",),
     "position": ("readers/*.json",),
     # Of a durable subscriber; it is no position of a query.
     "subscriber": (_SUBSCRIBER,),
+    # The record of the log's writer. Each change is a new file.
+    "head": ("head/*.json",),
     "log.json": ("log.json",),
 }
 
@@ -60,9 +63,9 @@ KNOWN_HOLES: Mapping[str, str] = {
     "delete newest chunk": f"a lost newest chunk that no query has read is not missed; {_ALONE}",
 }
 
-# Files of which there are older copies; a chunk and ``log.json`` never change.
+# Files of which there are older copies; a chunk, a head and ``log.json`` never change.
 _CHANGING = ("position", "subscriber")
-_CHUNK = re.compile(r"([0-9]{20})\.arrow")
+_CHUNK = re.compile(r"(?:[0-9]{20}-)?([0-9]{20})\.arrow")
 # At the end of an Arrow file: the length of the footer, and the magic.
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 6
 # What a message begins with, and the name of the state among the metadata of a batch.
@@ -109,7 +112,12 @@ class Damage(NamedTuple):
             return self.after is None
 
     def heal(self) -> None:
-        """Give the file its content of before the damage."""
+        """Give the file its content of before the damage.
+
+        A deleted head stays away if there is another one: the next writer could not know of it.
+        """
+        if self.victim == "head" and self.after is None and any(self.path.parent.glob("[0-9]*.json")):
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _overwrite(self.path, self.before)
 

@@ -16,6 +16,7 @@ import os
 import random
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,18 @@ class _Disk:
     def note(self, *words: object) -> None:
         os.write(self._notes, json.dumps(words).encode() + b"\n")
 
-    def meet_opening(self, creates: bool) -> None:
+    def meet(self, act: str, path: object) -> None:
+        """What the disk has to say to an act. A full one has room for a head once its reserve is deleted."""
+        if self.faults.disk == "enospc" and f"{self._below}head" in str(path):
+            with suppress(FileNotFoundError):
+                os.stat(f"{self._below}.reserve")
+                self.faults.meet(act)
+        else:
+            self.faults.meet(act)
+
+    def meet_opening(self, path: object, creates: bool) -> None:
         """What the disk has to say if a file is opened."""
-        self.faults.meet("open" if creates or self.faults.disk == "emfile" else "read")
+        self.meet("open" if creates or self.faults.disk == "emfile" else "read", path)
 
 
 def _path_of(descriptor: int) -> str:
@@ -107,9 +117,10 @@ class _Written(io.FileIO):
         self._disk = disk
 
     def write(self, content: Any) -> int:
-        self._disk.note("written", _path_of(self.fileno()))
+        path = _path_of(self.fileno())
+        self._disk.note("written", path)
         try:
-            self._disk.faults.meet("write")
+            self._disk.meet("write", path)
         except OSError:
             # What a full disk takes before it says so is there, and torn.
             super().write(memoryview(content).cast("B")[: memoryview(content).nbytes // 2])
@@ -126,7 +137,7 @@ def _install_contents(disk: _Disk) -> None:
         if not disk.has(_path_of(path) if is_number else path):
             return real_open(path, mode, *args, **kwargs)
         if not is_number:
-            disk.meet_opening("r" not in mode)
+            disk.meet_opening(path, "r" not in mode)
         return _Written(path, disk) if mode == "wb" else real_open(path, mode, *args, **kwargs)
 
     def pwritev(descriptor: int, parts: Any, offset: int) -> int:
@@ -134,7 +145,7 @@ def _install_contents(disk: _Disk) -> None:
         if disk.has(path):
             disk.note("written", path)
             try:
-                disk.faults.meet("write")
+                disk.meet("write", path)
             except OSError:
                 content = b"".join(parts)
                 real_pwritev(descriptor, [content[: len(content) // 2]], offset)
@@ -145,7 +156,7 @@ def _install_contents(disk: _Disk) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
         path = _path_of(number)
         if disk.has(path + os.sep):
-            disk.faults.meet("fsync")
+            disk.meet("fsync", path)
             if disk.faults.disk == "lie":
                 return
             disk.note("forced", path, os.fstat(number).st_size)
@@ -161,7 +172,7 @@ def _install_contents(disk: _Disk) -> None:
     def os_file(path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if not disk.has(path):
             return real_file(path, mode, **kwargs)
-        disk.meet_opening(mode == "wb")
+        disk.meet_opening(path, mode == "wb")
         return pa.PythonFile(_Written(path, disk) if mode == "wb" else _Rows(path, disk.faults), mode=mode[0])
 
     pa.OSFile = os_file
@@ -173,12 +184,12 @@ def _install_names(disk: _Disk) -> None:
 
     def open_(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
         if disk.has(path):
-            disk.meet_opening(bool(flags & os.O_CREAT) and not os.path.exists(path))
+            disk.meet_opening(path, bool(flags & os.O_CREAT) and not os.path.exists(path))
         return real_open(path, flags, *args, **kwargs)
 
     def link(source: Any, target: Any, **kwargs: Any) -> None:
         if disk.has(source):
-            disk.faults.meet("link")
+            disk.meet("link", target)
         real_link(source, target, **kwargs)
         if disk.has(source):
             disk.note("renamed", str(source), str(target))

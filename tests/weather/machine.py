@@ -25,6 +25,7 @@ from tests.weather.damage import KINDS, Copies, Damage, do, has_hole, pick, read
 from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, draw_first
 from tests.weather.faults import DISK_FAULTS, STORE_FAULTS, Faults, lose_power
 from zmq_datasource.errors import ZmqDataSourceError
+from zmq_datasource.log.files import MOUNT_AGAIN
 
 __all__ = [
     "ARMED",
@@ -60,6 +61,10 @@ _ERROR = re.compile(r"zmq_datasource\.[\w.]+Error: ")
 # What makes a log, and how often a strike is armed before its first start.
 _MAKERS, _FIRST_CHANCE = ("source", "machine", "receive", "proxy"), 0.15
 _OPENING_SECONDS = 0.2
+# How often deleted files are restored that a process waits for.
+_RESTORING_SECONDS = 2.0
+# More than any retention, and than any timeout of a reader.
+_DAYS_AHEAD_SECONDS = 8 * 86400.0
 
 
 class BrokenPromiseError(AssertionError):
@@ -241,7 +246,7 @@ class World:
     Attributes:
         random: Draws the topology's own parameters.
         events: The weather that was drawn; what is lossy is known from it.
-        retention: How long logs keep what is committed.
+        retention: How long logs keep what is committed. Only ``clock-days-ahead`` is ahead by more.
         settle_seconds: How long all may take to be through once the weather is fair.
         extras: Draws options of the topology by which it reaches more failpoints.
         strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
@@ -254,7 +259,7 @@ class World:
 
     jvm = False
     strikes_first = True
-    retention = "1d"  # no clock is ahead by that much
+    retention = "1d"
     settle_seconds = SETTLE_SECONDS
 
     def __init__(self, directory: Path, seed: int) -> None:
@@ -408,6 +413,8 @@ class World:
                 self.processes[event.target].faults.clock = -3600.0
             case "clock-ahead":
                 self.processes[event.target].faults.clock = 3600.0
+            case "clock-days-ahead":
+                self.processes[event.target].faults.clock = _DAYS_AHEAD_SECONDS
             case "delay":
                 self.boxes[event.target].delay = 0.15
             case "throttle":
@@ -593,11 +600,25 @@ class World:
         seconds = self.settle_seconds if seconds is None else seconds
         if self.jvm:
             seconds = max(seconds, _JVM_SECONDS)
-        deadline = time.monotonic() + seconds
+        began = restored = time.monotonic()
         while not done():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > began + seconds:
                 raise BrokenPromiseError(f"the weather is fair for {seconds:.0f} s, and not yet: {what}")
+            if now > restored + _RESTORING_SECONDS:
+                self._restore_awaited()
+                restored = now
             self._look(0.05)
+
+    def _restore_awaited(self) -> None:
+        """Restore the deleted files that a process waits for, as it says in its log: it waits for some minutes."""
+        for damage in [damage for damage in self.damages if damage.after is None and damage.is_there]:
+            for name, process in self.processes.items():
+                lines = process.last_lines().splitlines()
+                if any(damage.path.name in line and MOUNT_AGAIN in line for line in lines):
+                    self.refusals.append(f"{name}, which waits for {damage.path.name}")
+                    damage.heal()
+                    break
 
     def stop(self, *names: str) -> None:
         """End processes in good order. Nothing strikes at a process any more."""

@@ -37,7 +37,7 @@ _NETWORK = ("delay", "throttle", "reset", "reset-after", "half-open", "black-hol
 _DISK = ("enospc", "eio", "emfile", "slow")
 _PROCESS = ("kill", "stop")
 _POWER = ("power", "lying-disk")
-_CLOCK = ("clock-back", "clock-ahead")
+_CLOCK = ("clock-back", "clock-ahead", "clock-days-ahead")
 # Failpoints, by what a process does.
 _FILES_PUT = (
     *("log.store.before_write", "log.store.after_write", "log.store.after_sync"),
@@ -45,18 +45,16 @@ _FILES_PUT = (
 )
 _FILES_REPLACED = ("log.store.before_rename", "log.store.after_rename")
 _PUTS = ("log.chunk.before_put", "log.chunk.after_put")
-_RECEIVES = (*_PUTS, *_FILES_PUT, "log.recovery.after_lock")
-_DELETES = (
-    *("log.head", "log.merge"),
-    *("log.chunk.before_delete", "log.chunk.after_delete"),
-    "log.store.before_delete",
-    "log.store.after_delete",
+_MERGES = (
+    *("log.merge", "log.chunk.before_delete", "log.chunk.after_delete"),
+    *("log.store.before_delete", "log.store.after_delete"),
 )
+_RECEIVES = (*_PUTS, *_FILES_PUT, *_MERGES, "log.head", "log.recovery.after_lock")
 _READS = ("log.position", *_FILES_REPLACED, "weather.")
 _READS_BUCKET = ("log.position", "weather.")
 _IN_BUCKET = (
     *("log.store.before_put", "log.store.after_put", "log.store.before_beat", "log.store.before_release"),
-    *(*_PUTS, "log.recovery.after_lock"),
+    *(*_PUTS, *_MERGES, "log.head", "log.recovery.after_lock"),
 )
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
@@ -69,7 +67,7 @@ _STAGES = (
 _JOURNALS = ("log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
 _SERVES = ("proxy.round", "proxy.batch")
 # Of the victims of damage at rest, those that every log has.
-_FILES = ("chunk", "state", "position", "log.json")
+_FILES = ("chunk", "merged", "state", "position", "head", "log.json")
 # The path is missing; an empty directory is in its place, as at a mount point; the directories have no files.
 _AWAY = ("moved", "unmounted", "emptied")
 # How long after the store is back a query may end with an error about it.
@@ -517,7 +515,7 @@ class DealerRouter(_SinkToSource):
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         world.may_be_damaged("source", self.files(), *_FILES)
         self.may("sink", *_PROCESS)
-        self.reaches("source", *_RECEIVES, *_READS, *_ACCEPTS, *_DELETES)
+        self.reaches("source", *_RECEIVES, *_READS, *_ACCEPTS)
         self.reaches("sink", "spark.", *_STAGES)
         self.commits = ("wire",)
 
@@ -629,11 +627,11 @@ class ProxyDurable(Topology):
         )
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
-        self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK[:2])
         world.may_be_damaged("proxy", self.wal, *_FILES, "subscriber")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
-        self.reaches("proxy", *_JOURNALS, *_SERVES, *_ACCEPTS)
+        self.reaches("proxy", *_JOURNALS, *_MERGES, "log.head", *_SERVES, *_ACCEPTS)
         self.reaches("producer", *_STAGES)
         self.reaches("durable", "proxy.ack.")
         self.commits = ("in",)
@@ -755,8 +753,7 @@ class TwoQueries(Topology):
             }
             self.world.process(name, "source", self.wal, directory=str(directory), options=options)
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
-            deletes = _DELETES if self.names else ()
-            self.reaches(name, *_RECEIVES, *_READS, *deletes, "source.takeover")
+            self.reaches(name, *_RECEIVES, *_READS, "source.takeover")
             self.world.may_be_damaged(name, self.wal, *_FILES)
         self.wait_for_readers()
 
@@ -768,13 +765,12 @@ class TwoQueries(Topology):
         return {name: {"walRetention": "0s", "reader": name} for name in self.names}
 
     def wait_for_readers(self) -> None:
-        """Until nothing can be deleted that a query with a name has not read."""
-        if self.names:
-            self.world.wait_for(
-                lambda: self.sees(lambda log: {*LeaseFiles(log).entries()} >= {*self.names}),
-                "both queries are there",
-                60,
-            )
+        """Until nothing can be deleted that a query has not read."""
+        self.world.wait_for(
+            lambda: self.sees(lambda log: len(LeaseFiles(log).entries()) >= len(self.receivers)),
+            "both queries are there",
+            60,
+        )
 
     def may_lose(self) -> bool:
         """Whether a receiver may have ended with what it held."""
@@ -855,8 +851,7 @@ class TwoMachines(TwoQueries):
                 options=options | keeping[name],
             )
             self.may(name, *_DISK, *_PROCESS, *_CLOCK)
-            deletes = _DELETES if self.names else ()
-            self.reaches(name, *_IN_BUCKET, *_READS_BUCKET, *deletes, "source.takeover")
+            self.reaches(name, *_IN_BUCKET, *_READS_BUCKET, "source.takeover")
         self.world.may_be_damaged("source", self.files(), *_FILES)
         self.wait_for_readers()
 
