@@ -227,6 +227,22 @@ def test_a_log_is_opened_and_emptied_on_a_full_disk(disk: Path) -> None:
 
 
 @needs_root
+def test_a_disk_that_is_full_again_is_emptied_again(disk: Path) -> None:
+    log = LogWriter(LogStorage(str(disk / "log")), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.open()
+    need(disk / "log", 0)
+    for end in (15, 30, 45):
+        for _ in range(3):
+            log.append(batch_of([b"x" * 100_000] * 5))
+            log.cut().result(10)
+        blocker = fill_disk(disk)
+        need(disk / "log", end)
+        wait_for(lambda end=end: log.earliest == end - 5, "room")  # type: ignore[misc]
+        blocker.unlink()
+    log.close()
+
+
+@needs_root
 @pytest.mark.spark  # a process of its own
 @pytest.mark.parametrize("command", ["receive", "proxy"])
 def test_the_programs_outlive_a_full_disk(command: str, context: Context, disk: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from zmq_datasource.log.layout import Chunk, merged_name
 from zmq_datasource.log.merging import Merger, choose_run
 from zmq_datasource.log.reader import Deletions, first_since, read_index, read_slices, slices
 from zmq_datasource.log.state import state_metadata
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 
@@ -49,6 +47,11 @@ class Log:
         at = content.index(values, 800)  # after the schema
         self.storage.store.delete(key)
         self.storage.store.put_new(key, [content[:at] + b"?" + content[at + 1 :]])
+
+
+@pytest.fixture(autouse=True)
+def no_thread_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Merger, "look_seconds", 3600.0)
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ def test_the_parts_that_a_killed_writer_has_left_count_for_nobody_and_are_delete
     assert log.machines.rows() == log.rows
 
 
-def test_the_parts_that_a_store_did_not_delete_are_deleted_later(
+def test_the_thread_merges_and_deletes_parts_later_that_a_store_did_not_delete(
     anywhere: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Merger, "look_seconds", 0.01)
@@ -225,12 +228,3 @@ def test_a_long_log_is_opened_and_a_time_is_found_by_few_reads(
     store.calls.clear()
     assert first_since(storage, index.covering(0, 300), at) is not None
     assert store.calls["open"] <= 8
-
-
-def test_the_thread_merges_by_itself(tmp_path: Path) -> None:
-    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
-    log.open()
-    for number in range(30):
-        fill(log, b"%d" % number)
-    wait_for(lambda: log.chunks < 10, "the merging")
-    log.close()

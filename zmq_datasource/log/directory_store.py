@@ -90,10 +90,19 @@ class DirectoryStore:
         with writing(f"making {self.root}"):
             for directory in ("", *directories):
                 make_directory(self.root / directory)
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        """Make the reserve, if it is not there and the disk has room for it."""
+        reserve = self.root / _RESERVE
         with suppress(OSError):
-            if not (reserve := self.root / _RESERVE).exists():
+            if reserve.exists() and reserve.stat().st_size == _RESERVE_BYTES:
+                return
+            try:
                 make_private(reserve)
                 reserve.write_bytes(bytes(_RESERVE_BYTES))
+            except OSError:
+                _remove(reserve)
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
         directory = self.root / prefix
@@ -196,6 +205,8 @@ class DirectoryStore:
                 path.unlink()
             except FileNotFoundError:
                 self._check_root()
+            else:
+                self._keep_reserve()  # a head may have needed it
             failpoints.reach("log.store.after_delete")
 
     def uncache(self, key: str) -> None:
