@@ -240,7 +240,7 @@ _POINTS = [
     *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.staged.before_write"),
     *(
         "log.staged.after_write",
-        "log.staged.after_write_sync",
+        "log.staged.after_force",
         "log.chunk.before_put",
         "log.store.before_link",
     ),

@@ -103,7 +103,7 @@ class StagedFiles:
                 failpoints.reach("log.staged.after_write")
                 if durably:
                     sync_file(path)
-                failpoints.reach("log.staged.after_write_sync")
+                failpoints.reach("log.staged.after_force")
             except BaseException:
                 with suppress(OSError):
                     os.ftruncate(descriptor, offset)
