@@ -49,11 +49,6 @@ class Log:
         self.storage.store.put_new(key, [content[:at] + b"?" + content[at + 1 :]])
 
 
-@pytest.fixture(autouse=True)
-def no_thread_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Merger, "look_seconds", 3600.0)
-
-
 @pytest.fixture
 def log(anywhere: Machines) -> Log:
     return Log(anywhere, 9)
@@ -122,7 +117,6 @@ def test_the_parts_that_a_killed_writer_has_left_count_for_nobody_and_are_delete
 def test_the_thread_merges_and_deletes_parts_later_that_a_store_did_not_delete(
     anywhere: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Merger, "look_seconds", 0.01)
     refused: list[str] = []
 
     def refuse(verb: str, key: str) -> None:
@@ -132,10 +126,13 @@ def test_the_thread_merges_and_deletes_parts_later_that_a_store_did_not_delete(
 
     storage = anywhere.storage()
     monkeypatch.setattr(storage.store, "before", refuse)
-    log = anywhere.writer(storage)
+    log = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log.merge_seconds = 0.01
+    log.open()
     for number in range(9):
         fill(log, b"%d" % number)
     wait_for(lambda: anywhere.firsts() == [8], "the deletion of all parts")
+    log.close()
     assert len(refused) == 3
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.weather.faults import Faults, install
-from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.staging import StagedFile
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 
 # In place of a second, and of ten in a bucket, so that what a writer puts off is done within a run.
 _MERGING_SECONDS, _REQUEST_INTERVAL = 0.1, 0.5
@@ -186,7 +186,7 @@ def main() -> None:
     given = json.loads(settings)
     if given.pop("links"):  # as of large transactions
         StagedFile.least_chunk_bytes = 0
-    Merger.look_seconds = _MERGING_SECONDS
+    LogWriter.merge_seconds = _MERGING_SECONDS
     LogStorage.request_interval = property(  # type: ignore[assignment]
         lambda storage: 0.0 if storage.directory is not None else _REQUEST_INTERVAL
     )

@@ -130,7 +130,7 @@ class _Written(io.FileIO):
 
 def _install_contents(disk: _Disk) -> None:
     """What is written, forced to the disk, and read by Arrow."""
-    real_open, real_pwritev, real_fsync = builtins.open, os.pwritev, os.fsync
+    real_open, real_pwrite, real_fsync = builtins.open, os.pwrite, os.fsync
 
     def open_(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         is_number = isinstance(path, int)
@@ -140,17 +140,17 @@ def _install_contents(disk: _Disk) -> None:
             disk.meet_opening(path, "r" not in mode)
         return _Written(path, disk) if mode == "wb" else real_open(path, mode, *args, **kwargs)
 
-    def pwritev(descriptor: int, parts: Any, offset: int) -> int:
+    def pwrite(descriptor: int, content: Any, offset: int) -> int:
         path = _path_of(descriptor)
         if disk.has(path):
             disk.note("written", path)
             try:
                 disk.meet("write", path)
             except OSError:
-                content = b"".join(parts)
-                real_pwritev(descriptor, [content[: len(content) // 2]], offset)
+                half = memoryview(content).cast("B")
+                real_pwrite(descriptor, half[: len(half) // 2], offset)
                 raise
-        return real_pwritev(descriptor, parts, offset)
+        return real_pwrite(descriptor, content, offset)
 
     def fsync(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
@@ -163,7 +163,7 @@ def _install_contents(disk: _Disk) -> None:
         real_fsync(descriptor)
 
     builtins.open = io.open = open_  # type: ignore[assignment]
-    os.pwritev, os.fsync = pwritev, fsync
+    os.pwrite, os.fsync = pwrite, fsync
 
     import pyarrow as pa  # noqa: PLC0415 - only now
 
