@@ -229,7 +229,7 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "framing": "sequenced", "topics": "a"}, "topics=a", "sequenceBy=none"),
     (StreamReadOptions, {**FEED, **NUMBERED, "topics": "/a/"}, "topics=/a/", "sequenceBy=none"),
     (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "earliest"}, "replayFrom", "needs replayEndpoint"),
-    (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "-1"}, "'-1'", "earliest"),
+    (StreamReadOptions, {**FEED, **VLLM, "replayFrom": "-1"}, "'-1'", "earliest or a sequence"),
     (StreamReadOptions, {**FEED, **REPLAY, "framing": "bitcoin"}, "bitcoin", "framing=vllm"),
     (StreamReadOptions, {"bind": "tcp://*:1", **VLLM, **REPLAY}, "replayEndpoint", "one endpoint for each"),
     (StreamReadOptions, {**FEED, **VLLM, **REPLAY, "sequenceBy": "topic"}, "sequenceBy=topic", "remove it"),

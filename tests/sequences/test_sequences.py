@@ -26,7 +26,7 @@ NUMBERINGS = [
     Numbering(("publisher",), end=15, window=4),
     Numbering(("publisher",), start=1, end=8, restarts=False),
     Numbering(("publisher",), restarts=False, whole=True),
-    Numbering(("publisher",), start=2, whole=True),
+    Numbering(("publisher",), counts_from=2),
 ]
 
 
@@ -390,7 +390,7 @@ def test_a_replay_fills_gaps_and_goes_on_where_the_live_flow_is() -> None:
 
 def test_the_first_number_in_a_gap_that_a_replay_has_left_is_no_restart() -> None:
     """The publisher no longer has it for a replay, and the live flow has waited with it."""
-    tracked = tracker(Numbering(("publisher",), whole=True))
+    tracked = tracker(Numbering(("publisher",), counts_from=0))
     replay(tracked, range(3, 6))
     findings = receive(tracked, 0, 1, 3)
     assert (findings.restarts, findings.overlapping, missing(tracked)) == ([], [2], [(2, 2)])
@@ -443,7 +443,7 @@ def test_messages_on_a_new_connection_do_not_overlap_a_replay() -> None:
 
 
 def test_what_a_replay_no_longer_has_is_a_gap() -> None:
-    tracked = tracker(Numbering(("publisher",), whole=True))
+    tracked = tracker(Numbering(("publisher",), counts_from=0))
     assert replay(tracked, [3, 4]) == [3, 4]
     assert missing(tracked) == [(0, 2)]
 

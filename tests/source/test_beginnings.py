@@ -29,7 +29,8 @@ class Log:
     def __init__(self, location: Path) -> None:
         self.location = location
         self.end = 0  # the number of the next message
-        self._writer = LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+        storage = LogStorage(str(location))
+        self._writer = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, retention=600.0)
         self._writer.open()
 
     def fill(self, chunks: int) -> None:

@@ -122,7 +122,7 @@ class World:
         tracker = self.intake.tracker
         assert tracker is not None
         self.tracker = tracker
-        first = None if self._options.replay_from is None else 0
+        first = None if self._options.replay_from is None else self._options.replay_from.sequence or 0
         self.session = ReplaySession(FEED, "tcp://replays:1", TIMEOUT, self.counters, tracker, first)
         self.session.reachable = True
         self.live.clear()
@@ -266,7 +266,7 @@ class World:
         assert lost & {n for n, _ in self.kept} <= self.unheard, "the publisher has it, and answers"
 
 
-@pytest.mark.parametrize("replay_from", ["", "earliest"])
+@pytest.mark.parametrize("replay_from", ["", "earliest", "0"])
 @pytest.mark.parametrize("buffer", [5, 1000])
 def test_in_any_order_of_faults_each_message_is_a_row_once_or_counts_as_lost(
     buffer: int, replay_from: str

@@ -35,6 +35,7 @@ def read(spark: SparkSession, **options: Any) -> DataFrame:
 def log(tmp_path: Path) -> Path:
     """A log of 100 messages in 10 chunks, the first two of which are gone."""
     writer = LogWriter(LogStorage(str(tmp_path / "log")), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    writer.merge_seconds = 1e6
     writer.open()
     for first in range(0, 100, 10):
         writer.append(batch_of([b"%d" % i for i in range(first, first + 10)]))

@@ -103,6 +103,8 @@ class Numbering(NamedTuple):
             sequence never means a restart.
         window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
         whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
+        counts_from: The number from which on messages before the first received one are missing; None if the user has
+            named none.
     """
 
     by: tuple[str, ...]
@@ -111,6 +113,7 @@ class Numbering(NamedTuple):
     restarts: bool = True
     window: int = 1000
     whole: bool = False
+    counts_from: int | None = None
 
     def is_like(self, other: Numbering) -> bool:
         """Whether counters have the same meaning. The rules for restarts may differ."""

@@ -21,8 +21,8 @@ And these are the rules beside them:
 * A replay can be *ahead* of the live flow. Messages that the live flow then brings once more *overlap*.
 * A counter that wraps goes from its last number to 0. "Less" is then the shorter way round, and the first number is a
   restart unless it follows the last.
-* Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``). Then
-  they are a gap.
+* Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``), or the
+  user says where counters begin (``counts_from``). Then they are a gap.
 
 Memory is bounded. Of too many counters, the tracker forgets the one that was silent for longest; of too many gaps, the
 oldest. The sums of lost messages keep what was forgotten.

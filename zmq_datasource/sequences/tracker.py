@@ -124,9 +124,9 @@ class SequenceTracker:
     def _add_counter(self, key: Key, number: int, when: int, findings: SequenceFindings) -> None:
         """Add the counter of a first message."""
         # If counters were forgotten, this may be one of them, and its earlier messages were received.
-        begin = self.numbering.start
-        whole = self.numbering.whole and not self.totals.forgotten and number > begin
-        first = begin if whole else number
+        begin = self.numbering.start if self.numbering.whole else self.numbering.counts_from
+        whole = begin is not None and not self.totals.forgotten and number > begin
+        first = begin if begin is not None and whole else number
         self.counters[key] = Counter(first, self.gaps.next_serial)
         self.note_connection(key)
         if whole:

@@ -1,8 +1,7 @@
 """Ask one publisher for missing messages (vLLM's replay protocol), as a state machine without a socket or a clock.
 
 There is one request: "send all messages from number N on". One is open at a time. N is the first missing number; if
-none is missing, it is the number of the last received message, the *sample*; before there is one, it is the
-first number of all (``replayFrom=earliest``).
+none is missing, it is the number of the last received message, the *sample*; before there is one, it is ``replayFrom``.
 
 | State | Event | Then |
 | --- | --- | --- |
