@@ -43,8 +43,9 @@ def test_requests_to_a_busy_server_are_bounded_in_bytes(context: zmq.Context[Soc
     with connected(context, tmp_path) as (_, client):
         sent = 0
         while sent < 100 << 20 and client.poll(300, zmq.POLLOUT):
-            client.send_multipart([FRAME, FRAME], copy=False)
-            sent += 2 * len(FRAME)
+            # One frame: libzmq 4.3.5 aborts if a socket is closed when a part of a message has left (libzmq#3442).
+            client.send(FRAME, copy=False)
+            sent += len(FRAME)
         assert sent < 40 << 20  # most of it in the kernel
 
 
