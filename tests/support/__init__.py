@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.leases import Lease, LeaseFiles
-from zmq_datasource.log.reader import read_index, read_slices, slices
+from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import LOG_SCHEMA
 from zmq_datasource.messages.rows import message_rows, times_of
@@ -289,7 +289,8 @@ def log_rows(location: Path | str) -> pa.Table:
     storage = log_at(location)
     index = read_index(storage)
     pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
-    batches = list(read_slices(storage, pieces))
+    merged = Deletions(storage, storage.log_id(), fails=True)
+    batches = list(read_slices(storage, pieces, deletions=merged))
     return pa.Table.from_batches(batches, batches[0].schema if batches else LOG_SCHEMA)
 
 

@@ -18,9 +18,11 @@ from zmq_datasource.cli import main
 from zmq_datasource.log import read_index
 from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.leases import Lease, LeaseFiles, SubscriberNotes
+from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options.types import Location
+from zmq_datasource.workbench.log import Message, messages
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +143,17 @@ def test_what_the_log_has_no_more_is_said_by_cat_and_the_readers(tmp_path: Path)
     need(tmp_path, 1)
     (desk,) = shown(tmp_path)["readers"]
     assert (desk["behind"], desk["gone"]) == (1, 3)
+
+
+def test_messages_are_shown_while_their_chunks_are_merged(tmp_path: Path) -> None:
+    log = filled(tmp_path, 9)
+    log.close()
+    listed = messages(LogStorage(str(tmp_path)))
+    first = next(listed)
+    merger = Merger(LogStorage(str(tmp_path)), log, 1 << 20, fan_in=2)
+    while merger.merge_once():
+        pass
+    assert [message.id for message in (first, *listed) if isinstance(message, Message)] == list(range(9))
 
 
 def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zmq_datasource.counters import SourceCounters, counted, declared, figures, state
 from zmq_datasource.errors import DataLossError, LogError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import read_slices, slices
+from zmq_datasource.log import Deletions, read_slices, slices
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
 from zmq_datasource.transport import core
@@ -179,8 +179,10 @@ class SourceMonitor:
         """When the message ``start`` was received, in seconds since the epoch; None if the log does not have it."""
         if self._oldest[0] != start:
             try:
-                pieces = slices(self._source.contents.covering(start, start + 1), start, start + 1)
-                batch = next(iter(read_slices(self._source.storage, pieces, whole=False)), None)
+                storage, log = self._source.storage, self._source.contents
+                pieces = slices(log.covering(start, start + 1), start, start + 1)
+                merged = Deletions(storage, log.log_id, fails=True)
+                batch = next(read_slices(storage, pieces, whole=False, deletions=merged), None)
             except DataLossError:  # the message's batch is finished, and its chunk was deleted meanwhile
                 return None
             except LogError as e:  # reading the rows raises it, too

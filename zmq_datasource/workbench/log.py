@@ -15,6 +15,7 @@ import pyarrow as pa
 from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError, OptionError
 from zmq_datasource.log import (
     ChunkIndex,
+    Deletions,
     Lease,
     LeaseFiles,
     LogStorage,
@@ -107,11 +108,18 @@ def summary(storage: LogStorage) -> LogSummary:
 
 def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> float | None:
     """When a message was received; None if the log does not have it."""
-    pieces = slices(index.covering(message_id, message_id + 1), message_id, message_id + 1)
     with suppress(DataLossError):  # deleted since the log was listed
-        for batch in read_slices(storage, pieces, whole=False):
+        for batch in _read(storage, index, message_id, message_id + 1, whole=False):
             return float(batch.column("timestamp")[0].value) / 1e6
     return None
+
+
+def _read(
+    storage: LogStorage, index: ChunkIndex, low: int, high: int, *, whole: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, also of chunks that were merged since the log was listed."""
+    merged = Deletions(storage, storage.log_id(), fails=True)
+    yield from read_slices(storage, slices(index.covering(low, high), low, high), whole, merged)
 
 
 def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list[ReaderSummary]:
@@ -213,7 +221,7 @@ def messages(
 
 
 def _rows(storage: LogStorage, index: ChunkIndex, low: int, high: int) -> Iterator[Message]:
-    for batch in read_slices(storage, slices(index.covering(low, high), low, high)):
+    for batch in _read(storage, index, low, high):
         ids, topics, values = (batch.column(name).to_pylist() for name in ("id", "topic", "value"))
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
         for id_, at, topic, value in zip(ids, times, topics, values, strict=True):
