@@ -352,5 +352,6 @@ def test_a_log_keeps_its_promises_in_any_order_of_steps() -> None:
 
 
 @pytest.mark.slow
-def test_a_log_keeps_its_promises_in_ten_thousand_orders() -> None:
-    simulate(range(200, 10_000))
+@pytest.mark.parametrize("first", range(200, 10_000, 980))
+def test_a_log_keeps_its_promises_in_ten_thousand_orders(first: int) -> None:
+    simulate(range(first, first + 980))
