@@ -264,7 +264,7 @@ def test_messages_that_the_log_refuses_are_counted_as_lost(context: Context) -> 
         raise LogWriteError("no space left")
 
     with received(context, refuse) as it:
-        assert it.facts() == FillerFacts(pending=3)
+        assert (it.facts().pending, it.facts().pending_bytes) == (3, 3)
         with pytest.raises(LogWriteError):
             it.cut()
         assert (it.facts().pending, it.facts().refused) == (0, 3)
@@ -322,6 +322,19 @@ def test_seal_makes_received_messages_durable(context: Context, tmp_path: Path) 
         send_numbers(push, 10)
         wait_for(lambda: ingest.seal() == 10, "10 durable messages")
         assert numbers(tmp_path) == list(range(10))
+
+
+def test_messages_that_a_durable_subscriber_awaits_are_sealed_soon(context: Context, tmp_path: Path) -> None:
+    push, endpoint = bound(context, zmq.PUSH)
+    with ingesting(tmp_path, endpoint, walFlushInterval="1h") as ingest:
+        send_numbers(push, 1)
+        wait_for(lambda: ingest.received_end == 1, "a message that is not sealed")
+        for end in range(3):
+            ingest.await_rows(end)
+            wait_for(lambda end=end: ingest.log.durable_end == end + 1, "the chunk")
+            send_numbers(push, 1)
+        wait_for(lambda: ingest.received_end == 4, "a message that nobody awaits")
+        assert ingest.log.durable_end == 3
 
 
 def test_messages_become_durable_after_the_flush_interval(context: Context, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ class FillerFacts(NamedTuple):
 
     Attributes:
         pending: Messages in memory that are not appended to the log yet.
+        pending_bytes: Their bytes.
         appending: Whether some messages are being appended, and counted neither here nor in the log.
         refused: Messages that the log has refused for good. They are lost, and receiving ends.
         left: Whether the sockets were closed with unread messages that no other receiver gets.
@@ -26,6 +27,7 @@ class FillerFacts(NamedTuple):
     """
 
     pending: int = 0
+    pending_bytes: int = 0
     appending: bool = False
     refused: int = 0
     left: bool = False

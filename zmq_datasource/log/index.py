@@ -226,10 +226,14 @@ class Contents:
     appends messages, the sealing thread makes chunks of them, retention deletes chunks, and any thread may read. In a
     process that follows, a new listing replaces the last one. Each method holds one lock for a moment, and uses no
     file.
+
+    Attributes:
+        on_sealed: Called, by the sealing thread, after each new chunk.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.on_sealed: Callable[[], None] = lambda: None
         self._index = ChunkIndex()
         self._unwritten_bytes = 0
         self._deleting: deque[Chunk] = deque()
@@ -252,6 +256,7 @@ class Contents:
         with self._lock:
             self._unwritten_bytes -= size
             self._index.append(chunk)
+        self.on_sealed()
 
     # The way of chunks: chosen, merged, and deleted.
 

@@ -50,6 +50,7 @@ class LogWriter(Contents):
         retention: Deletes chunks that are not needed any more.
         log_id: The id of the log, after ``open``.
         saved: The state of the newest chunk, after ``open``; empty if there is none.
+        state_bytes: The bytes of the state in the chunk that was cut last.
         open_bytes: The bytes of the chunk that is being filled.
         takes_files: Whether ``append_whole`` accepts a file.
         close_seconds: How long ``close`` repeats writes that the disk refuses.
@@ -93,6 +94,7 @@ class LogWriter(Contents):
         self._carried = carried
         self.log_id = ""
         self.saved = b""
+        self.state_bytes = 0
 
         # The chunk that is being filled.
         self._first = self._next = 0
@@ -120,6 +122,7 @@ class LogWriter(Contents):
         """
         opened = self._retrier.retry(partial(self._open, lock_wait, receives))
         self.log_id, self.saved = opened.log_id, opened.saved
+        self.state_bytes = len(self.saved)
         self._first = self._next = opened.chunks.end
         self._sealer.start(opened.hold, opened.past)
         self._merger.start(self.merge_seconds)
@@ -207,6 +210,7 @@ class LogWriter(Contents):
         batches, size, filled = self._batches, self._batches_bytes, self._filled
         has_rows = bool(batches) or filled is not None
         state = self._carried.state() if has_rows and self._carried is not None else b""
+        self.state_bytes = len(state) if has_rows else self.state_bytes
         self._batches, self._batches_bytes, self._filled = [], 0, None
         self._sealer.hand_over(WriteJob(batches, size, self._first, self._next, done, state, filled))
         self._first, self.open_bytes = self._next, 0

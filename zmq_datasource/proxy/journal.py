@@ -20,9 +20,9 @@ from zmq_datasource.log import (
     LogWriter,
 )
 from zmq_datasource.options import ProxyOptions
-from zmq_datasource.proxy.sealing import Held, LastSeal, seal_time
 from zmq_datasource.proxy.view import Progress
 from zmq_datasource.source.receiver import BATCH_MESSAGES, ROUND_BYTES
+from zmq_datasource.source.sealing import Held, LastSeal, seal_time
 
 # The rows of so many rounds become one batch at most: a batch takes some KiB of memory, however few rows it has.
 _MOST_ROUNDS = 256

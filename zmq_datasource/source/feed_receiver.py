@@ -39,6 +39,7 @@ from zmq_datasource.source.filling import Filling, filling_of
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receive_loop import ReceiveLoop, Stopping
 from zmq_datasource.source.receives import differences, refused, take_up
+from zmq_datasource.source.sealing import LEAST_BUCKET_SECONDS, LEAST_SECONDS
 from zmq_datasource.source.standby import Standby
 
 _log = logging.getLogger(__name__)
@@ -159,7 +160,12 @@ class FeedReceiver:
         self.log, self.filler = filling.log, filling.filler
         self.resumed_at = self.log.durable_end
         self._loop = ReceiveLoop(
-            self.log, self.filler, self.counters, self._options.wal_flush_interval, self._act_when_due
+            self.log,
+            self.filler,
+            self.counters,
+            self._options.wal_flush_interval,
+            self._act_when_due,
+            LEAST_BUCKET_SECONDS if self.storage.request_interval else LEAST_SECONDS,
         )
 
     def start(self) -> None:
@@ -272,6 +278,10 @@ class FeedReceiver:
     def contents(self) -> LogWriter:
         """The chunks of the log."""
         return self.log
+
+    def await_rows(self, end: int) -> None:
+        """See ``ReceiveLoop.await_rows``. Only while this process receives."""
+        self._loop.await_rows(end)
 
     @property
     def received_end(self) -> int:

@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeAlias
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.signals import StopFlag
 from zmq_datasource.log import Filler, LogWriter
+from zmq_datasource.source.sealing import LEAST_SECONDS, Held, LastSeal, seal_time
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class ReceiveLoop:
         filler: Receives, and appends to ``log``.
         flush_interval: Seconds after which received messages are sealed.
         tick: Called in each round.
+        least_seal_seconds: How often a chunk is sealed for a durable subscriber, at most.
 
     Attributes:
         progress: Set when a message is received.
@@ -62,9 +65,14 @@ class ReceiveLoop:
         counters: SourceCounters,
         flush_interval: float,
         tick: Callable[[], None],
+        least_seal_seconds: float = LEAST_SECONDS,
     ) -> None:
         self._log, self._filler, self._counters = log, filler, counters
         self._flush_interval, self._tick = flush_interval, tick
+        self._least_seal_seconds = least_seal_seconds
+        self._held_since = 0.0
+        self._last_seal = LastSeal(0.0, 0.0, log.state_bytes)
+        self._awaited = -1
         self._asked_to_seal: Future[int] | None = None
         self._next_pause_line = 0.0
         self.progress = threading.Event()
@@ -81,6 +89,16 @@ class ReceiveLoop:
             asked = self._asked_to_seal = Future()
         return asked
 
+    def await_rows(self, end: int) -> None:
+        """Seal what is received as soon as ``sealing`` allows: a durable subscriber has read to the end of the log.
+
+        It holds until the next chunk is sealed. Any thread may call this.
+
+        Args:
+            end: The end to which the subscriber has read.
+        """
+        self._awaited = end
+
     def end_with(self, why: Exception) -> None:
         """Let an open request to seal fail, and end each wait for messages: the loop has ended."""
         self.progress.set()
@@ -95,7 +113,7 @@ class ReceiveLoop:
             LogError, SocketError: Receiving must end. After a SocketError ``drain`` still works.
         """
         log, filler = self._log, self._filler
-        held_since = time.monotonic()
+        self._held_since = time.monotonic()
         while not stopping.is_set():
             if self._obstacle() is not None:
                 self._pause(stopping)
@@ -106,19 +124,36 @@ class ReceiveLoop:
                 self._counters.last_received = time.time()
                 if not self.progress.is_set():
                     self.progress.set()
-            now = time.monotonic()
             self._tick()
             if self._asked_to_seal is not None:
                 self._seal(self._asked_to_seal)
-                held_since = now
-            elif now - held_since >= self._flush_interval and not log.busy:
-                if filler.facts().pending or log.open_bytes:
-                    filler.cut()
-                held_since = now
+            elif time.monotonic() >= self._seal_time() and not log.busy:
+                self._cut()
+
+    def _seal_time(self) -> float:
+        """When to seal without a request, monotonic."""
+        log = self._log
+        if self._awaited < log.durable_end or log.writing:
+            return self._held_since + self._flush_interval
+        held = Held(self._held_since, log.unsealed_bytes + self._filler.facts().pending_bytes)
+        return seal_time(held, self._last_seal, self._flush_interval, True, self._least_seal_seconds)
+
+    def _cut(self) -> None:
+        """Hand over what was received, if there is anything."""
+        if self._filler.facts().pending or self._log.open_bytes:
+            cut = self._filler.cut()
+            cut.add_done_callback(partial(self._note_sealed, time.monotonic()))
+        self._held_since = time.monotonic()
+
+    def _note_sealed(self, began: float, _: Future[int]) -> None:
+        """Called in the log's thread."""
+        seconds = time.monotonic() - began
+        self._last_seal = self._last_seal.followed_by(began, seconds, self._log.state_bytes)
 
     def _seal(self, asked: Future[int]) -> None:
         cut = self._filler.cut()  # if this fails, ``end_with`` answers the request
         self._asked_to_seal = None
+        self._held_since = time.monotonic()
         cut.add_done_callback(lambda done: _copy(done, asked))
 
     def _pause(self, stopping: Stopping) -> None:

@@ -312,7 +312,9 @@ class LogReceiver:
     def facts(self) -> FillerFacts:
         tracker = self.receiver.intake.tracker
         known = () if tracker is None else (tracker.totals, len(tracker.expected), len(tracker.gaps))
-        return FillerFacts(self.receiver.pending, self._appending, self._refused, self._left, *known)
+        receiver = self.receiver
+        pending = receiver.pending, receiver.pending_bytes
+        return FillerFacts(*pending, self._appending, self._refused, self._left, *known)
 
 
 # Made of nulls, because Arrow imports pandas, if it is installed, to look at Python objects.

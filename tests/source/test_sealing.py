@@ -1,10 +1,10 @@
-"""When the proxy seals what it has received."""
+"""When a receiver seals what it has received."""
 
 from __future__ import annotations
 
 import pytest
 
-from zmq_datasource.proxy.sealing import Held, LastSeal, seal_time
+from zmq_datasource.source.sealing import Held, LastSeal, seal_time
 
 FLUSH = 1.0
 QUICK = LastSeal(began=100.0, seconds=0.001, state_bytes=0)

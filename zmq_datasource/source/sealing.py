@@ -1,9 +1,9 @@
-"""When a proxy seals what it has received, as a function of times and sizes.
+"""When a receiver seals what it has received, as a function of times and sizes.
 
-A chunk is sealed ``walFlushInterval`` after its first message. While a durable subscriber waits at the end of the log,
-it is sealed earlier, within these bounds:
+A chunk is sealed every ``walFlushInterval``. While a durable subscriber waits at the end of the log, it is sealed
+earlier, within these bounds:
 
-* 50 chunks a second;
+* 50 chunks a second; in a bucket, whose provider charges for requests, one;
 * a tenth of the time: if a slow disk needs 10 ms for a chunk, the next one follows 100 ms after it began. A disk that
   stalls once is not slow, so a chunk counts for at most twice the time of the one before;
 * for the writer's state, which is whole in each chunk, a tenth of the bytes. A state of a few KiB may be larger than
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_LEAST_SECONDS = 0.02
+LEAST_SECONDS, LEAST_BUCKET_SECONDS = 0.02, 1.0
 _SHARE = 10
 _SMALL_STATE_BYTES = 4 << 10
 
@@ -23,7 +23,7 @@ class Held(NamedTuple):
     """The messages that are not sealed.
 
     Attributes:
-        since: When the first of them was received, monotonic.
+        since: When they began to be held, monotonic.
         size: Their bytes.
     """
 
@@ -46,17 +46,24 @@ class LastSeal(NamedTuple):
 
     def followed_by(self, began: float, seconds: float, state_bytes: int) -> LastSeal:
         """The next chunk, which took so many seconds."""
-        most = max(2 * self.seconds, _LEAST_SECONDS / _SHARE)
+        most = max(2 * self.seconds, LEAST_SECONDS / _SHARE)
         return LastSeal(began, min(seconds, most), state_bytes)
 
 
-def seal_time(held: Held, last: LastSeal, flush_interval: float, is_awaited: bool) -> float:
+def seal_time(
+    held: Held,
+    last: LastSeal,
+    flush_interval: float,
+    is_awaited: bool,
+    least_seconds: float = LEAST_SECONDS,
+) -> float:
     """When to seal, monotonic.
 
     Args:
         is_awaited: Whether a durable subscriber waits at the end of the log.
+        least_seconds: Between the beginnings of two chunks that are sealed for a subscriber.
     """
     at_latest = held.since + flush_interval
     if not is_awaited or last.state_bytes > max(_SMALL_STATE_BYTES, held.size / _SHARE):
         return at_latest
-    return min(at_latest, last.began + max(_LEAST_SECONDS, _SHARE * last.seconds))
+    return min(at_latest, last.began + max(least_seconds, _SHARE * last.seconds))
