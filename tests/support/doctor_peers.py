@@ -3,7 +3,7 @@
     python -m tests.support.doctor_peers '{"kind": "PUB", "rate": 1000, ...}'
 
 prints its endpoint and sends until its stdin ends. It imports nothing of the package, so that it starts fast and shares
-none of its faults. ``old_publisher`` is a publisher of ZMTP 1 or 2.
+none of its faults.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import json
 import os
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,7 +34,6 @@ class Sender:
         framing: ``sequenced``, ``vllm`` or ``plain``.
         rate: Messages a second.
         burst: Sends so many in a row, at that rate on average.
-        nodrop: XPUB_NODROP, and a send that blocks.
         curve: Public and secret key of a CURVE server.
         sndbuf: Bytes; 0 leaves it to the system.
     """
@@ -48,7 +44,6 @@ class Sender:
     burst: int = 1
     size: int = 1000
     sndhwm: int = 1000
-    nodrop: bool = False
     bind: str = "tcp://127.0.0.1:*"
     connect: str = ""
     curve: tuple[str, str] | None = None
@@ -64,8 +59,6 @@ def _frames(sender: Sender, number: int) -> list[bytes]:
 def _open(context: zmq.Context[Any], sender: Sender) -> zmq.Socket[bytes]:
     sock = context.socket({"PUB": zmq.PUB, "PUSH": zmq.PUSH}[sender.kind])
     sock.setsockopt(zmq.SNDHWM, sender.sndhwm)
-    if sender.nodrop:
-        sock.setsockopt(zmq.XPUB_NODROP, 1)
     if sender.sndbuf:
         sock.setsockopt(zmq.SNDBUF, sender.sndbuf)
     if sender.curve is not None:
@@ -128,44 +121,6 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate(timeout=10)
-
-
-_OLD = {
-    # Greeting, a topic that more follows, and an empty value.
-    1: (b"\x01\x00", b"\x02\x01t", b"\x01\x00"),
-    2: (b"\xff" + bytes(7) + b"\x01\x7f\x01\x01\x00\x00", b"\x01\x01t", b"\x00\x00"),
-}
-
-
-@contextmanager
-def old_publisher(version: int, sends: bool = True) -> Iterator[str]:
-    """A PUB of ZMTP 1 or 2, which sends to all that connect. Yields its endpoint."""
-    greeting, *message = _OLD[version]
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve(peer: socket.socket) -> None:
-        with peer, suppress(OSError):
-            peer.sendall(greeting)
-            while True:
-                if sends:
-                    peer.sendall(b"".join(message))
-                if select.select([peer], [], [], 0.005)[0] and not peer.recv(1000):
-                    return
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(10)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 import pytest
 import zmq
 from click.testing import CliRunner
@@ -75,33 +75,22 @@ HUGE = "1" + "0" * 30
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        *((["hwm", "--rate", value], "'--rate': ") for value in ("nan", "inf", "-1", "1e400", HUGE, "", "x")),
-        *(
-            (["hwm", "--messages", value], "'--messages': ")
-            for value in ("0", "-1", HUGE, "nan", "2147483648")
-        ),
-        *((["hwm", "--size", value], "'--size': ") for value in ("-1", HUGE, "2147483648", "nan", "")),
-        *((["hwm", "--buffers", value], "'--buffers': ") for value in ("-1", HUGE, "2147483648")),
-        *(
-            (["hwm", "--sndhwm", value], "'--sndhwm': ")
-            for value in ("0", HUGE, "2147483648", "1,,2", "9" * 5000)
-        ),
-        *((["hwm", "--rcvhwm", value], "'--rcvhwm': ") for value in ("-1", "2147483648")),
+        *((["hwm", "--rate", value], "'--rate': ") for value in ("nan", "inf", "-1", "1e400", HUGE, "")),
+        *((["hwm", "--messages", value], "'--messages': ") for value in ("0", HUGE, "nan", "2147483648")),
+        *((["hwm", name, "2147483648"], f"'{name}': ") for name in ("--size", "--buffers", "--rcvhwm")),
+        *((["hwm", "--sndhwm", value], "'--sndhwm': ") for value in ("0", "1,,2", "9" * 5000)),
         *((["hwm", "--stall", value], "'--stall': ") for value in ("1e300 s", "30d", "nan s", "-1s")),
         (["hwm", "--rate", "0.0000000001"], "raise --rate"),
         (["hwm", "--consume", "10s"], "lower --messages, --consume"),
         (["hwm", "--stall", "1h"], "or --stall"),
-        *(
-            (["keygen", name], "NAME ")
-            for name in ("", "a/b", "../x", "a\nb", "/", "x\x07", "a" * 5000, "\udcff")
-        ),
+        *((["keygen", name], "NAME ") for name in ("", "../x", "a\nb", "a" * 5000, "\udcff")),
         (["keygen", "x", "--directory", "/proc/nope"], "--directory"),
         (["keygen", "x", "--directory", "a" * 5000], "--directory"),
-        *((["proxy", "--figures-every", value], "'--figures-every': ") for value in ("1e300s", "30d")),
+        (["proxy", "--figures-every", "30d"], "'--figures-every': "),
         (["receive", "--figures", "xml"], "'xml' is not one of"),
         (["doctor", "--connect", "tcp://a:1", "--duration", "1e300s"], "'--duration': "),
         (["doctor", "--connect", "tcp://a:1", "-o", f"rcvhwm={HUGE}"], "rcvhwm"),
-        *((["demo", "--seconds", value], "'--seconds': ") for value in ("nan", "inf", "0", HUGE)),
+        (["demo", "--seconds", "nan"], "'--seconds': "),
         (["receive", "--bind", "x", "--wal-location", "/tmp"], "write tcp://x or ipc://x"),
         (["proxy", "--wal-location", ""], "walLocation=''"),
         (["proxy", "--pull", "ipc://a", "--wal-location", "/tmp", "-o", f"rcvhwm={HUGE}"], "rcvhwm"),
@@ -164,7 +153,14 @@ def test_a_stopped_command_ends_its_processes(number: signal.Signals) -> None:
     )
     signal.signal(signal.SIGINT, before)
     try:
-        children = wait_for(lambda: _with_sockets(process.pid), "a sender and a receiver")
+        parent = psutil.Process(process.pid)
+
+        def started() -> list[psutil.Process]:
+            """The sender and the receiver, once both use libzmq, which starts threads."""
+            found = [child for child in parent.children() if child.num_threads() > 1]
+            return found if len(found) >= 2 else []
+
+        children = wait_for(started, "a sender and a receiver")
         if number == signal.SIGINT:  # as a terminal sends it
             os.killpg(process.pid, number)
         else:
@@ -173,30 +169,11 @@ def test_a_stopped_command_ends_its_processes(number: signal.Signals) -> None:
         assert process.returncode == 130
         assert "Traceback" not in said
         assert said.endswith("Stopped.\n")
-        wait_for(lambda: not any(map(_runs, children)), "they have ended")
+        assert not psutil.wait_procs(children, 30)[1]
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def _with_sockets(parent: int) -> list[str]:
-    """The children of a process that have begun to use libzmq, once there are two."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    found = [child for child in children if any("ZMQbg" in name for name in _threads(child))]
-    return found if len(found) >= 2 else []
-
-
-def _threads(process: str) -> Iterator[str]:
-    with suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            yield (thread / "comm").read_text()
-
-
-def _runs(process: str) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.mark.parametrize(

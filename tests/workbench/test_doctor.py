@@ -280,8 +280,6 @@ def test_the_exit_code_is_that_of_the_worst_row() -> None:
         (["--connect", "feed:5556"], "tcp://feed:5556"),
         (["--connect", "tcp://feed:5556", "--socket-type", "PULL"], "add --take-messages"),
         (["--connect", "tcp://feed:5556", "--duration", "5"], "a number and a unit"),
-        (["--connect", "tcp://feed:5556", "-o", "frming=vllm"], "did you mean 'framing'"),
-        (["--connect", "tcp://feed:5556", "-o", "topics=a", "--topics", "b"], "has an option of its own"),
         (["--connect", "tcp://feed:5556", "-o", "zmq.nonsense=5"], "zmq.nonsense"),
         (["--wal-store", "hdfs://host/log"], "must be a URI of a bucket"),
     ],

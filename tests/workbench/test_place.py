@@ -51,13 +51,6 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert ids(found) == {"place_unusable"}
 
 
-def test_a_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    code, rows = ask("--wal-location", str(tmp_path / "file" / "log"))
-    assert code == 1
-    assert "Not a directory" in rows["place_unusable"]
-
-
 def test_a_file_system_without_hard_links_is_no_place_for_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
