@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import struct
 from datetime import UTC, date, datetime, time
@@ -444,16 +443,3 @@ def test_many_batches_of_one_value_and_compressed_ones() -> None:
     found = Reading(table.schema, sink.getvalue().to_pybytes())
     assert [row["x"] for row in found.rows] == list(range(30_000))
     assert len(found.batches) == 3
-
-
-@settings(max_examples=100)
-@given(st.data())
-def test_any_bytes_are_rows_or_do_not_fit(data: st.DataObject) -> None:
-    source = random.Random(data.draw(st.integers(0, 2**32)))
-    content = bytearray(stream(TABLE))
-    for _ in range(source.choice((1, 1, 2, 8))):
-        content[source.randrange(len(content))] ^= 1 << source.randrange(8)
-    if source.random() < 0.2:
-        del content[source.randrange(len(content)) :]
-    found = Reading(TABLE.schema, bytes(content))
-    assert bool(found.why) != bool(found.batches) or sum(batch.num_rows for batch in found.batches) < 3
