@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import socket as stdlib_socket
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,9 @@ import pytest
 import zmq
 import zmq.auth
 from click.testing import CliRunner
-from zmq.auth.thread import AuthenticationThread
 
 from tests.acknowledged.test_acknowledged import receiving
 from tests.support import Socket, free_endpoint, log_rows, stream_options, take, wait_for, write_options
-from tests.support.hostile import greeting
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
@@ -126,11 +121,6 @@ def refused(sock: OpenSocket) -> bool:
     return sock.watch.failures > 0
 
 
-def shaken(sock: OpenSocket, peers: int = 1) -> bool:
-    sock.watch.update()
-    return sock.watch.connections >= peers
-
-
 def test_only_clients_in_the_directory_connect(
     context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,20 +176,6 @@ def test_a_directory_that_is_gone_admits_no_client_until_it_is_back(
         assert "no.key is not a certificate, and its owner may not connect" in caplog.text
     finally:
         pull.close(0)
-
-
-def test_a_handler_that_cannot_start_is_an_error_and_no_wait(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        pool.submit(bool).result()  # its own thread is there
-        patch.setattr(AuthenticationThread, "start", refuse)
-        opening = pool.submit(opened, bind=free_endpoint(), **given(keys.server))
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            opening.result(20)
 
 
 def test_a_certificate_with_another_name_is_logged(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
@@ -293,53 +269,6 @@ def test_a_sink_that_binds_sends_to_known_clients_only(context: zmq.Context[Sock
         assert sender.finish().sent == 10
     assert len(take(friend, 10)) == 10
     assert not stranger.poll(0)
-
-
-class _Stranger:
-    """A raw connection that says nothing until it asks for other security than CURVE."""
-
-    def __init__(self, endpoint: str) -> None:
-        _, host, port = endpoint.replace("//", "").split(":")
-        wait_for(lambda: not self._tried((host, int(port))), f"a listener at {endpoint}")
-
-    def _tried(self, address: tuple[str, int]) -> OSError | None:
-        try:
-            self._sock = stdlib_socket.create_connection(address, timeout=10)
-        except OSError as e:
-            return e
-        # Without a listener TCP may connect a socket to itself.
-        if self._sock.getsockname() == self._sock.getpeername():
-            self._sock.close()
-            return OSError("connected to itself")
-        return None
-
-    def fail(self) -> None:
-        self._sock.sendall(greeting(b"NULL"))
-
-    def leave(self) -> None:
-        self._sock.close()
-
-
-def test_a_lost_peer_counts_beside_a_refused_stranger(context: zmq.Context[Socket], keys: Keys) -> None:
-    endpoint = free_endpoint()
-    push = OpenSocket(
-        SocketSpec.of_sink(write_options(socketType="PUSH", bind=endpoint, **given(keys.server)))
-    )
-    try:
-        friend = keys.connect(context, zmq.PULL, endpoint, "friend")
-        wait_for(lambda: shaken(push), "the friend")
-        stranger = _Stranger(endpoint)
-        stranger.fail()
-        wait_for(lambda: refused(push), "the refusal")
-        friend.close()
-        wait_for(lambda: push.watch.update() or push.watch.possibly_lost == 1, "the loss of the friend")
-        assert (push.watch.lost, push.watch.peers) == (1, 0)
-        stranger.leave()
-        keys.connect(context, zmq.PULL, endpoint, "friend")
-        wait_for(lambda: shaken(push, 2), "the friend again")
-        assert (push.watch.possibly_lost, push.watch.peers) == (1, 1)
-    finally:
-        push.close(0)
 
 
 def _subscribed(sock: Socket) -> Socket:

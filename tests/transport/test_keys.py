@@ -7,17 +7,15 @@ import os
 import stat
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import zmq
 import zmq.auth
 from click.testing import CliRunner
 
-from tests.support import Socket, stream_options, wait_for, write_options
+from tests.support import stream_options
 from zmq_datasource.cli import main
 from zmq_datasource.cli.types import named_options
 from zmq_datasource.errors import OptionError
-from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options, value_of
 
 
@@ -132,23 +130,3 @@ def test_a_secret_that_others_may_read_is_warned_of_once(
         value_of("plain_password", f"@{secret}")
     (record,) = caplog.records
     assert "other users may read it; chmod 600 it" in record.getMessage()
-
-
-def test_a_sink_sends_under_keys_that_only_files_have(context: zmq.Context[Socket], keys: Path) -> None:
-    public, secret = zmq.auth.load_certificate(keys / "server.key_secret")
-    pull = context.socket(zmq.PULL)
-    pull.setsockopt(zmq.CURVE_SERVER, 1)
-    pull.setsockopt(zmq.CURVE_SECRETKEY, secret or b"")
-    endpoint = f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}"
-    options = write_options(
-        socketType="PUSH",
-        connect=endpoint,
-        zmq_curve_serverkey=f"@{keys / 'server.key'}",
-        zmq_curve_publickey=f"@{keys / 'client.key'}",
-        zmq_curve_secretkey=f"@{keys / 'client.key_secret'}",
-    )
-    assert public.decode() not in repr(options)
-    with Sender(options) as sender:
-        sender.send(pa.array([b"v"]))
-        assert sender.finish().sent == 1
-    assert wait_for(lambda: pull.poll(100) and pull.recv(), "the message") == b"v"
