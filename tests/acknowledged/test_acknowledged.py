@@ -22,9 +22,9 @@ from tests.support import (
     write_options,
 )
 from tests.support.middlebox import Middlebox
+from zmq_datasource.acknowledged.attempt_files import Attempt, AttemptFiles
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import TransactionError
-from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.feed_receiver import FeedReceiver
 
@@ -116,15 +116,15 @@ def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
-    rename, go_on, forcing = StagedFiles.rename, threading.Event(), threading.Event()
+    finish, go_on, forcing = AttemptFiles.finish, threading.Event(), threading.Event()
 
-    def slowly(self: StagedFiles, name: str, final: str) -> None:
+    def slowly(self: AttemptFiles, attempt: str, size: int, figures: Attempt) -> int:
         if not forcing.is_set():
             forcing.set()
             go_on.wait(20)
-        rename(self, name, final)
+        return finish(self, attempt, size, figures)
 
-    monkeypatch.setattr(StagedFiles, "rename", slowly)
+    monkeypatch.setattr(AttemptFiles, "finish", slowly)
     with receiving(tmp_path, endpoint):
         staging = threading.Thread(target=stage, args=(endpoint, "slow"), kwargs={"producer": "slow"})
         staging.start()
@@ -159,7 +159,7 @@ def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         first, second = stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)
-        path = tmp_path / "chunks" / "staging" / f"{second}.arrow"
+        path = tmp_path / "chunks" / "staging" / second
         content = path.read_bytes()
         path.write_bytes(content.replace(b"b", b"c"))
         with pytest.raises(TransactionError):

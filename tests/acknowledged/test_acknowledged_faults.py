@@ -128,7 +128,7 @@ def test_an_unexpected_error_refuses_one_message_and_is_logged(
 
 
 @pytest.mark.parametrize(
-    "where", ["acknowledged.transactions.Staging.read", "log.writer.LogWriter.append_whole"]
+    "where", ["acknowledged.attempt_files.AttemptFiles.read", "log.writer.LogWriter.append_stored"]
 )
 def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
     where: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

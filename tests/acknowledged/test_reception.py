@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.protocol import (
     Abort,
     Commit,
@@ -31,12 +33,11 @@ from zmq_datasource.acknowledged.protocol import (
 )
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, AttemptSession, SenderBounds, Sessions
+from zmq_datasource.acknowledged.staging import StagedFile
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DiskFaultError, LogWriteError, RefusedError
-from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.local_files import StagedFiles
-from zmq_datasource.log.staging import StagedFile, TransactionPart
+from zmq_datasource.log import StoredRows
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.packed import pack_columns
 
@@ -75,18 +76,14 @@ class Log:
 
     def __init__(self) -> None:
         self.full = False
-        self.takes_files = True
         self.rows: list[bytes] = []
-        self.files: list[FilledFile] = []
         self.cuts: list[Future[int]] = []
         self.failure: LogWriteError | None = None
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
+    def append_stored(self, rows: StoredRows) -> None:
         if self.failure is not None:
             raise self.failure
-        if filled is not None:
-            self.files.append(filled)
-        for batch in batches:
+        for batch in rows.read():
             self.rows += batch.column("value").to_pylist()
 
     def cut(self) -> Future[int]:
@@ -120,7 +117,7 @@ class Side:
         self.reception = Reception(
             AcceptorTerms(TIMEOUT, most_staged_bytes, most_attempts, RETRY),
             self.counters,
-            storage.staged_files(),
+            AttemptFiles(storage.directory),
             self.transactions,
             self.log,
             self.disk,
@@ -292,19 +289,19 @@ def test_a_repeated_attempt_replaces_the_one_before(tmp_path: Path) -> None:
     assert len(side.files) <= 3
 
 
-def test_a_restart_reads_only_the_head_of_each_staged_attempt(tmp_path: Path) -> None:
-    """There may be very many. Their rows are read and checked when they are needed."""
+def test_a_restart_finds_the_attempts_that_are_whole(tmp_path: Path) -> None:
     side = Side(tmp_path)
     side.data(b"a", b"b")
     side.end(2)
     side.data(b"c", attempt=OTHER, number=1)
     side.end(1, attempt=OTHER, number=1)
     side.wait(0)
-    torn = tmp_path / "chunks" / "staging" / f"{OTHER}.arrow"
+    torn = tmp_path / "chunks" / "staging" / OTHER
     torn.write_bytes(torn.read_bytes()[:-8])
-    (tmp_path / "chunks" / "staging" / f"{'c' * 32}.arrow").write_bytes(b"")
+    (torn.parent / ("c" * 32)).write_bytes(b"")
+    os.mkfifo(torn.parent / ("d" * 32))
+    (torn.parent / f".{'e' * 32}").write_bytes(b"of a crashed writer")
     side = Side(tmp_path)
-    assert len(side.files) == 2
     assert side.end(2) == [Staged(attempt=ATTEMPT, rows=2)]
     assert codes(side.end(1, attempt=OTHER, number=1)) == ["unknown"]
     assert len(side.files) == 1
@@ -403,7 +400,7 @@ def test_other_rows_under_a_number_that_is_being_committed_are_refused(side: Sid
     assert side.wait(0) == [Committed(producer="q", number=3, again=False, by=ATTEMPT)] * 2
     assert side.log.rows == [b"a"]
     assert codes(side.data(b"d", attempt="d" * 32, number=2)) == ["conflict"]
-    assert f"{'d' * 32}.arrow" not in side.files
+    assert "d" * 32 not in side.files
 
 
 def test_a_commit_waits_while_the_log_is_full(side: Side) -> None:
@@ -448,7 +445,7 @@ def test_an_attempt_that_is_being_committed_is_not_aborted(side: Side) -> None:
 
 def test_a_sender_aborts_only_its_own_attempts(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     side.stage()
-    monkeypatch.setattr(StagedFiles, "remove", lambda *_: pytest.fail("a file is removed"))
+    monkeypatch.setattr(AttemptFiles, "remove", lambda *_: pytest.fail("a file is removed"))
     strangers = [f"{number:032x}" for number in range(1000)]
     for producer, number in (("other", 0), ("q", 1)):
         side.tell(Abort(producer=producer, number=number, attempts=[*strangers, ATTEMPT]))
@@ -510,15 +507,15 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fault: LogWriteError | None = None
-        write = StagedFiles.write
+        append = AttemptFiles.append
 
-        def write_or_refuse(files: StagedFiles, name: str, offset: int, parts: Any, durably: bool) -> int:
+        def append_or_refuse(files: AttemptFiles, attempt: str, size: int, *rows: Any) -> int:
             if self.fault is not None:
-                write(files, name, offset, parts[:1], durably)  # and part of it is in the file
+                append(files, attempt, size, *rows)  # and it is in the file, which is then cut
                 raise self.fault
-            return write(files, name, offset, parts, durably)
+            return append(files, attempt, size, *rows)
 
-        monkeypatch.setattr(StagedFiles, "write", write_or_refuse)
+        monkeypatch.setattr(AttemptFiles, "append", append_or_refuse)
 
 
 @pytest.fixture
@@ -562,17 +559,6 @@ def test_a_sender_waits_for_a_full_disk_and_loses_nothing(
     ]
 
 
-def test_the_end_of_an_attempt_waits_for_a_full_disk(side: Side, disk: Disk) -> None:
-    side.data(b"a")
-    disk.fault = DiskFaultError("No space left on device")
-    assert codes(side.end(1)) == codes(side.end(1)) == ["busy"]
-    assert side.wait(1) == []
-    disk.fault = None
-    assert side.wait(1) == [Staged(attempt=ATTEMPT, rows=1)]
-    side.commit(1)
-    assert side.log.rows == [b"a"]
-
-
 def test_data_is_refused_when_the_disk_has_refused_for_too_long(side: Side, disk: Disk) -> None:
     disk.fault = DiskFaultError("No space left on device")
     assert codes(side.data(b"a")) == ["busy"]
@@ -606,11 +592,11 @@ def test_a_sender_that_aborts_while_the_disk_refuses_gives_its_place_back(side: 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Callable[..., AttemptSession]:
-    files = StagedFiles(tmp_path)
+    files = AttemptFiles(tmp_path)
 
     def new(number: int, now: float = 0.0) -> AttemptSession:
-        attempt, part = f"{number:032x}", TransactionPart("q", number, 0)
-        return AttemptSession(b"peer %d" % number, attempt, part, now, StagedFile(files, attempt, part))
+        attempt = f"{number:032x}"
+        return AttemptSession(b"peer %d" % number, attempt, now, StagedFile(files, attempt, "q", number, 0))
 
     return new
 

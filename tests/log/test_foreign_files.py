@@ -21,12 +21,10 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.leases import Lease, LeaseFiles, SubscriberNotes
-from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
 CHUNKS, ROWS = 3, 12
-ATTEMPT = "abc" + "0" * 29
 
 
 def _nothing(_path: Path) -> None:
@@ -65,8 +63,6 @@ PLACES = (
     "readers",
     "readers/billing.json",
     "readers/subscriber.billing.json",
-    "chunks/staging",
-    f"chunks/staging/{ATTEMPT}.arrow",
 )
 # Names that nothing of ours has, though some are much like it.
 STRANGE = (
@@ -96,7 +92,7 @@ def _writer(location: Path) -> LogWriter:
 
 @pytest.fixture
 def location(tmp_path: Path) -> Path:
-    """A log of three chunks with a reader, a start, a durable subscriber and something staged."""
+    """A log of three chunks with a reader, a start and a durable subscriber."""
     storage = LogStorage(str(tmp_path / "log"))
     log = _writer(tmp_path / "log")
     log.open()
@@ -106,8 +102,6 @@ def location(tmp_path: Path) -> Path:
     LeaseFiles(storage).write(Lease("billing", 3, 60.0, begins=True))
     notes = SubscriberNotes(1, [b"orders."], 0.0)
     LeaseFiles(storage).write(Lease("billing", 3, 60.0, subscriber=notes))
-    storage.staged_files().create()
-    storage.staged_files().write(f"{ATTEMPT}.arrow", 0, [b"rows"])
     return tmp_path / "log"
 
 
@@ -138,7 +132,6 @@ def _use(location: Path) -> list[str]:
             leases.read(key)
         read_head(storage)
         storage.is_written()
-        Staging(storage.staged_files()).recover(0.0)
 
     errors = []
     for act in (read, follow, look, write, read):
@@ -172,7 +165,7 @@ def test_a_foreign_file_is_an_error_that_names_it(
 
 def test_strange_names_are_as_if_they_were_not_there(location: Path) -> None:
     made = []
-    for directory in (location, location / "chunks", location / "readers", location / "chunks" / "staging"):
+    for directory in (location, location / "chunks", location / "readers"):
         for name in STRANGE:
             if directory.name == "readers" and name.endswith(b".json"):
                 continue  # any name is a reader's

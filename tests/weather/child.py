@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.weather.faults import Faults, install
-from zmq_datasource.log.staging import StagedFile
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
@@ -184,8 +183,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     given = json.loads(settings)
-    if given.pop("links"):  # as of large transactions
-        StagedFile.least_chunk_bytes = 0
     LogWriter.merge_seconds = _MERGING_SECONDS
     LogStorage.request_interval = property(  # type: ignore[assignment]
         lambda storage: 0.0 if storage.directory is not None else _REQUEST_INTERVAL

@@ -266,7 +266,6 @@ class World:
         self.directory = directory
         self.random = random.Random(f"world {seed}")
         self.extras = random.Random(f"extras {seed}")
-        self._links = random.Random(f"links {seed}").random() < 0.5
         self._first = random.Random(f"first {seed}")
         self._struck: dict[str, Event] = {}  # what was armed last, by process
         self.processes: dict[str, Process] = {}
@@ -312,7 +311,6 @@ class World:
         on_spark = self.jvm and role == "source"
         if on_spark:
             settings["jvm"] = True
-        settings["links"] = self._links
         self.processes[name] = process = Process(
             self, name, role, disk or self.directory / "nowhere", settings
         )

@@ -58,7 +58,7 @@ _IN_BUCKET = (
 )
 _ACCEPTS = (
     *("acknowledged.data.after_append", "acknowledged.staged", "acknowledged.commit.before_append"),
-    *("acknowledged.commit.after_append", "acknowledged.committed", "log.staged"),
+    *("acknowledged.commit.after_append", "acknowledged.committed", "acknowledged.file"),
 )
 _STAGES = (
     *("acknowledged.data.before_send", "acknowledged.end", "acknowledged.commit.before_send"),

@@ -21,12 +21,13 @@ from typing import Generic, Self, TypeVar
 
 import zmq
 
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, TransactionLog
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import FillerFacts, StagedFiles
+from zmq_datasource.log import FillerFacts
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
@@ -156,7 +157,7 @@ class Acceptor:
         spec: SocketSpec,
         terms: AcceptorTerms,
         counters: SourceCounters,
-        files: StagedFiles,
+        files: AttemptFiles,
         transactions: CommittedTransactions,
         log: TransactionLog,
         clock: Callable[[], float] = time.monotonic,

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
-from contextlib import suppress
 
 from zmq_datasource.acknowledged.protocol import (
     BUSY,
@@ -24,14 +23,13 @@ from zmq_datasource.acknowledged.protocol import (
     Staged,
     Taken,
     Welcome,
-    digest_of_rows,
     rows_of,
 )
 from zmq_datasource.acknowledged.sessions import AcceptorTerms, AttemptSession, CollectedAnswers, Sessions
+from zmq_datasource.acknowledged.staging import StagedFile, Staging
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Committer, conflict_with_later
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import (
-    DamagedChunkError,
     DiskFaultError,
     LogWriteError,
     ProtocolError,
@@ -39,7 +37,6 @@ from zmq_datasource.errors import (
     UnknownAttemptError,
 )
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import StagedFile, StagedFiles, Staging, TransactionPart
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +91,6 @@ class Attempts:
     Args:
         terms: The limits.
         counters: Counts malformed messages and errors.
-        files: Where attempts are staged.
         staging: The attempts that are staged.
         transactions: Which transactions are committed.
         committer: Says which transactions are being written: their files must stay.
@@ -110,7 +106,6 @@ class Attempts:
         self,
         terms: AcceptorTerms,
         counters: SourceCounters,
-        files: StagedFiles,
         staging: Staging,
         transactions: CommittedTransactions,
         committer: Committer,
@@ -118,7 +113,6 @@ class Attempts:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._terms = terms
-        self._files = files
         self._staging = staging
         self._transactions = transactions
         self._committer = committer
@@ -185,7 +179,6 @@ class Attempts:
                 f"the staged attempts have reached walMaxBytes={self._terms.most_staged_bytes}; commit, or raise it",
             )
         session.file.append(rows)
-        session.digest += digest_of_rows(rows)
         self._write(session, now)
 
     def _begin(self, peer: bytes, message: Data, now: float) -> AttemptSession:
@@ -214,10 +207,10 @@ class Attempts:
         replaced = self.sessions.to_replace(peer, now)
         if replaced is not None:
             self._forget(replaced)
-        part = TransactionPart(message.producer, message.number, message.partition)
-        session = AttemptSession(
-            peer, message.attempt, part, now, StagedFile(self._files, message.attempt, part)
+        file = StagedFile(
+            self._staging.files, message.attempt, message.producer, message.number, message.partition
         )
+        session = AttemptSession(peer, message.attempt, now, file)
         self.sessions.add(session)
         return session
 
@@ -285,9 +278,8 @@ class Attempts:
 
     def end(self, peer: bytes, message: End, now: float) -> None:
         """Have the file of an attempt completed and forced to the disk; ``answer_staged`` answers then."""
-        if self._staging.get(message.attempt) is not None:
-            with suppress(DiskFaultError):  # no file can be opened now; the sender asks again
-                self.answers.add(peer, Staged(attempt=message.attempt, rows=self._rows_of(message.attempt)))
+        if (staged := self._staging.get(message.attempt)) is not None:
+            self.answers.add(peer, Staged(attempt=message.attempt, rows=staged.rows))
             return
         session = self._session(peer, message.attempt, now)
         if session.finishing is not None:  # ``answer_staged`` answers both this message and the first one
@@ -299,15 +291,8 @@ class Attempts:
         if session.file.rows != message.rows:
             raise ProtocolError(f"an end after {message.rows} rows, of which {session.file.rows} came")
         self._check_disk()
-        session.file.end()
+        session.file.is_ended = True
         self._write(session, now)
-
-    def _rows_of(self, attempt: str) -> int:
-        try:
-            return self._staging.rows(attempt)
-        except DamagedChunkError as e:
-            self._staging.remove([attempt])
-            raise UnknownAttemptError(str(e)) from e
 
     def answer_staged(self, now: float) -> None:
         """Answer for the attempts that are on the disk by now. Call it often."""
@@ -320,16 +305,14 @@ class Attempts:
         if session.finishing is None or self.sessions.get(session.attempt) is not session:
             return  # the session was forgotten meanwhile
         try:
-            filled = session.finishing.result()
+            attempt = session.finishing.result()
         except LogWriteError as e:
             self._forget(session)
             raise RefusedError("storage", str(e)) from e
-        file = session.file
-        part = session.part._replace(rows=file.rows, digest=session.digest, value_bytes=file.value_bytes)
-        self._staging.add(session.attempt, part, file.bytes, now, filled)
+        self._staging.add(session.attempt, attempt, session.file.bytes, now)
         self.sessions.remove(session)  # the file is the staging's now
         failpoints.reach("acknowledged.staged.before_answer")
-        self.answers.add(session.peer, Staged(attempt=session.attempt, rows=file.rows))
+        self.answers.add(session.peer, Staged(attempt=session.attempt, rows=attempt.rows))
 
     # Ends.
 
@@ -338,7 +321,7 @@ class Attempts:
         for session in self.sessions:
             if now - session.heard > self._terms.transaction_timeout:
                 self._forget(session)
-        active = {session.part.producer for session in self.sessions}
+        active = {session.file.part[0] for session in self.sessions}
         abandoned = self._unused(self._staging.abandoned(self._terms.transaction_timeout, active, now))
         if abandoned:
             _log.warning("discarding %d attempts that were never committed", len(abandoned))
@@ -350,7 +333,7 @@ class Attempts:
             return
         for attempt in attempts:
             session, part = self.sessions.get(attempt), self._staging.get(attempt)
-            if session is not None and (session.part.producer, session.part.number) == (producer, number):
+            if session is not None and session.file.part[:2] == (producer, number):
                 self._forget(session)
             if part is not None and (part.producer, part.number) == (producer, number):
                 self._staging.remove([attempt])
@@ -359,7 +342,7 @@ class Attempts:
         """Discard all attempts for this transaction and for those before it: it is committed."""
         self._staging.remove(self._staging.attempts_of(producer, number))
         for session in self.sessions:
-            if session.part.producer == producer and session.part.number <= number:
+            if session.file.part[0] == producer and session.file.part[1] <= number:
                 self._forget(session)
 
     def _session(self, peer: bytes, attempt: str, now: float) -> AttemptSession:

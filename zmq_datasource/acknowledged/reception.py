@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.attempts import Attempts
 from zmq_datasource.acknowledged.protocol import (
     Abort,
@@ -33,11 +34,11 @@ from zmq_datasource.acknowledged.protocol import (
     decode,
 )
 from zmq_datasource.acknowledged.sessions import AcceptorTerms
+from zmq_datasource.acknowledged.staging import Staging
 from zmq_datasource.acknowledged.transactions import CommittedTransactions, Committer, Done, TransactionLog
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import ProtocolError, RefusedError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import StagedFiles, Staging
 from zmq_datasource.transport.authentication import any_name
 
 __all__ = ["AcceptorTerms", "Reception"]
@@ -67,7 +68,7 @@ class Reception:
         self,
         terms: AcceptorTerms,
         counters: SourceCounters,
-        files: StagedFiles,
+        files: AttemptFiles,
         transactions: CommittedTransactions,
         log: TransactionLog,
         forcing: Executor,
@@ -76,9 +77,7 @@ class Reception:
         staging = Staging(files)
         self._transactions = transactions
         self._committer = Committer(counters, staging, transactions, log)
-        self.attempts = Attempts(
-            terms, counters, files, staging, transactions, self._committer, forcing, clock
-        )
+        self.attempts = Attempts(terms, counters, staging, transactions, self._committer, forcing, clock)
         self._answers = self.attempts.answers
         self._last_call = self._paused_seconds = 0.0
 

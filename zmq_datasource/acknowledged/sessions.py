@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from zmq_datasource.acknowledged.attempt_files import Attempt
 from zmq_datasource.acknowledged.protocol import (
     BUSY,
     CONFLICT,
@@ -25,6 +26,7 @@ from zmq_datasource.acknowledged.protocol import (
     Refusal,
     encode,
 )
+from zmq_datasource.acknowledged.staging import StagedFile
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import (
     ConflictError,
@@ -34,7 +36,6 @@ from zmq_datasource.errors import (
     UnknownAttemptError,
 )
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import FilledFile, StagedFile, TransactionPart
 
 
 class CollectedAnswers:
@@ -138,22 +139,18 @@ class AttemptSession:
 
     Attributes:
         peer: Where to answer; another one after a reconnect.
-        part: The part of a transaction that the attempt is for.
         heard: When the last message of its sender came.
         file: Where its rows are staged.
         received: The number of data messages whose rows are in the file.
-        digest: Of these rows.
         finishing: Done when the file is on disk; None until the attempt has ended.
     """
 
     peer: bytes
     attempt: str
-    part: TransactionPart
     heard: float
     file: StagedFile
     received: int = 0
-    digest: int = 0
-    finishing: Future[FilledFile | None] | None = None
+    finishing: Future[Attempt] | None = None
 
     def mark_heard(self, peer: bytes, now: float) -> None:
         """Note that a message of its sender has come, perhaps by a new connection."""
@@ -169,7 +166,7 @@ class AttemptSession:
             return False
         if self.file.is_ended:
             raise ProtocolError(f"data message {message.index} of an attempt after its end")
-        if self.part[:3] != (message.producer, message.number, message.partition):
+        if self.file.part != (message.producer, message.number, message.partition):
             raise ProtocolError(f"data message {message.index} for another part than that of its attempt")
         return message.index == self.received
 

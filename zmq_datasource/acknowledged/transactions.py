@@ -7,21 +7,24 @@
 * A transaction counts as committed, and is answered, when its chunk is on disk.
 * First a transaction's attempts are checked. Then rows and number are appended together. If writing them fails,
   receiving ends, and the log's next writer finds neither.
-* Transactions that are committed in the same moment share a chunk. If the first part of a transaction has a large file,
-  this file becomes the chunk, and the other rows are appended to it.
+* Transactions that are committed in the same moment share a chunk. Their rows are read from the files of the attempts,
+  one data message at a time, while the chunk is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.protocol import Commit, as_text, digest_of_rows
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
+from zmq_datasource.acknowledged.protocol import Commit, as_text
+from zmq_datasource.acknowledged.staging import Staging
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import (
     ConflictError,
@@ -31,8 +34,7 @@ from zmq_datasource.errors import (
     UnknownAttemptError,
 )
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import CarriedState, FilledFile, Staging
-from zmq_datasource.messages.columns import data_bytes
+from zmq_datasource.log import CarriedState, StoredRows, Times
 
 _WAY_OUT = (
     "The cause is a sender that continues from an older or a copied state: a restored checkpoint, a copy of a query "
@@ -140,19 +142,11 @@ class TransactionLog(Protocol):
     """The methods of a log that a committer uses (``log.writer.LogWriter``, and the proxy's ``Journal``)."""
 
     @property
-    def takes_files(self) -> bool:
-        """Whether a staged file may become a chunk. False if the log passes the rows on, which needs them in memory."""
-
-    @property
     def full(self) -> bool:
         """Whether the log takes no rows now."""
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
-        """Append all rows; if this raises an error, none of them.
-
-        Args:
-            filled: A file with the rows before these, which becomes a chunk. None if ``takes_files`` is false.
-        """
+    def append_stored(self, rows: StoredRows) -> None:
+        """Append all rows; if this raises an error, none of them."""
 
     def cut(self) -> Future[int]:
         """Have all appended rows written. The future is done when they are on disk."""
@@ -171,10 +165,9 @@ class Done(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The rows of a transaction: those of its first parts, in a file that can become a chunk, and the other rows."""
+    """The rows of a transaction."""
 
-    filled: FilledFile | None
-    batches: list[pa.RecordBatch]
+    stored: StoredRows
     digest: str
     value_bytes: int
 
@@ -255,7 +248,7 @@ class Committer:
             return False
         transaction = Transaction(message.number, message.attempts[0], message.rows, rows.digest)
         failpoints.reach("acknowledged.commit.before_append")
-        self._log.append_whole(rows.batches, rows.filled)
+        self._log.append_stored(rows.stored)
         # From here on nothing can fail, so that rows and number are both appended.
         self._transactions.commit(message.producer, transaction)
         self._counters.count(message.rows, rows.value_bytes)
@@ -307,48 +300,30 @@ class Committer:
             raise UnknownAttemptError(
                 f"{transaction}: {wanted - len(ours)} of {wanted} attempts are not staged here"
             )
-        filled: FilledFile | None = None
-        batches: list[pa.RecordBatch] = []
-        others: list[str] = []  # whose rows are appended to ``filled``
-        digest = value_bytes = staged = 0
-        for position, attempt in enumerate(sorted(ours, key=lambda attempt: ours[attempt].partition)):
+        names = sorted(ours, key=lambda attempt: ours[attempt].partition)
+        for attempt in names:
             try:
-                if position == 0 and self._log.takes_files:
-                    filled = self._staging.file_of(attempt)
-                part = ours[attempt]
-                figures = part.rows, part.digest, part.value_bytes
-                # A part is not appended to the file if one before it is in memory: the parts stay in order.
-                is_counted = filled is not None and not batches and None not in figures
-                read = [] if is_counted else self._staging.read(attempt)
+                for _ in self._staging.files.read(attempt):  # checks it
+                    pass
             except DamagedChunkError as e:
                 self._staging.remove([attempt])
                 raise UnknownAttemptError(f"{transaction}: {e}") from e
-            if is_counted and position > 0:
-                others.append(attempt)
-            staged += sum(batch.num_rows for batch in read) if part.rows is None else part.rows
-            digest += sum(map(digest_of_rows, read)) if part.digest is None else part.digest
-            value_bytes += (
-                sum(data_bytes(batch.column("value")) for batch in read)
-                if part.value_bytes is None
-                else part.value_bytes
-            )
-            batches += read
+        found = [ours[attempt] for attempt in names]
+        staged = sum(attempt.rows for attempt in found)
         if staged != message.rows:
             raise UnknownAttemptError(f"{transaction}: committing {message.rows} rows, {staged} are staged")
-        found = as_text(digest)
-        if message.digest is not None and message.digest != found:
+        digest = as_text(sum(attempt.digest for attempt in found))
+        if message.digest is not None and message.digest != digest:
             raise ProtocolError(
-                f"{transaction}: its digest is {message.digest}, but the staged rows have {found}; nothing was "
+                f"{transaction}: its digest is {message.digest}, but the staged rows have {digest}; nothing was "
                 "written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
             )
-        for attempt in others:
-            assert filled is not None, "others are appended to a file"
-            try:
-                filled = self._staging.extend(filled, attempt)
-            except DamagedChunkError as e:
-                self._staging.remove([attempt])
-                raise UnknownAttemptError(f"{transaction}: {e}") from e
-            except DiskFaultError:
-                # Read all rows now. They wait in memory while the sealing thread waits for the disk.
-                return self._read(message)
-        return _Rows(filled, batches, found, value_bytes)
+        size = sum(self._staging.size(attempt) for attempt in names)
+        times = reduce(Times.union, (attempt.times for attempt in found))
+        stored = StoredRows(staged, size, times, partial(_read_all, self._staging.files, names))
+        return _Rows(stored, digest, sum(attempt.value_bytes for attempt in found))
+
+
+def _read_all(files: AttemptFiles, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for name in names:
+        yield from files.read(name)

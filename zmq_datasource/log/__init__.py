@@ -40,7 +40,6 @@ Layers, from below:
 * The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
   ``follower`` finds new chunks.
 * ``leases`` say what each reader needs, and ``head`` what the writer has announced and deleted. Both are ``records``.
-* Transactions that are not committed: ``staging``, with ``local_files``, which grow in place.
 
 Other packages import only the names listed here.
 ``docs/log-format.md`` specifies each byte.
@@ -48,8 +47,9 @@ Other packages import only the names listed here.
 
 from zmq_datasource.log.bucket_store import BucketStore, bucket_at
 from zmq_datasource.log.chunk import OpensChunks, read_facts
-from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.facts import Times
+from zmq_datasource.log.files import add_directory, is_transient, open_file, sync_file, writing
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.head import Head, read_head
@@ -60,7 +60,6 @@ from zmq_datasource.log.layout import (
     is_chunk_name,
 )
 from zmq_datasource.log.leases import Lease, LeaseFiles, Reader, SubscriberNotes, subscriber_key
-from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.reader import (
     Deletions,
@@ -76,7 +75,7 @@ from zmq_datasource.log.reader import (
     split_range,
 )
 from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, Retrier, retry_reading
-from zmq_datasource.log.staging import StagedFile, Staging, TransactionPart
+from zmq_datasource.log.sealer import StoredRows
 from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold, Store
@@ -94,7 +93,6 @@ __all__ = [
     "ChunkIndex",
     "Deletions",
     "DirectoryStore",
-    "FilledFile",
     "Filler",
     "FillerFacts",
     "Found",
@@ -110,19 +108,20 @@ __all__ = [
     "Reader",
     "Retrier",
     "Slice",
-    "StagedFile",
-    "StagedFiles",
-    "Staging",
     "Store",
+    "StoredRows",
     "SubscriberNotes",
-    "TransactionPart",
+    "Times",
+    "add_directory",
     "bucket_at",
     "deleted_error",
     "end_within_bytes",
     "find_id",
     "first_since",
     "is_chunk_name",
+    "is_transient",
     "lost_ids",
+    "open_file",
     "read_facts",
     "read_head",
     "read_index",
@@ -133,5 +132,7 @@ __all__ = [
     "slices",
     "split_range",
     "subscriber_key",
+    "sync_file",
     "verify_log",
+    "writing",
 ]

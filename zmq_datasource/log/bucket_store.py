@@ -161,7 +161,10 @@ class BucketStore:
         if isinstance(content, Path):
             with writing(f"writing {self.path_of(key)}"):
                 content = [read_file(content)]
-        whole = memoryview(content[0] if len(content) == 1 else b"".join(content)).cast("B")
+        joined = bytearray()
+        for part in content:  # one by one, so that they are not all in memory beside the whole
+            joined += part
+        whole = memoryview(joined)
         while not self.put_if(key, whole, "create"):
             with (
                 suppress(FileNotFoundError),

@@ -7,7 +7,7 @@ checks what ties rows to ids: the place in the chunk's facts, and the number of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -28,9 +28,6 @@ from zmq_datasource.messages.columns import FRAMING, MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 
 CHECKSUM = b"xxh3"
-# An Arrow file begins with the padded text ARROW1; a stream of the schema and the batches follows.
-MAGIC_BYTES = 8
-NO_ROWS = pa.RecordBatch.from_arrays([pa.nulls(0, it.type) for it in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
 
 
 class OpensChunks(Protocol):
@@ -54,7 +51,7 @@ class OpensChunks(Protocol):
         """The full path of a chunk, for messages."""
 
 
-class Memory:
+class _Memory:
     """Receives what Arrow writes, and keeps the columns' own buffers instead of copies."""
 
     closed = False
@@ -80,25 +77,32 @@ class Memory:
         return parts
 
 
-def encode_chunk(batches: Sequence[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> list[Part]:
+def encode_chunk(batches: Iterable[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> Iterator[Part]:
     """Encode messages (``messages.columns.MESSAGE_SCHEMA``) as the content of a chunk, an Arrow IPC file.
 
+    Two batches at a time are in memory.
+
     Args:
+        batches: At least one.
         metadata: The metadata of the last batch.
     """
-    memory = Memory()
-    schema = MESSAGE_SCHEMA.with_metadata(batches[0].schema.metadata)
+    memory, rest = _Memory(), iter(batches)
+    first = next(rest)
+    batch: pa.RecordBatch | None = first
     before = 0
-    with pa.ipc.new_file(memory, schema) as writer:
-        for batch in batches:
-            beside = metadata if batch is batches[-1] else {}
+    with pa.ipc.new_file(memory, MESSAGE_SCHEMA.with_metadata(first.schema.metadata)) as writer:
+        while batch is not None:
+            following = next(rest, None)
+            beside = metadata if following is None else {}
             writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, before), **beside})
             before += batch.num_rows
-    return memory.take()
+            yield from memory.take()
+            batch = following
+    yield from memory.take()
 
 
 def write_chunk(
-    storage: LogStorage, batches: Sequence[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
+    storage: LogStorage, batches: Iterable[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
 ) -> Chunk:
     """Write messages as a chunk. A call that failed may be repeated.
 
@@ -110,9 +114,16 @@ def write_chunk(
         LogLockedError: Another writer has given out these ids.
         LogWriteError: The store refused.
     """
-    content = encode_chunk(batches, {**facts.to_metadata(), **state})
-    modified = storage.put_chunk(facts.first, content)
-    return Chunk(facts.first, facts.end, sum(map(len, content)), time.time(), None, modified)
+    size = 0
+
+    def content() -> Iterator[Part]:
+        nonlocal size
+        for part in encode_chunk(batches, {**facts.to_metadata(), **state}):
+            size += len(part)
+            yield part
+
+    modified = storage.put_chunk(facts.first, content())
+    return Chunk(facts.first, facts.end, size, time.time(), None, modified)
 
 
 def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
@@ -247,8 +258,7 @@ def read_messages(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
-            if batch.num_rows:  # the last batch of a chunk that was a staged file has none
-                yield first, batch.replace_schema_metadata(kept)
+            yield first, batch.replace_schema_metadata(kept)
         if next_id < min(end, facts.end):
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it has the ids up to {next_id - 1}, and was written up to id {facts.end - 1}"
@@ -337,8 +347,7 @@ def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, bef
 def fingerprint(batch: pa.RecordBatch, before: int) -> bytes:
     """The checksum of a batch and its place in a file: XXH3 (64 bits, hex) over its columns' buffers.
 
-    The place is the number of rows before the batch in the file, and not an id. So a batch in the place of another one
-    is noticed, and a staged file may become a chunk under any id.
+    The place is the number of rows before the batch in the file. So a batch in the place of another one is noticed.
 
     The checksum covers the bytes of the rows in each buffer, without the padding, which depends on the version of
     Arrow. It covers a validity bitmap only if the column has nulls, because the file format may leave the bitmap out.

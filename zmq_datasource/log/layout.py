@@ -15,9 +15,6 @@ LOCK_NAME = "writer.lock"
 LOCK_WAIT_SECONDS = 15.0
 READERS_NAME = "readers"
 MERGED_NAME = "merged"
-STAGING_NAME = "staging"
-# The options with which the last writer has received.
-TEMPORARY_PREFIX = "."
 
 _CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
 _MERGED_CHUNK_NAME = re.compile(rf"{MERGED_NAME}/([0-9]{{20}})-([0-9]{{20}})\.arrow")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import reduce
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,10 +19,8 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.chunk_file import FilledFile
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.index import Contents
-from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.state import state_metadata
@@ -37,26 +35,55 @@ _TICK_SECONDS = 0.25
 _END_SECONDS = 120.0
 
 
+class StoredRows(NamedTuple):
+    """Rows that are read while their chunk is written, so that they are never in memory together.
+
+    Attributes:
+        rows: How many they are; at least one.
+        size: About how many bytes they have in a chunk.
+        times: The times at which they were received.
+        read: Yields them. Called again if the chunk is written again. A DiskFaultError is repeated like one of the
+            store; after any other error nothing is sealed any more.
+    """
+
+    rows: int
+    size: int
+    times: Times
+    read: Callable[[], Iterable[pa.RecordBatch]]
+
+
 class WriteJob(NamedTuple):
     """A write, or only a place in the order of writes.
 
     Attributes:
-        batches: Rows with the ids up to ``end``.
-        size: Their bytes in memory, and the bytes of ``filled``.
+        rows: Rows with the ids up to ``end``.
+        size: Their bytes in memory, or in the files that they are read from.
         first: The chunk's first id.
         end: The id after the last row.
         done: Resolves to ``end``.
         state: The writer's state after these rows. The sealing thread compresses it, so that receiving does not wait.
-        filled: A file with the rows before those of ``batches``; it becomes the chunk.
     """
 
-    batches: Sequence[pa.RecordBatch]
+    rows: Sequence[pa.RecordBatch | StoredRows]
     size: int
     first: int
     end: int
     done: Future[int]
     state: bytes
-    filled: FilledFile | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read the rows."""
+        for rows in self.rows:
+            if isinstance(rows, StoredRows):
+                yield from rows.read()
+            else:
+                yield rows
+
+    @property
+    def times(self) -> Times:
+        """The times of the rows."""
+        found = (rows.times if isinstance(rows, StoredRows) else times_of([rows]) for rows in self.rows)
+        return reduce(Times.union, found)
 
 
 class Sealer:
@@ -185,40 +212,13 @@ class Sealer:
     def _seal(self, job: WriteJob) -> None:
         if self.failure is not None:
             raise self.failure
-        if job.filled is not None:
-            self._fill(job, job.filled)
-        elif job.batches:
-            self._write(job)
-
-    def _facts(self, job: WriteJob) -> ChunkFacts:
-        times = None if job.filled is None else job.filled.times
-        if job.batches:
-            found = times_of(job.batches)
-            times = found if times is None else times.union(found)
-        assert times is not None, "there are rows"
+        if not job.rows:
+            return
+        times = job.times
         self._past = max(self._past, times.latest)
-        return ChunkFacts(job.first, job.end, times, self._past)
-
-    def _write(self, job: WriteJob) -> None:
-        state = state_metadata(job.state, job.end)
-        write = partial(write_chunk, self._storage, job.batches, self._facts(job), state)
-        self._seal_chunk(job.size, write)
-
-    def _fill(self, job: WriteJob, filled: FilledFile) -> None:
-        file, facts, state = filled.file, self._facts(job), state_metadata(job.state, job.end)
-        for batch in job.batches:
-            file.append(batch, {})
-        self._seal_chunk(job.size, partial(file.finish, self._storage, facts, state))
-
-    def _seal_chunk(self, size: int, write: Callable[[], Chunk]) -> None:
-        """Write a chunk, and note it in the contents.
-
-        Args:
-            size: The bytes of memory that are in it.
-            write: Writes the chunk; called again while the disk refuses.
-        """
-        chunk = self._retrier.retry(write)
-        self._contents.seal(size, chunk)
+        facts, state = ChunkFacts(job.first, job.end, times, self._past), state_metadata(job.state, job.end)
+        chunk = self._retrier.retry(lambda: write_chunk(self._storage, job.batches(), facts, state))
+        self._contents.seal(job.size, chunk)
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.tidy)
         self._tidy(self._retention.uncache)

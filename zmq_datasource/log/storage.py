@@ -43,7 +43,6 @@ from zmq_datasource.log.layout import (
     parse_chunk_name,
     parse_merged_name,
 )
-from zmq_datasource.log.local_files import StagedFiles
 from zmq_datasource.log.store import Content, Entry, Hold, Store
 
 # How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
@@ -108,10 +107,6 @@ class LogStorage:
     def request_interval(self) -> float:
         """Seconds between two acts that can wait: 0 in a directory, 10 in a bucket (providers charge for requests)."""
         return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
-
-    def staged_files(self) -> StagedFiles:
-        """The files of transactions that are not committed."""
-        return StagedFiles(self.directory)
 
     # The log's id.
 
@@ -295,7 +290,7 @@ class LogStorage:
 
         Args:
             first: Its first id.
-            content: The content, or a synced file beside the chunks: see ``store.Content``.
+            content: See ``store.Content``.
 
         Raises:
             LogLockedError: Another writer has put a chunk there.

@@ -7,17 +7,17 @@ one succeeds, and the other learns that the key is taken. No clock and no lock d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
 Part: TypeAlias = bytes | pa.Buffer
-# The content of an object: its parts, or a file to which nothing is written any more. A directory links the file, which
-# must be durable and in the same file system; a repeated call recognises it by its own name. A bucket gets a copy. The
+# The content of an object: its parts, or a file to which nothing is written any more. A directory writes each part as
+# it comes, and links the file, which must be durable and in the same file system; a bucket has all of it in memory. The
 # caller deletes the file's own name.
-Content: TypeAlias = Sequence[Part] | Path
+Content: TypeAlias = Iterable[Part] | Path
 
 
 class Entry(NamedTuple):

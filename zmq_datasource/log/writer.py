@@ -9,7 +9,7 @@ any thread may read, is in ``index.Contents``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -17,14 +17,13 @@ import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.chunk_file import FilledFile
 from zmq_datasource.log.index import Contents
 from zmq_datasource.log.leases import Lease, Leases
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.recovery import OpenedLog, open_for_writing
 from zmq_datasource.log.retention import MakeRoom, Retention
 from zmq_datasource.log.retrier import Retrier
-from zmq_datasource.log.sealer import Sealer, WriteJob
+from zmq_datasource.log.sealer import Sealer, StoredRows, WriteJob
 from zmq_datasource.log.state import Carried
 from zmq_datasource.log.storage import LogStorage
 
@@ -52,12 +51,10 @@ class LogWriter(Contents):
         saved: The state of the newest chunk, after ``open``; empty if there is none.
         state_bytes: The bytes of the state in the chunk that was cut last.
         open_bytes: The bytes of the chunk that is being filled.
-        takes_files: Whether ``append_whole`` accepts a file.
         close_seconds: How long ``close`` repeats writes that the disk refuses.
         merge_seconds: How often chunks to merge are looked for; in a bucket more rarely.
     """
 
-    takes_files = True
     close_seconds = 5.0
     merge_seconds = 1.0
 
@@ -98,9 +95,8 @@ class LogWriter(Contents):
 
         # The chunk that is being filled.
         self._first = self._next = 0
-        self.open_bytes = self._batches_bytes = 0
-        self._batches: list[pa.RecordBatch] = []
-        self._filled: FilledFile | None = None  # its rows are before the batches
+        self.open_bytes = 0
+        self._rows: list[pa.RecordBatch | StoredRows] = []
 
     def open(
         self,
@@ -173,30 +169,27 @@ class LogWriter(Contents):
         if self.open_bytes >= self._chunk_bytes:
             self.cut()
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
+    def append_whole(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Append messages that appear together: they come into one chunk.
-
-        Args:
-            filled: A file with messages before these. A chunk begins with them, and the file becomes that chunk.
 
         Raises:
             LogError: An earlier chunk could not be sealed, so no later one can.
         """
-        if self._sealer.failure is not None:
-            raise self._sealer.failure
-        if filled is not None and self._next > self._first:
-            self.cut()
         added = [messages for messages in batches if messages.num_rows]
         # The same as nbytes, because no batch is a slice, and much faster.
         size = sum(messages.get_total_buffer_size() for messages in added)
+        self._add(added, sum(messages.num_rows for messages in added), size)
+
+    def append_stored(self, rows: StoredRows) -> None:
+        """Append messages that are read while their chunk is written; they come into one chunk. Raises as above."""
+        self._add([rows], rows.rows, rows.size)
+
+    def _add(self, rows: Sequence[pa.RecordBatch | StoredRows], count: int, size: int) -> None:
+        if self._sealer.failure is not None:
+            raise self._sealer.failure
         # From here on nothing can fail half-way.
-        if filled is not None:
-            self._filled = filled
-            self._next += filled.rows
-            size += filled.file.size
-        self._batches += added
-        self._next += sum(messages.num_rows for messages in added)
-        self._batches_bytes += size
+        self._rows += rows
+        self._next += count
         self.open_bytes += size
         self.count_appended(size)
 
@@ -207,13 +200,11 @@ class LogWriter(Contents):
             Resolves to the durable end of the log once this chunk and all before it are sealed; fails with LogError.
         """
         done: Future[int] = Future()
-        batches, size, filled = self._batches, self._batches_bytes, self._filled
-        has_rows = bool(batches) or filled is not None
-        state = self._carried.state() if has_rows and self._carried is not None else b""
-        self.state_bytes = len(state) if has_rows else self.state_bytes
-        self._batches, self._batches_bytes, self._filled = [], 0, None
-        self._sealer.hand_over(WriteJob(batches, size, self._first, self._next, done, state, filled))
-        self._first, self.open_bytes = self._next, 0
+        rows, size = self._rows, self.open_bytes
+        state = self._carried.state() if rows and self._carried is not None else b""
+        self.state_bytes = len(state) if rows else self.state_bytes
+        self._sealer.hand_over(WriteJob(rows, size, self._first, self._next, done, state))
+        self._rows, self._first, self.open_bytes = [], self._next, 0
         return done
 
     @property

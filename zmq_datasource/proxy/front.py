@@ -11,6 +11,7 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.messages.columns import data_bytes
@@ -85,7 +86,7 @@ class Front:
                     options.transaction_timeout,
                     options.wal_max_bytes,
                 )
-                files = journal.storage.staged_files()
+                files = AttemptFiles(journal.storage.directory)
                 self._acceptor = stack.enter_context(
                     Acceptor(spec, terms, self._counters, files, transactions, journal)
                 )

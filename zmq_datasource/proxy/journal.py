@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 
@@ -15,9 +14,9 @@ from zmq_datasource.log import (
     LOCK_WAIT_SECONDS,
     STORE_RETRY_SECONDS,
     Carried,
-    FilledFile,
     LogStorage,
     LogWriter,
+    StoredRows,
 )
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.proxy.view import Progress
@@ -44,8 +43,6 @@ class Journal:
     Raises:
         LogError: Another process writes the log, or it is damaged, or not writable.
     """
-
-    takes_files = False  # because the rows are published
 
     def __init__(self, options: ProxyOptions, carried: Carried) -> None:
         self._chunk_bytes = options.chunk_bytes
@@ -136,11 +133,10 @@ class Journal:
             if self.log.open_bytes >= self._chunk_bytes:
                 self.cut()
 
-    def append_whole(self, batches: Iterable[pa.RecordBatch], filled: FilledFile | None = None) -> None:
+    def append_stored(self, rows: StoredRows) -> None:
         """Append the rows of a transaction, which come into one chunk. ``cut`` seals them."""
-        assert filled is None, "takes_files is false"
         self._append_rounds()
-        added = list(batches)
+        added = list(rows.read())
         self.log.append_whole(added)
         self._committed += added
         self._hold()

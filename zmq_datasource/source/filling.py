@@ -6,6 +6,7 @@ import logging
 from typing import NamedTuple
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
@@ -80,7 +81,7 @@ def filling_of(
         transactions = CommittedTransactions(counters, options.max_publishers)
         log = writer(transactions)
         terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, retry_seconds=retry_seconds)
-        files, spec = storage.staged_files(), SocketSpec.of_source(options)
+        files, spec = AttemptFiles(storage.directory), SocketSpec.of_source(options)
         return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions)
     receiver = Receiver(options, counters, options.chunk_bytes, replay_timeout=replay_timeout)
     log = writer(receiver.intake)

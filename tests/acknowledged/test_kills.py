@@ -1,9 +1,7 @@
-"""A staged file becomes a chunk whole and once, wherever the receiver is killed."""
+"""A transaction is in the log whole and once, wherever the receiver is killed."""
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import subprocess
 import sys
@@ -17,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from tests.support import log_at, log_rows
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.protocol import (
     Commit,
     Committed,
     Data,
     End,
     Message,
-    Refusal,
     Staged,
     decode,
     encode,
@@ -31,12 +29,10 @@ from zmq_datasource.acknowledged.protocol import (
 from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log.local_files import StagedFiles
-from zmq_datasource.log.staging import Staging
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.messages.packed import pack_columns
 
-# Large enough for a chunk of its own, in three data messages.
+# In three data messages.
 LARGE, SMALL = 3000, 3
 _MESSAGE_ROWS, _ROW_BYTES = 1000, 1000
 
@@ -49,7 +45,7 @@ class Receiver:
     ) -> None:
         self.counters, self.now = SourceCounters(), 0.0
         self.storage = log_at(location)
-        self.files = self.storage.staged_files()
+        self.files = AttemptFiles(self.storage.directory)
         self.transactions = CommittedTransactions(self.counters, 10)
         self.log = LogWriter(
             self.storage,
@@ -148,47 +144,7 @@ def staged(location: Path) -> list[Path]:
     return list((location / "chunks" / "staging").iterdir())
 
 
-def staged_path(location: Path, attempt: str) -> Path:
-    return location / "chunks" / "staging" / f"{attempt}.arrow"
-
-
-def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Staging, "read", lambda *_: pytest.fail("it reads what is staged"))
-
-
-def test_a_large_part_becomes_a_chunk_by_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Receiver(tmp_path) as receiver:
-        attempt = receiver.stage(LARGE)
-        file = staged_path(tmp_path, attempt).stat().st_ino
-        reads_nothing(monkeypatch)
-        receiver.commit([attempt], LARGE)
-        assert committed(receiver.settled()) == [("q", 0, False)]
-        (chunk,) = chunks(tmp_path)
-        assert (chunk.stat().st_ino, chunk.stat().st_nlink) == (file, 1)
-        assert not staged(tmp_path)
-        assert receiver.log.size == chunk.stat().st_size
-        assert receiver.log.unsealed_bytes == 0
-        assert (receiver.counters.received, receiver.counters.bytes) == (LARGE, LARGE * (_ROW_BYTES + 1))
-    assert values(tmp_path) == batch(LARGE)
-    with Receiver(tmp_path) as receiver:  # the transaction is committed, by the chunk
-        assert committed(receiver.commit([attempt], LARGE)) == [("q", 0, True)]
-
-
 # Damage and faults of the disk.
-
-
-def test_a_staged_file_that_was_cut_is_refused(tmp_path: Path) -> None:
-    with Receiver(tmp_path) as receiver:
-        attempt = receiver.stage(LARGE)
-        path = staged_path(tmp_path, attempt)
-        os.truncate(path, path.stat().st_size - 1)
-        (refusal,) = receiver.commit([attempt], LARGE)
-        assert isinstance(refusal, Refusal)
-        assert refusal.code == "unknown"
-        again = receiver.stage(LARGE)
-        receiver.commit([again], LARGE)
-        assert committed(receiver.settled()) == [("q", 0, False)]
-    assert values(tmp_path) == batch(LARGE)
 
 
 def test_a_commit_waits_while_the_log_is_away(tmp_path: Path) -> None:
@@ -213,7 +169,7 @@ _COMMITS = """
 import os, signal, sys
 from pathlib import Path
 import pyarrow.compute
-from tests.acknowledged.test_links import LARGE, Receiver
+from tests.acknowledged.test_kills import LARGE, Receiver
 from zmq_datasource.host import failpoints
 
 def commit(place, parts, point):
@@ -237,15 +193,10 @@ for process, point in processes.items():
     assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL, point
 """
 _POINTS = [
-    *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.staged.before_write"),
-    *(
-        "log.staged.after_write",
-        "log.staged.after_force",
-        "log.chunk.before_put",
-        "log.store.before_link",
-    ),
-    *("log.store.after_link", "log.chunk.after_put", "log.staged.before_remove"),
-    *("acknowledged.committed.before_answer", "acknowledged.committed.after_answer"),
+    *("acknowledged.commit.before_append", "acknowledged.commit.after_append", "log.chunk.before_put"),
+    *("log.store.before_write", "log.store.after_write", "log.store.before_link", "log.store.after_link"),
+    *("log.chunk.after_put", "acknowledged.committed.before_answer", "acknowledged.file.before_remove"),
+    "acknowledged.committed.after_answer",
 ]
 
 
@@ -275,21 +226,3 @@ def test_a_kill_leaves_all_of_a_transaction_or_nothing(killed: Path, point: str,
         *batch(SMALL),
     ]
     assert not staged(path)
-
-
-def test_a_repeated_end_without_a_free_descriptor_does_not_end_the_receiver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Receiver(tmp_path) as receiver:
-        end = receiver.send(SMALL, 0)
-        receiver.tell(end)
-        receiver.settled()
-    with Receiver(tmp_path) as receiver:  # this one has not read the rows
-        with monkeypatch.context() as patch:
-            patch.setattr(StagedFiles, "open", exhausted)
-            assert receiver.tell(end) == []
-        assert receiver.tell(end) == [Staged(attempt=end.attempt, rows=SMALL)]
-
-
-def exhausted(*_: object) -> None:
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
