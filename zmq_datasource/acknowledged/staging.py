@@ -99,9 +99,6 @@ class Staging:
         staged = self._staged.get(name)
         return None if staged is None else staged.attempt
 
-    def size(self, name: str) -> int:
-        return self._staged[name].size
-
     def attempts_of(self, producer: str, up_to: int) -> list[str]:
         found = [(name, staged.attempt) for name, staged in self._staged.items()]
         return [name for name, attempt in found if attempt.producer == producer and attempt.number <= up_to]

@@ -318,9 +318,8 @@ class Committer:
                 f"{transaction}: its digest is {message.digest}, but the staged rows have {digest}; nothing was "
                 "written. docs/protocol.md says how a digest is calculated; a sender may leave it out"
             )
-        size = sum(self._staging.size(attempt) for attempt in names)
         times = reduce(Times.union, (attempt.times for attempt in found))
-        stored = StoredRows(staged, size, times, partial(_read_all, self._staging.files, names))
+        stored = StoredRows(staged, times, partial(_read_all, self._staging.files, names))
         return _Rows(stored, digest, sum(attempt.value_bytes for attempt in found))
 
 

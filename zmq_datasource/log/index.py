@@ -311,7 +311,7 @@ class Contents:
 
     @property
     def unsealed_bytes(self) -> int:
-        """The bytes of messages that are in memory only, and of files that will become chunks."""
+        """The bytes of messages that are in memory only."""
         with self._lock:
             return self._unwritten_bytes
 

@@ -40,14 +40,12 @@ class StoredRows(NamedTuple):
 
     Attributes:
         rows: How many they are; at least one.
-        size: About how many bytes they have in a chunk.
         times: The times at which they were received.
         read: Yields them. Called again if the chunk is written again. A DiskFaultError is repeated like one of the
             store; after any other error nothing is sealed any more.
     """
 
     rows: int
-    size: int
     times: Times
     read: Callable[[], Iterable[pa.RecordBatch]]
 
@@ -57,7 +55,7 @@ class WriteJob(NamedTuple):
 
     Attributes:
         rows: Rows with the ids up to ``end``.
-        size: Their bytes in memory, or in the files that they are read from.
+        size: Their bytes in memory.
         first: The chunk's first id.
         end: The id after the last row.
         done: Resolves to ``end``.

@@ -182,7 +182,7 @@ class LogWriter(Contents):
 
     def append_stored(self, rows: StoredRows) -> None:
         """Append messages that are read while their chunk is written; they come into one chunk. Raises as above."""
-        self._add([rows], rows.rows, rows.size)
+        self._add([rows], rows.rows, 0)
 
     def _add(self, rows: Sequence[pa.RecordBatch | StoredRows], count: int, size: int) -> None:
         if self._sealer.failure is not None:
