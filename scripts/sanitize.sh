@@ -22,4 +22,4 @@ library() {
 export LD_PRELOAD="$(library libasan.so) $(library libubsan.so) $(library libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=32
 export PYTHONMALLOC=malloc PYTHONPATH=.
-exec "$python" -m pytest -p no:cacheprovider -m "not long" tests/transport/test_core.py tests/transport/test_core_giving.py
+exec "$python" -m pytest -p no:cacheprovider -m "not long" tests/transport/test_core.py tests/transport/test_core_giving.py tests/transport/test_tee.py

@@ -6,7 +6,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -60,8 +60,22 @@ def send(sender: Socket, messages: Sequence[Sequence[bytes]]) -> None:
 def take_all(receiver: Socket, inbox: core.Inbox | None = None, **bounds: Any) -> Frames:
     """All messages of a socket, taken by an inbox."""
     inbox = inbox or core.Inbox()
-    inbox.take(receiver, **{"most": 1 << 30, "room": 1 << 30, **bounds})
+    take(inbox, receiver, **{"most": 1 << 30, "room": 1 << 30, **bounds})
     return handed_over(inbox)
+
+
+class Got(NamedTuple):
+    """What was taken from one socket: messages, the size of one that is too large, and whether it is empty now."""
+
+    messages: int
+    excess: int
+    empty: bool
+
+
+def take(inbox: core.Inbox, receiver: Socket, most: int, room: int, **other: Any) -> Got:
+    """Take messages from one socket."""
+    taken = inbox.take([receiver], most, room, **other)
+    return Got(taken.messages, taken.excess, taken.empty[0])
 
 
 def handed_over(inbox: core.Inbox) -> Frames:

@@ -136,7 +136,8 @@ class Front:
         """
         for channel in self._channels.values():
             if ready is None or channel.socket in ready:
-                taken = channel.receive(self._inbox, ROUND_MESSAGES, self._round_bytes, wait=False)
+                taken = self._inbox.take([channel.socket], ROUND_MESSAGES, self._round_bytes)
+                channel.note_taken(taken.messages, taken.empty[0], taken.excess)
                 if taken.messages:
                     now = self._counters.last_received = time.time()
                     self._arrivals.append((int(now * 1_000_000), taken.messages))

@@ -20,18 +20,12 @@ from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.sequences import Gap, SequenceTracker
 from zmq_datasource.source.replay_session import ReplaySession
-from zmq_datasource.transport.core import Inbox, Taken
 from zmq_datasource.transport.link import Link
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
 
-# How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
-# After some silence, housekeeping is the only other duty, so the wait is longer: received messages are sealed by then,
-# unless walFlushInterval is longer than the silence.
-WAIT_MS, _SILENT_WAIT_MS = 10, 250
-_SILENT_SECONDS = 2.0
 # The publisher sends a replay as fast as it can. Its own queue should limit the replay, not this one.
 _RCVHWM = 100_000
 
@@ -60,8 +54,6 @@ class Channel:
         self.replayer = replayer
         self._counts_connections = counts_connections
         self._known_connections = 0
-        self._wait_ms = WAIT_MS
-        self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def open(self) -> None:
         """Open the socket, and the replayer's.
@@ -79,7 +71,6 @@ class Channel:
                 raise
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
-        sock.setsockopt(zmq.RCVTIMEO, self._wait_ms)
         for prefix in self._prefixes:
             sock.setsockopt(zmq.SUBSCRIBE, prefix)
 
@@ -121,34 +112,26 @@ class Channel:
                 self._known_connections = watch.connections
                 self.replayer.session.note_live(time.monotonic())
 
-    def receive(self, inbox: Inbox, most: int, room: int, wait: bool) -> Taken:
-        """Receive into ``inbox``: see ``Inbox.take``. A message too large for a row is counted and discarded.
+    def note_taken(self, messages: int, is_empty: bool, excess: int) -> None:
+        """Note what ``Inbox.take`` has taken from the socket. A message too large for a row is counted.
 
         Args:
-            wait: Whether to wait for the first message: 10 ms, or 250 ms after two seconds without a message.
+            is_empty: Whether the socket had no more messages.
+            excess: The size of a message that was discarded because it is too large; 0 if there was none.
         """
-        now = time.monotonic()
-        if wait and (wait_ms := _SILENT_WAIT_MS if now >= self._silent_from else WAIT_MS) != self._wait_ms:
-            self._wait_ms = wait_ms
-            self.socket.setsockopt(zmq.RCVTIMEO, wait_ms)
-        taken = inbox.take(self.socket, most, room, wait)
-        self.opened.watch.redialer.messages_read += taken.messages
-        if taken.messages:
-            now = time.monotonic()
-            self._silent_from = now + _SILENT_SECONDS
-            if self.replayer is not None:
-                self.replayer.session.note_live(now)
-        if taken.excess:
+        self.opened.watch.redialer.messages_read += messages
+        if messages and self.replayer is not None:
+            self.replayer.session.note_live(time.monotonic())
+        if excess:
             self._counters.oversize += 1
             _log.error(
                 "%s: discarded a message of %d bytes: a row holds at most %d; have it sent in parts",
                 self.name,
-                taken.excess,
+                excess,
                 MAX_MESSAGE_BYTES,
             )
-        if taken.empty:
+        if is_empty:
             self.opened.watch.redialer.note_empty()
-        return taken
 
 
 class Replayer(Link):

@@ -33,11 +33,11 @@ from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, forget_signal, is_signalled
 from zmq_datasource.log import LOCK_WAIT_SECONDS, Filler, LogWriter
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.channel import WAIT_MS
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.filling import Filling, filling_of
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receive_loop import ReceiveLoop, Stopping
+from zmq_datasource.source.receiver import WAIT_SECONDS
 from zmq_datasource.source.receives import differences, refused, take_up
 from zmq_datasource.source.sealing import LEAST_BUCKET_SECONDS, LEAST_SECONDS
 from zmq_datasource.source.standby import Standby
@@ -259,7 +259,7 @@ class FeedReceiver:
             idle = idle_timeout is not None and time.monotonic() - idle_from >= idle_timeout
             if idle:
                 break
-            time.sleep(WAIT_MS / 1000)
+            time.sleep(WAIT_SECONDS)
         # If there are durable messages, do not wait for a full disk: the query reads them, which makes room.
         return self.seal(wait_for_disk=self.log.durable_end == begin)
 

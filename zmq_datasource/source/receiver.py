@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Self
@@ -21,14 +21,19 @@ from zmq_datasource.errors import NoPeerError, SocketError
 from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
-from zmq_datasource.source.channel import WAIT_MS, Channel, Replayer, make_channels
+from zmq_datasource.source.channel import Channel, Replayer, make_channels
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.transport.core import Inbox
 from zmq_datasource.transport.peers import count_connections
 
-# Bounds of one round: the messages of each socket, and the bytes of all sockets. They keep a round short, because the
-# thread has other duties, and small: a round exceeds the bytes by one message at most, so it fits an Arrow batch.
+# How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
+# After some silence, housekeeping is the only other duty, so the wait is longer: received messages are sealed by then,
+# unless walFlushInterval is longer than the silence.
+WAIT_SECONDS, _SILENT_WAIT_SECONDS = 0.01, 0.25
+_SILENT_SECONDS = 2.0
+# Bounds of one round, over all sockets. They keep a round short, because the thread has other duties, and small: a
+# round exceeds the bytes by one message at most, so it fits an Arrow batch.
 ROUND_MESSAGES = 4096
 ROUND_BYTES = 4 << 20
 # A record batch is made when this many messages or bytes are pending. Spark is fastest with 10,000 rows and more.
@@ -74,8 +79,9 @@ class Receiver:
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
-        self._turn = 0  # the channel with which the next round begins
+        self._turn = 0  # the replayer with which the next round begins
         self._next_housekeeping = 0.0
+        self._silent_from = time.monotonic() + _SILENT_SECONDS
 
     def __enter__(self) -> Self:
         """Open the sockets.
@@ -131,7 +137,7 @@ class Receiver:
         """Receive for one round: wait a moment for a message, then take what the sockets have, in turn.
 
         Args:
-            most: The most messages to receive from one socket.
+            most: The most messages to receive from publishers. Replies of a replay come on top.
 
         Returns:
             The number of messages received.
@@ -140,34 +146,50 @@ class Receiver:
         if now >= self._next_housekeeping:
             self.keep_alive()
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
+        before = self.pending
         room = min(ROUND_BYTES, self._batch_bytes)
-        ready: Container[object] | None = None
-        if len(self.channels) > 1 or self._replayers:
-            sockets = [channel.socket for channel in self.channels if not channel.waits_for_replay]
-            sockets += [replayer.socket for replayer in self._replayers]
-            ready = set(zmq.select(sockets, [], [], WAIT_MS / 1000)[0])
-        received = 0
-        for _ in self.channels:
-            channel = self.channels[self._turn]
-            self._turn = (self._turn + 1) % len(self.channels)
-            replayer = channel.replayer
-            if ready is not None and replayer is not None and replayer.socket in ready:
-                before = replayer.session.reply_bytes
-                received += replayer.receive_replies(most, before + room)
-                room -= replayer.session.reply_bytes - before
-            if room > 0 and (ready is None or (channel.socket in ready and not channel.waits_for_replay)):
-                before = self._inbox.size
-                messages = channel.receive(self._inbox, most, room, wait=ready is None).messages
-                if messages:
-                    self._arrivals.append(self._arrival(channel, messages))
-                received += messages
-                room -= self._inbox.size - before
-            if room <= 0:  # the next round begins with the other channels
-                break
+        room -= self._take_messages(
+            most, room, _SILENT_WAIT_SECONDS if now >= self._silent_from else WAIT_SECONDS
+        )
+        self._receive_replies(room)
+        if received := self.pending - before:
+            self._silent_from = time.monotonic() + _SILENT_SECONDS
         return received
 
-    def _arrival(self, channel: Channel, messages: int) -> Arrival:
-        return Arrival(int(self._clock() * 1_000_000), messages, channel.name, channel.connection())
+    def _take_messages(self, most: int, room: int, wait: float) -> int:
+        """Take live messages, once there are some, or replies. Returns their bytes."""
+        channels = [channel for channel in self.channels if not channel.waits_for_replay]
+        began, before = self._clock(), self._inbox.size
+        taken = self._inbox.take(
+            [channel.socket for channel in channels],
+            most,
+            room,
+            wait=wait,
+            alarms=[replayer.socket for replayer in self._replayers],
+        )
+        messages = [0] * len(channels)
+        for run in taken.runs:
+            messages[run.source] += run.messages
+            arrived = int(began * 1_000_000) + run.at
+            self._arrivals.append(self._arrival(channels[run.source], run.messages, arrived))
+        for source, channel in enumerate(channels):
+            excess = taken.excess if source == taken.excess_source else 0
+            channel.note_taken(messages[source], taken.empty[source], excess)
+        return self._inbox.size - before
+
+    def _receive_replies(self, room: int) -> None:
+        """Receive the replies that are there, up to so many bytes."""
+        for _ in self._replayers:
+            if room <= 0:  # the next round begins with the others
+                return
+            replayer = self._replayers[self._turn % len(self._replayers)]
+            self._turn += 1
+            before = replayer.session.reply_bytes
+            replayer.receive_replies(ROUND_MESSAGES, before + room)
+            room -= replayer.session.reply_bytes - before
+
+    def _arrival(self, channel: Channel, messages: int, timestamp: int) -> Arrival:
+        return Arrival(timestamp, messages, channel.name, channel.connection())
 
     def take(self) -> pa.RecordBatch:
         """Take the pending messages, as a batch with ``messages.columns.MESSAGE_SCHEMA``."""
@@ -193,7 +215,7 @@ class Receiver:
         batches = []
         replies, restarted = replayer.take()
         if replies:
-            arrival = self._arrival(channel, len(replies))
+            arrival = self._arrival(channel, len(replies), int(self._clock() * 1_000_000))
             batch, findings = self.intake.read_replies(replies, arrival, restarted)
             batches.append(batch)
             self._incidents.act_on(findings, len(replies))

@@ -1,16 +1,19 @@
 /* Messages between libzmq and Arrow's buffers, many in one call and without the GIL.
  *
  * `Inbox.take` receives messages into buffers that Arrow can use as they are: a column of first frames, one of last
- * frames, and lists of those between. `Outbox.give` sends rows of columns, and `Outbox.digest` hashes them. core.py
- * documents both classes, and python_core.py has the same two in Python.
+ * frames, and lists of those between. With a `Tee` it also sends each message on, as it came. `Outbox.give` sends rows
+ * of columns, and `Outbox.digest` hashes them. core.py documents the classes, and python_core.py has the same in Python.
  *
  * The rules:
  *
  * - libzmq is the one that pyzmq has loaded. `load` gets the addresses of its functions, and each call gets a pyzmq
  *   socket, which knows libzmq's pointer. So nothing is linked, and no header of libzmq is needed.
- * - While the GIL is released nothing of Python is touched but memory that this call holds: the inbox, which refuses a
- *   second call, and buffers that are exported to it.
- * - A message is taken or sent whole. One that cannot be taken (no memory, too large) leaves no trace in the buffers.
+ * - While the GIL is released nothing of Python is touched but memory that this call holds: the inbox and the tee, which
+ *   refuse a second call, and buffers that are exported to it.
+ * - A message is taken or sent whole. One that cannot be taken (no memory, too large) leaves no trace in the buffers, and
+ *   is not sent on.
+ * - What a tee has taken and could not send yet stays in the tee, also a part of a message: libzmq may abort if a socket
+ *   is closed within a message (libzmq#3442).
  * - A signal ends a call with EINTR, and Python's handlers run when it is back in Python: they may close the socket.
  * - No offset that comes from outside is trusted: all rows of an outbox are checked before the first of them is sent.
  * - Limited API of Python 3.11: one binary for it and all later releases. What is static is guarded by the GIL.
@@ -26,12 +29,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DONTWAIT = 1, SNDMORE = 2, EVENTS = 15 }; /* zmq.h */
+enum { DONTWAIT = 1, SNDMORE = 2, EVENTS = 15, XPUB_NODROP = 69, POLLIN = 1 }; /* zmq.h */
 enum { MOST_COLUMNS = 8 };
 
 typedef struct {
     _Alignas(void *) unsigned char opaque[64];
 } message_t; /* zmq_msg_t of libzmq 4 */
+
+typedef struct {
+    void *socket; /* NULL: wait for the descriptor */
+#ifdef _WIN64
+    unsigned long long descriptor;
+#else
+    int descriptor;
+#endif
+    short events, revents;
+} item_t; /* zmq_pollitem_t */
 
 /* In the order in which `load` is given them. */
 static struct {
@@ -41,11 +54,15 @@ static struct {
     size_t (*msg_size)(const message_t *);
     int (*msg_more)(const message_t *);
     int (*msg_close)(message_t *);
+    int (*msg_send)(message_t *, void *, int);
     int (*send)(void *, const void *, size_t, int);
+    int (*poll)(item_t *, int, long);
     int (*getsockopt)(void *, int, void *, size_t *);
+    int (*setsockopt)(void *, int, const void *, size_t);
     int (*error)(void);
     void *(*stopwatch_start)(void);
-    unsigned long (*stopwatch_stop)(void *); /* microseconds */
+    unsigned long (*stopwatch_now)(void *); /* microseconds */
+    unsigned long (*stopwatch_stop)(void *);
 } zmq;
 
 static PyObject *load(PyObject *module, PyObject *addresses)
@@ -80,6 +97,19 @@ static void *socket_of(PyObject *given)
         return NULL;
     }
     return sock;
+}
+
+/* libzmq looks at its mailbox only now and then; asking for the events makes it look for room, and for peers. */
+static void refresh(void *sock)
+{
+    int events;
+    size_t size = sizeof events;
+    zmq.getsockopt(sock, EVENTS, &events, &size);
+}
+
+static PyObject *in_use(const char *what)
+{
+    return PyErr_Format(PyExc_RuntimeError, "another thread is using this %s", what);
 }
 
 static PyObject *new_object(PyTypeObject *type)
@@ -126,7 +156,7 @@ static void let_go(char *memory, size_t capacity)
     free(memory);
 }
 
-static PyTypeObject *block_type;
+static PyTypeObject *block_type, *tee_type;
 
 static int block_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
@@ -210,6 +240,190 @@ static void hand_over(Growing *buffer, Block *block)
     }
 }
 
+/* Tee: sends the messages that an inbox takes on to an XPUB. */
+
+/* Every so many messages the XPUB looks for room, also while it drops: otherwise libzmq drops messages for subscribers
+ * that have kept up. */
+enum { REFRESH_EVERY = 64, DROPPING_MICROSECONDS = 100000, FEW_FRAMES = 16, MANY_FRAMES = 1024 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *given;     /* pyzmq's socket; its SNDTIMEO says how long one try waits for room */
+    void *sock;          /* what libzmq calls it, in a call */
+    void *watch;         /* microseconds since the tee was made */
+    message_t *frames;   /* of the message that is taken or sent now; all are initialized */
+    size_t capacity, count, sent;
+    int drops;           /* whether a message is dropped for subscribers that have no room */
+    int is_full;         /* whether the message has found a full queue */
+    int lossy;           /* whether XPUB_NODROP is off, so that libzmq drops */
+    unsigned long lossy_since;
+    long long published, full, waited;
+    int busy;
+} Tee;
+
+static int is_pending(const Tee *tee)
+{
+    return tee->sent < tee->count;
+}
+
+static void set_lossy(Tee *tee, int lossy)
+{
+    int nodrop = !lossy;
+    if (tee->lossy == lossy)
+        return;
+    zmq.setsockopt(tee->sock, XPUB_NODROP, &nodrop, sizeof nodrop);
+    tee->lossy = lossy;
+    tee->lossy_since = zmq.stopwatch_now(tee->watch);
+}
+
+/* Look for room, and refuse again what finds none, once messages were dropped for long enough. */
+static void look_for_room(Tee *tee)
+{
+    refresh(tee->sock);
+    if (tee->lossy && zmq.stopwatch_now(tee->watch) - tee->lossy_since >= DROPPING_MICROSECONDS)
+        set_lossy(tee, 0);
+}
+
+/* The place of a frame; NULL if there is no memory. libzmq moves messages by copying them, and so does this. */
+static message_t *place_of(Tee *tee, size_t index)
+{
+    if (index >= tee->capacity) {
+        size_t capacity = tee->capacity ? 2 * tee->capacity : FEW_FRAMES;
+        message_t *frames = realloc(tee->frames, capacity * sizeof *frames);
+        if (frames == NULL)
+            return NULL;
+        tee->frames = frames;
+        while (tee->capacity < capacity)
+            zmq.msg_init(&frames[tee->capacity++]);
+    }
+    return &tee->frames[index];
+}
+
+/* Forget the message, and the content of frames that were not sent. */
+static void forget_frames(Tee *tee, size_t frames)
+{
+    for (size_t i = 0; i < frames && i < tee->capacity; i++) {
+        zmq.msg_close(&tee->frames[i]);
+        zmq.msg_init(&tee->frames[i]);
+    }
+    tee->count = tee->sent = 0;
+    tee->is_full = 0;
+    if (tee->capacity > MANY_FRAMES) {
+        free(tee->frames);
+        tee->frames = NULL;
+        tee->capacity = 0;
+    }
+}
+
+static int try_frame(Tee *tee, int flags)
+{
+    return zmq.msg_send(&tee->frames[tee->sent], tee->sock, flags) < 0 ? zmq.error() : 0;
+}
+
+/* Send a frame for which a subscriber seems to have no room; EAGAIN if it has none, and messages are not dropped. */
+static int insist(Tee *tee, int more)
+{
+    refresh(tee->sock);
+    int error = try_frame(tee, more | DONTWAIT);
+    if (error != EAGAIN)
+        return error;
+    tee->full += !tee->is_full;
+    tee->is_full = 1;
+    unsigned long began = zmq.stopwatch_now(tee->watch);
+    error = try_frame(tee, more);
+    tee->waited += (long long)(zmq.stopwatch_now(tee->watch) - began);
+    if (error == EAGAIN && tee->drops) {
+        set_lossy(tee, 1);
+        error = try_frame(tee, more | DONTWAIT);
+    }
+    return error;
+}
+
+/* Send what is left of the message. 0 if all of it is out; EAGAIN if a subscriber has no room yet. */
+static int send_on(Tee *tee)
+{
+    while (is_pending(tee)) {
+        int more = tee->sent + 1 < tee->count ? SNDMORE : 0;
+        int error = try_frame(tee, more | DONTWAIT);
+        if (error == EAGAIN)
+            error = insist(tee, more);
+        if (error)
+            return error;
+        tee->sent++;
+    }
+    if (++tee->published % REFRESH_EVERY == 0)
+        look_for_room(tee);
+    forget_frames(tee, 0); /* libzmq has emptied them */
+    return 0;
+}
+
+/* Begin a call that uses a tee; false with an error set if that is impossible. */
+static int enter_tee(Tee *tee)
+{
+    tee->sock = socket_of(tee->given);
+    if (tee->sock != NULL && tee->busy)
+        in_use("tee");
+    if (tee->sock == NULL || tee->busy)
+        return 0;
+    return tee->busy = 1;
+}
+
+static PyObject *tee_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *given;
+    int drops;
+    (void)names;
+    if (!PyArg_ParseTuple(args, "Op:Tee", &given, &drops) || socket_of(given) == NULL)
+        return NULL;
+    Tee *tee = (Tee *)new_object(type); /* zeroed */
+    if (tee == NULL)
+        return NULL;
+    tee->drops = drops;
+    tee->watch = zmq.stopwatch_start();
+    Py_INCREF(given);
+    tee->given = given;
+    return (PyObject *)tee;
+}
+
+static void tee_dealloc(PyObject *self)
+{
+    Tee *tee = (Tee *)self;
+    for (size_t i = 0; i < tee->capacity; i++)
+        zmq.msg_close(&tee->frames[i]);
+    free(tee->frames);
+    zmq.stopwatch_stop(tee->watch);
+    Py_DECREF(tee->given);
+    free_object(self);
+}
+
+static PyObject *tee_pending(PyObject *self, void *nothing)
+{
+    (void)nothing;
+    return PyBool_FromLong(is_pending((Tee *)self));
+}
+
+static PyGetSetDef tee_properties[] = {
+    {"pending", tee_pending, NULL, "Whether a message waits for room.", NULL},
+    {0},
+};
+static PyMemberDef tee_members[] = {
+    {"published", T_LONGLONG, offsetof(Tee, published), READONLY, "How many messages it has sent."},
+    {"full", T_LONGLONG, offsetof(Tee, full), READONLY, "How many messages have found a full queue."},
+    {"waited", T_LONGLONG, offsetof(Tee, waited), READONLY, "How many microseconds it has waited for room."},
+    {0},
+};
+static PyType_Slot tee_slots[] = {
+    {Py_tp_doc, "Sends messages on."},
+    {Py_tp_new, tee_new},
+    {Py_tp_dealloc, tee_dealloc},
+    {Py_tp_getset, tee_properties},
+    {Py_tp_members, tee_members},
+    {0, NULL},
+};
+static PyType_Spec tee_spec = {
+    "zmq_datasource.transport._core.Tee", sizeof(Tee), 0, Py_TPFLAGS_DEFAULT, tee_slots,
+};
+
 /* Inbox: messages that were taken and not handed over. */
 
 typedef struct {
@@ -230,6 +444,7 @@ typedef struct {
         Growing filled[2 * COLUMNS + 2];
     };
     Py_ssize_t messages, size;
+    size_t turn; /* which socket is next */
     int busy;
 } Inbox;
 
@@ -254,12 +469,12 @@ static int begin(Inbox *inbox)
     return append_offset(&inbox->lists, 0);
 }
 
-/* libzmq delivers a message whole. So only its first frame is waited for, and a signal ends only that wait. */
-static int next_frame(message_t *frame, void *sock, int first, int flags)
+/* libzmq delivers a message whole, so only its first frame may be missing. */
+static int next_frame(message_t *frame, void *sock, int first)
 {
     int error;
     do
-        error = zmq.msg_recv(frame, sock, first ? flags : DONTWAIT) < 0 ? zmq.error() : 0;
+        error = zmq.msg_recv(frame, sock, DONTWAIT) < 0 ? zmq.error() : 0;
     while (error == EINTR && !first);
     return error;
 }
@@ -319,64 +534,250 @@ typedef struct {
 } Outcome;
 
 /* Take one message. If it is too large or there is no memory, receive it to its end, and leave the buffers unchanged.
- * `frame` must be initialized; afterwards it holds the message's last frame. */
-static Outcome take_one(Inbox *inbox, void *sock, message_t *frame, int flags, size_t largest)
+ * A tee gets its frames, to be sent on; without one, each frame goes into `spare`, which must be initialized. */
+static Outcome take_one(Inbox *inbox, void *sock, Tee *tee, message_t *spare, size_t largest)
 {
-    size_t size = 0;
-    int kept = 0, error, frames = 0;
-    error = next_frame(frame, sock, 1, flags);
-    while (!error) {
-        int more = zmq.msg_more(frame);
+    size_t size = 0, frames = 0;
+    int kept = 0, error = 0, more = 1;
+    while (more) {
+        message_t *frame = tee == NULL ? spare : place_of(tee, frames);
+        if (frame == NULL && frames == 0)
+            return (Outcome){ENOMEM, 0};
+        if (frame == NULL) {
+            kept = -1;
+            frame = spare;
+        }
+        error = next_frame(frame, sock, frames == 0);
+        if (error)
+            break;
+        more = zmq.msg_more(frame);
         size += zmq.msg_size(frame);
         if (kept == 0 && size <= largest)
             kept = keep(&inbox->frames[!more ? LAST : frames ? MIDDLE : FIRST], frame);
-        frames += frames < 2;
-        if (!more)
-            break;
-        error = next_frame(frame, sock, 0, flags);
+        frames++;
     }
     if (!error && kept == 0 && size <= largest)
-        kept = end_message(inbox, frames);
+        kept = end_message(inbox, frames > 1 ? 2 : 1);
     if (error || kept < 0 || size > largest)
         remove_unfinished(inbox);
     else
         inbox->size += (Py_ssize_t)size;
+    if (tee != NULL && !error && kept == 0 && size <= largest)
+        tee->count = frames;
+    else if (tee != NULL)
+        forget_frames(tee, frames);
     return (Outcome){error || kept == 0 ? error : ENOMEM, size > largest ? size : 0};
+}
+
+/* Messages that were taken from one socket within a millisecond. */
+typedef struct {
+    long long began, at; /* microseconds since the call began: of its first and of its last message */
+    Py_ssize_t messages;
+    size_t source;
+} Run;
+enum { RUN_MICROSECONDS = 1000 };
+
+static Run *last_run(const Growing *runs)
+{
+    return runs->size ? (Run *)(runs->memory + runs->size) - 1 : NULL;
+}
+
+/* Room for one more run is there. */
+static void note_run(Growing *runs, long long now, Py_ssize_t messages, size_t source)
+{
+    Run *last = last_run(runs);
+    if (last != NULL && last->source == source && now - last->began < RUN_MICROSECONDS) {
+        last->at = now;
+        last->messages += messages;
+    } else if (messages) {
+        Run run = {now, now, messages, source};
+        memcpy(runs->memory + runs->size, &run, sizeof run);
+        runs->size += sizeof run;
+    }
+}
+
+/* One call of `take`. */
+typedef struct {
+    Inbox *inbox;
+    Tee *tee;          /* or NULL */
+    item_t *items;     /* the sockets, and behind them the alarms */
+    char *empty;       /* of each socket: whether it had no more messages when it was tried last */
+    size_t sockets, alarms;
+    Py_ssize_t most, room, largest;
+    long long wait, gather; /* microseconds */
+    void *watch;
+    Growing runs;
+    Py_ssize_t taken, start; /* messages; the inbox's bytes at the start */
+    size_t excess, excess_of;
+    int error;
+} Call;
+
+enum { BURST = 256 };
+
+static int has_room(const Call *call)
+{
+    /* Behind that a message may not fit. */
+    Py_ssize_t last = INT32_MAX - call->largest;
+    return call->taken < call->most && call->inbox->size - call->start < call->room && call->inbox->size <= last;
+}
+
+/* Take messages from one socket, and send them on. False if the call must end, or must wait for a subscriber. */
+static int take_burst(Call *call, size_t source, message_t *spare)
+{
+    Py_ssize_t taken = 0;
+    int error = 0;
+    if (sizeof(Run) > call->runs.capacity - call->runs.size && make_room(&call->runs, sizeof(Run)) < 0) {
+        call->error = ENOMEM;
+        return 0;
+    }
+    call->empty[source] = 0;
+    while (!error && !call->excess && taken < BURST && has_room(call)) {
+        Outcome outcome = take_one(call->inbox, call->items[source].socket, call->tee, spare, (size_t)call->largest);
+        error = outcome.error;
+        call->excess = outcome.excess;
+        call->excess_of = source;
+        if (error || outcome.excess)
+            break;
+        taken++;
+        call->taken++;
+        if (call->tee != NULL)
+            call->error = error = send_on(call->tee);
+    }
+    if (taken)
+        note_run(&call->runs, (long long)zmq.stopwatch_now(call->watch), taken, source);
+    if (call->error)
+        return 0;
+    call->empty[source] = error == EAGAIN;
+    call->error = error == EAGAIN ? 0 : error;
+    return !call->error && !call->excess;
+}
+
+/* Wait for a message, or with a message that has no room only look for alarms. False if the call must end. */
+static int wait_for_more(Call *call, int has_message, long long left)
+{
+    size_t first = has_message ? call->sockets : 0, count = call->sockets + call->alarms;
+    long milliseconds = has_message ? 0 : (long)((left + 999) / 1000);
+    if (call->tee != NULL)
+        look_for_room(call->tee);
+    if (zmq.poll(call->items + first, (int)(count - first), milliseconds) < 0) {
+        call->error = zmq.error();
+        return 0;
+    }
+    for (size_t i = call->sockets; i < count; i++)
+        if (call->items[i].revents)
+            return 0;
+    return 1;
+}
+
+static void take_all(Call *call, message_t *spare)
+{
+    for (;;) {
+        int goes_on = 1, more = 0;
+        call->error = call->tee != NULL && is_pending(call->tee) ? send_on(call->tee) : 0;
+        for (size_t i = 0; i < call->sockets && goes_on && !call->error && has_room(call); i++) {
+            size_t source = call->inbox->turn++ % call->sockets;
+            goes_on = take_burst(call, source, spare);
+            more |= !call->empty[source];
+        }
+        int is_blocked = call->error == EAGAIN; /* a subscriber has no room */
+        if (is_blocked)
+            call->error = 0;
+        long long now = (long long)zmq.stopwatch_now(call->watch);
+        long long left = (call->taken || call->gather > call->wait ? call->gather : call->wait) - now;
+        if (call->error || call->excess || !has_room(call))
+            return;
+        if (more && !is_blocked)
+            continue;
+        if (left <= 0 || !wait_for_more(call, is_blocked, left))
+            return;
+    }
+}
+
+static PyObject *result_of(const Call *call)
+{
+    const Run *runs = (const Run *)call->runs.memory;
+    size_t count = call->runs.size / sizeof *runs;
+    PyObject *listed = PyList_New((Py_ssize_t)count), *result;
+    for (size_t i = 0; listed != NULL && i < count; i++) {
+        PyObject *run = Py_BuildValue("Lnn", runs[i].at, runs[i].messages, (Py_ssize_t)runs[i].source);
+        if (run == NULL || PyList_SetItem(listed, (Py_ssize_t)i, run) < 0)
+            Py_CLEAR(listed);
+    }
+    if (listed == NULL)
+        return NULL;
+    result = Py_BuildValue("Oy#nni", listed, call->empty, (Py_ssize_t)call->sockets, (Py_ssize_t)call->excess,
+                           (Py_ssize_t)call->excess_of, call->error);
+    Py_DECREF(listed);
+    return result;
+}
+
+/* Describe what to wait for: sockets and descriptors. False with an error set. */
+static int describe(PyObject *given, item_t *items, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        PyObject *one = PyTuple_GetItem(given, (Py_ssize_t)i);
+        items[i].events = POLLIN;
+        if (PyLong_Check(one))
+            items[i].descriptor = PyLong_AsLong(one);
+        else
+            items[i].socket = socket_of(one);
+        if (PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+/* Take for a call whose arguments are read. `given` has the sockets and the alarms. */
+static PyObject *take_for(Call *call, PyObject *given)
+{
+    message_t spare;
+    if (!describe(given, call->items, call->sockets + call->alarms))
+        return NULL;
+    if (call->inbox->busy)
+        return in_use("inbox");
+    if (begin(call->inbox) < 0)
+        return PyErr_NoMemory();
+    if (call->tee != NULL && !enter_tee(call->tee))
+        return NULL;
+    call->start = call->inbox->size;
+    call->inbox->busy = 1;
+    Py_BEGIN_ALLOW_THREADS
+    call->watch = zmq.stopwatch_start();
+    zmq.msg_init(&spare);
+    take_all(call, &spare);
+    zmq.msg_close(&spare);
+    zmq.stopwatch_stop(call->watch);
+    Py_END_ALLOW_THREADS
+    call->inbox->busy = 0;
+    if (call->tee != NULL)
+        call->tee->busy = 0;
+    return result_of(call);
 }
 
 static PyObject *inbox_take(PyObject *self, PyObject *args)
 {
-    Inbox *inbox = (Inbox *)self;
-    PyObject *given;
-    Py_ssize_t most, room, largest, taken = 0;
-    int wait;
-    Outcome outcome = {0};
-    if (!PyArg_ParseTuple(args, "Onnnp:take", &given, &most, &room, &largest, &wait))
+    Call call = {.inbox = (Inbox *)self};
+    PyObject *given, *tee, *result;
+    Py_ssize_t sockets;
+    if (!PyArg_ParseTuple(args, "O!nnnnLLO:take", &PyTuple_Type, &given, &sockets, &call.most, &call.room, &call.largest,
+                          &call.wait, &call.gather, &tee))
         return NULL;
-    if (largest < 0 || largest > INT32_MAX)
-        return PyErr_Format(PyExc_ValueError, "largest is %zd: what offsets of 32 bits reach is possible", largest);
-    void *sock = socket_of(given);
-    if (sock == NULL)
-        return NULL;
-    if (inbox->busy)
-        return PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox");
-    if (begin(inbox) < 0)
-        return PyErr_NoMemory();
-    Py_ssize_t start = inbox->size, last = INT32_MAX - largest; /* behind it a message may not fit */
-    inbox->busy = 1;
-    Py_BEGIN_ALLOW_THREADS
-    message_t frame;
-    zmq.msg_init(&frame);
-    while (taken < most && inbox->size - start < room && inbox->size <= last) {
-        outcome = take_one(inbox, sock, &frame, wait && !taken ? 0 : DONTWAIT, (size_t)largest);
-        if (outcome.error || outcome.excess)
-            break;
-        taken++;
-    }
-    zmq.msg_close(&frame);
-    Py_END_ALLOW_THREADS
-    inbox->busy = 0;
-    return Py_BuildValue("nni", taken, (Py_ssize_t)outcome.excess, outcome.error);
+    if (call.largest < 0 || call.largest > INT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "largest is %zd: what offsets of 32 bits reach is possible", call.largest);
+    if (sockets < 0 || sockets > PyTuple_Size(given))
+        return PyErr_Format(PyExc_ValueError, "%zd sockets of %zd", sockets, PyTuple_Size(given));
+    if (tee != Py_None && Py_TYPE(tee) != tee_type)
+        return PyErr_Format(PyExc_TypeError, "a tee of this core is needed");
+    call.tee = tee == Py_None ? NULL : (Tee *)tee;
+    call.sockets = (size_t)sockets;
+    call.alarms = (size_t)(PyTuple_Size(given) - sockets);
+    call.items = calloc(call.sockets + call.alarms + 1, sizeof *call.items);
+    call.empty = calloc(call.sockets + 1, 1);
+    result = call.items == NULL || call.empty == NULL ? PyErr_NoMemory() : take_for(&call, given);
+    free(call.items);
+    free(call.empty);
+    free(call.runs.memory);
+    return result;
 }
 
 static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
@@ -396,7 +797,7 @@ static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
     /* What made blocks may have run other code. From here on nothing does. */
     if (inbox->busy || begin(inbox) < 0) {
         Py_DECREF(blocks);
-        return inbox->busy ? PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox") : PyErr_NoMemory();
+        return inbox->busy ? in_use("inbox") : PyErr_NoMemory();
     }
     for (int i = 0; i < FILLED; i++)
         hand_over(&inbox->filled[i], (Block *)PyTuple_GetItem(blocks, i));
@@ -412,7 +813,8 @@ static void inbox_dealloc(PyObject *self)
 }
 
 static PyMethodDef inbox_methods[] = {
-    {"take", inbox_take, METH_VARARGS, "take(socket, most, room, largest, wait) -> (taken, excess, errno)"},
+    {"take", inbox_take, METH_VARARGS,
+     "take(sockets and alarms, sockets, most, room, largest, wait, gather, tee) -> (runs, empty, excess, excess of, errno)"},
     {"hand_over", inbox_hand_over, METH_NOARGS, "hand_over() -> data and ends of first, middle and last frames, ends of lists, bits"},
     {0},
 };
@@ -490,14 +892,6 @@ static int is_valid(const Column *column, int64_t i)
 }
 
 static const Frame nothing = {"", 0};
-
-/* libzmq looks at its mailbox only now and then; asking for the events makes it look for room. */
-static void refresh(void *sock)
-{
-    int events;
-    size_t size = sizeof events;
-    zmq.getsockopt(sock, EVENTS, &events, &size);
-}
 
 /* XXH3_64bits_withSeed of the package xxhash. */
 typedef uint64_t (*hash_t)(const void *, size_t, uint64_t);
@@ -820,8 +1214,9 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&module_definition);
     block_type = (PyTypeObject *)PyType_FromSpec(&block_spec); /* for as long as the process lives */
-    if (module == NULL || block_type == NULL || add_type(module, "Inbox", &inbox_spec) < 0 ||
-        add_type(module, "Outbox", &outbox_spec) < 0) {
+    tee_type = (PyTypeObject *)PyType_FromSpec(&tee_spec);
+    if (module == NULL || block_type == NULL || tee_type == NULL || add_type(module, "Inbox", &inbox_spec) < 0 ||
+        add_type(module, "Outbox", &outbox_spec) < 0 || PyModule_AddObjectRef(module, "Tee", (PyObject *)tee_type) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

@@ -12,6 +12,7 @@ import errno
 import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -39,8 +40,10 @@ __all__ = [
     "Inbox",
     "NumberColumn",
     "Outbox",
+    "Run",
     "SameColumn",
     "Taken",
+    "Tee",
     "columns_of",
     "digest",
     "implementation",
@@ -52,8 +55,16 @@ _log = logging.getLogger(__name__)
 # In the order in which _core.c takes their addresses.
 _FUNCTIONS = (
     *("zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_msg_more"),
-    *("zmq_msg_close", "zmq_send", "zmq_getsockopt", "zmq_errno"),
-    *("zmq_stopwatch_start", "zmq_stopwatch_stop"),
+    *(
+        "zmq_msg_close",
+        "zmq_msg_send",
+        "zmq_send",
+        "zmq_poll",
+        "zmq_getsockopt",
+        "zmq_setsockopt",
+        "zmq_errno",
+    ),
+    *("zmq_stopwatch_start", "zmq_stopwatch_intermediate", "zmq_stopwatch_stop"),
 )
 
 
@@ -118,18 +129,99 @@ def _error(number: int) -> zmq.ZMQError:
     return zmq.ContextTerminated() if number == zmq.ETERM else zmq.ZMQError(number)
 
 
+class Run(NamedTuple):
+    """Messages that were taken from one socket within a millisecond.
+
+    Attributes:
+        at: When the last of them was taken, in microseconds since the call began.
+        messages: How many.
+        source: The position of the socket among those of the call.
+    """
+
+    at: int
+    messages: int
+    source: int
+
+
 class Taken(NamedTuple):
     """The result of one ``Inbox.take``.
 
     Attributes:
-        messages: The number of messages that were taken.
+        runs: What was taken, in order.
+        empty: For each socket, whether it had no more messages when it was tried last.
         excess: The size of one more message, which was discarded because it is too large; 0 if there was none.
-        empty: Whether the socket has no more messages.
+        excess_source: The position of its socket.
     """
 
-    messages: int
+    runs: Sequence[Run]
+    empty: Sequence[bool]
     excess: int
-    empty: bool
+    excess_source: int
+
+    @property
+    def messages(self) -> int:
+        """The number of messages that were taken."""
+        return sum(run.messages for run in self.runs)
+
+
+# How long one try to send a message on waits for room.
+_ROOM_MS = 5
+
+
+class Tee:
+    """Sends each message that an inbox takes on to an XPUB, as it came. For the thread of the inbox.
+
+    If the queue of a subscriber is full, ``drops`` decides. With it the tee waits up to 5 ms for room, then lets libzmq
+    drop messages for this subscriber, and does not wait again for 100 ms. Without it the message stays in the tee, and
+    the inbox takes nothing until it has left.
+
+    Args:
+        sock: An XPUB with XPUB_NODROP.
+    """
+
+    def __init__(self, sock: zmq.Socket[bytes], drops: bool) -> None:
+        sock.setsockopt(zmq.SNDTIMEO, _ROOM_MS)
+        self._sock = sock
+        self._tee = implementation.Tee(sock, drops)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a message, or the rest of one, waits for room."""
+        return bool(self._tee.pending)
+
+    @property
+    def published(self) -> int:
+        """The number of messages that libzmq has taken."""
+        return int(self._tee.published)
+
+    @property
+    def full(self) -> int:
+        """The number of messages that have found a full queue: the high-water mark was reached."""
+        return int(self._tee.full)
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long sending has waited for room."""
+        return self._tee.waited / 1e6  # type: ignore[no-any-return]
+
+    def finish(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for room for the message that waits, and then drop it where there is none.
+
+        Call it before the socket is closed: libzmq may abort if a socket is closed within a message (libzmq#3442).
+
+        Raises:
+            zmq.ZMQError: Sending fails.
+        """
+        nothing, deadline = Inbox(), time.monotonic() + seconds
+        while self.pending and (left := deadline - time.monotonic()) > 0:
+            nothing.take([], 1, 1, wait=left, tee=self)
+        if self.pending:
+            self._sock.setsockopt(zmq.XPUB_NODROP, 0)
+            nothing.take([], 1, 1, tee=self)
+
+
+def _microseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
 
 
 class Inbox:
@@ -150,39 +242,54 @@ class Inbox:
 
     def take(
         self,
-        sock: zmq.Socket[bytes],
+        socks: Sequence[zmq.Socket[bytes]],
         most: int,
         room: int,
-        wait: bool = False,
+        *,
+        wait: float = 0.0,
+        gather: float = 0.0,
         largest: int | None = None,
+        tee: Tee | None = None,
+        alarms: Sequence[zmq.Socket[bytes] | int] = (),
     ) -> Taken:
-        """Take messages until the socket has none, the room is used up, or a signal arrives; its handler runs then.
+        """Take messages from sockets in turn, until they have none, the room is used up, or a signal arrives.
 
-        An inbox holds at most 2 GiB, and takes nothing if a message of the largest size would not fit any more.
+        It waits without the GIL. After a signal its handler runs, and the call returns. An inbox holds at most 2 GiB,
+        and takes nothing if a message of the largest size would not fit any more.
 
         Args:
             most: Limit of the number of messages.
             room: Bytes after which taking ends; the last message may exceed them.
-            wait: Whether to wait for the first message, up to the socket's RCVTIMEO.
+            wait: How many seconds to wait for the first message.
+            gather: For how many seconds from its beginning the call goes on after the first message.
             largest: Limit of a message's bytes, below 2 GiB; by default that of a row. A larger message is discarded,
                 and taking ends.
+            tee: Sends on what is taken. While it waits for room (``Tee.pending``), nothing is taken.
+            alarms: Sockets and descriptors that end a wait when they are readable.
 
         Raises:
-            zmq.ZMQError: Receiving fails. Messages that were taken before are kept.
+            zmq.ZMQError: Receiving or sending fails. Messages that were taken before are kept.
             MemoryError: There is no memory for a message, which is lost. Messages that were taken before are kept.
         """
         if largest is None:
             largest = MAX_MESSAGE_BYTES
-        messages, excess, error = 0, 0, errno.EINTR
-        while error == errno.EINTR and not messages:
-            if sock.closed:
-                raise zmq.ZMQError(zmq.ENOTSOCK)
-            messages, excess, error = self._filled.take(sock, most, room, largest, wait)
+        if any(sock.closed for sock in (*socks, *alarms) if not isinstance(sock, int)):
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+        runs, empty, excess, source, error = self._filled.take(
+            (*socks, *alarms),
+            len(socks),
+            most,
+            room,
+            largest,
+            _microseconds(wait),
+            _microseconds(gather),
+            None if tee is None else tee._tee,
+        )
         if error == errno.ENOMEM:
             raise MemoryError("receiving a message")
-        if error not in (0, errno.EAGAIN, errno.EINTR):
+        if error not in (0, errno.EINTR):
             raise _error(error)
-        return Taken(messages, excess, error == errno.EAGAIN)
+        return Taken([Run(*run) for run in runs], [bool(one) for one in empty], excess, source)
 
     def hand_over(self) -> RawMessages:
         """Return the messages, and empty the inbox."""

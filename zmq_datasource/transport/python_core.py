@@ -1,4 +1,4 @@
-"""The core without a compiler: the same calls and answers as the two classes of ``_core.c``, by pyzmq's own methods.
+"""The core without a compiler: the same calls and answers as the classes of ``_core.c``, by pyzmq's own methods.
 
 ``core`` says what each method means. Here every message is a list of Python's bytes, so this is slow.
 """
@@ -9,6 +9,7 @@ import errno
 import time
 from collections.abc import Sequence
 from itertools import accumulate, chain
+from typing import Any, TypeAlias
 
 import zmq
 from xxhash import xxh3_64_intdigest
@@ -20,38 +21,193 @@ _MOST_BYTES = 2**31 - 1  # the largest offset of 32 bits
 _MOST_COLUMNS = 8
 
 
+_REFRESH_EVERY, _DROPPING_SECONDS = 64, 0.1
+_BURST = 256
+_RUN_MICROSECONDS = 1000
+
+Socket: TypeAlias = zmq.Socket[bytes]
+Taken: TypeAlias = tuple[list[tuple[int, int, int]], list[bool], int, int, int]
+
+
+class Tee:
+    def __init__(self, sock: Socket, drops: bool) -> None:
+        self._sock, self._drops = sock, drops
+        self._rest: list[bytes] = []  # of the message that is sent now
+        self._is_full = self._lossy = False
+        self._lossy_since = 0.0
+        self.published = self.full = 0
+        self.waited = 0  # microseconds
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rest)
+
+    def send(self, message: list[bytes]) -> int:
+        self._rest = message[:]
+        return self.send_on()
+
+    def send_on(self) -> int:
+        while self._rest:
+            try:
+                error = self._try(zmq.NOBLOCK) and self._insist()
+            except zmq.ZMQError as e:
+                return int(e.errno or errno.EIO)
+            if error:
+                return error
+            del self._rest[0]
+        self.published += 1
+        self._is_full = False
+        if self.published % _REFRESH_EVERY == 0:
+            self.look_for_room()
+        return 0
+
+    def _try(self, flags: int) -> int:
+        try:
+            self._sock.send(self._rest[0], flags | (zmq.SNDMORE if len(self._rest) > 1 else 0))
+        except zmq.Again:
+            return errno.EAGAIN
+        return 0
+
+    def _insist(self) -> int:
+        self._sock.getsockopt(zmq.EVENTS)
+        if not self._try(zmq.NOBLOCK):
+            return 0
+        self.full += not self._is_full
+        self._is_full = True
+        began = time.monotonic()
+        error = self._try(0)
+        self.waited += round((time.monotonic() - began) * 1e6)
+        if error and self._drops:
+            self._set_lossy(True)
+            error = self._try(zmq.NOBLOCK)
+        return error
+
+    def look_for_room(self) -> None:
+        self._sock.getsockopt(zmq.EVENTS)
+        if self._lossy and time.monotonic() - self._lossy_since >= _DROPPING_SECONDS:
+            self._set_lossy(False)
+
+    def _set_lossy(self, lossy: bool) -> None:
+        if self._lossy != lossy:
+            self._sock.setsockopt(zmq.XPUB_NODROP, int(not lossy))
+            self._lossy, self._lossy_since = lossy, time.monotonic()
+
+
 class Inbox:
     def __init__(self) -> None:
         self._messages: list[list[bytes]] = []
         self.size = 0
+        self._turn = 0
 
     @property
     def messages(self) -> int:
         return len(self._messages)
 
     def take(
-        self, sock: zmq.Socket[bytes], most: int, room: int, largest: int, wait: bool
-    ) -> tuple[int, int, int]:
+        self,
+        waited: Sequence[Socket | int],
+        sockets: int,
+        most: int,
+        room: int,
+        largest: int,
+        wait: int,
+        gather: int,
+        tee: Tee | None,
+    ) -> Taken:
         if not 0 <= largest <= _MOST_BYTES:
             raise ValueError(f"largest is {largest}: what offsets of 32 bits reach is possible")
-        taken, enough = 0, self.size + room
-        while taken < most and self.size < enough and self.size <= _MOST_BYTES - largest:
-            flags = 0 if wait and not taken else zmq.NOBLOCK
+        socks: list[Any] = list(waited[:sockets])
+        alarms = waited[sockets:]
+        call = _Call(self, tee, [False] * sockets, most, self.size + room, largest)
+        began = time.monotonic()
+        while True:
+            error = tee.send_on() if tee is not None and tee.pending else 0
+            more = False
+            for _ in range(0 if error else len(socks)):
+                source = self._turn % len(socks)
+                self._turn += 1
+                error = call.take_burst(socks[source], source, began)
+                more |= not call.empty[source]
+                if error or call.excess:
+                    break
+            is_blocked = error == errno.EAGAIN
+            left = (gather if call.taken or gather > wait else wait) / 1e6 - (time.monotonic() - began)
+            if (error and not is_blocked) or call.excess or not call.has_room:
+                break
+            if more and not is_blocked:
+                continue
+            if left <= 0:
+                break
+            if tee is not None:
+                tee.look_for_room()
             try:
-                message = sock.recv_multipart(flags)
+                waiting = [*(() if is_blocked else socks), *alarms]
+                ready = zmq.select(waiting, [], [], 0 if is_blocked else left)[0]
             except zmq.ZMQError as e:
-                return taken, 0, int(e.errno or errno.EIO)
-            size = sum(map(len, message))
-            if size > largest:
-                return taken, size, 0
-            self._messages.append(message)
-            self.size += size
-            taken += 1
-        return taken, 0, 0
+                error = int(e.errno or errno.EIO)
+                break
+            if any(one in ready for one in alarms):
+                break
+        return call.runs, call.empty, call.excess, call.excess_source, 0 if is_blocked else error
+
+    def add(self, message: list[bytes], size: int) -> None:
+        self._messages.append(message)
+        self.size += size
 
     def hand_over(self) -> RawMessages:
         messages, self._messages, self.size = self._messages, [], 0
         return raw_of(messages)
+
+
+class _Call:
+    """One call of ``take``."""
+
+    def __init__(
+        self, inbox: Inbox, tee: Tee | None, empty: list[bool], most: int, enough: int, largest: int
+    ) -> None:
+        self._inbox, self._tee, self._most, self._enough, self._largest = inbox, tee, most, enough, largest
+        self.empty = empty
+        self.runs: list[tuple[int, int, int]] = []
+        self._run_began = 0
+        self.taken = self.excess = self.excess_source = 0
+
+    @property
+    def has_room(self) -> bool:
+        size = self._inbox.size
+        return self.taken < self._most and size < self._enough and size <= _MOST_BYTES - self._largest
+
+    def take_burst(self, sock: Socket, source: int, began: float) -> int:
+        """Take messages from one socket, and send them on. EAGAIN if a subscriber has no room."""
+        self.empty[source] = False
+        taken = error = 0
+        while not error and taken < _BURST and self.has_room:
+            try:
+                message = sock.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self.empty[source] = True
+                break
+            except zmq.ZMQError as e:
+                error = int(e.errno or errno.EIO)
+                break
+            size = sum(map(len, message))
+            if size > self._largest:
+                self.excess, self.excess_source = size, source
+                break
+            self._inbox.add(message, size)
+            taken += 1
+            self.taken += 1
+            if self._tee is not None:
+                error = self._tee.send(message)
+        if taken:
+            self._note_run(round((time.monotonic() - began) * 1e6), taken, source)
+        return error
+
+    def _note_run(self, now: int, messages: int, source: int) -> None:
+        if self.runs and self.runs[-1][2] == source and now - self._run_began < _RUN_MICROSECONDS:
+            messages += self.runs.pop()[1]
+        else:
+            self._run_began = now
+        self.runs.append((now, messages, source))
 
 
 class Outbox:

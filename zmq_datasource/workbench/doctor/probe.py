@@ -96,9 +96,9 @@ class Probe:
         return bool(self._watch.connections or self.messages)
 
     def _take(self) -> None:
-        taken = self._inbox.take(self._socket, _ROUND_MESSAGES, _ROUND_BYTES)
+        taken = self._inbox.take([self._socket], _ROUND_MESSAGES, _ROUND_BYTES)
         self._watch.redialer.messages_read += taken.messages
-        if taken.empty:
+        if taken.empty[0]:
             self._watch.redialer.note_empty()
         if taken.messages:
             now = time.monotonic()
