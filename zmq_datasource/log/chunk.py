@@ -185,6 +185,8 @@ def read_chunk(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows (``messages.columns.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
 
+    Of the file's metadata they keep the framing.
+
     Args:
         whole: Whether most of the chunk will be read.
         modified: As in ``OpensChunks.open_sealed``.
@@ -193,24 +195,6 @@ def read_chunk(
         DamagedChunkError: The content was changed; the error names the file and the ids.
         DiskFaultError: The chunk could not be read within the storage's ``retry_seconds``.
         DataLossError: The chunk is gone, or it ends before ``end``, so the next chunk is missing.
-    """
-    for first, batch in read_messages(storage, name, start, end, whole=whole, modified=modified):
-        low, high = max(start - first, 0), min(end - first, batch.num_rows)
-        yield number_rows(batch.slice(low, high - low), first + low)
-
-
-def read_messages(
-    storage: OpensChunks,
-    name: str,
-    start: int,
-    end: int,
-    *,
-    whole: bool = True,
-    modified: float | None = None,
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the batches of a chunk that hold ids in ``[start, end)``, each with the id of its first row.
-
-    Of the file's metadata they keep the framing. Arguments and errors are those of ``read_chunk``.
     """
     path, chunk_first = storage.path_of(name), first_id_in(name)
     next_id = chunk_first
@@ -258,7 +242,8 @@ def read_messages(
                     f"reading batch {position} of chunk {path} (ids {first} to {next_id - 1}): its checksum differs; "
                     "the file was changed after it was written"
                 )
-            yield first, batch.replace_schema_metadata(kept)
+            low, high = max(start - first, 0), min(end - first, batch.num_rows)
+            yield number_rows(batch.replace_schema_metadata(kept).slice(low, high - low), first + low)
         if next_id < min(end, facts.end):
             raise DamagedChunkError.of(
                 f"reading chunk {path}: it has the ids up to {next_id - 1}, and was written up to id {facts.end - 1}"

@@ -16,28 +16,23 @@ The rules:
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from functools import reduce
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.ipc
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log.chunk import CHECKSUM, damage_of, facts_of, fingerprint, read_messages, read_metadata
-from zmq_datasource.log.directory_store import TEMPORARY
-from zmq_datasource.log.facts import ChunkFacts
-from zmq_datasource.log.files import sync_file, writing
+from zmq_datasource.log.chunk import damage_of, encode_chunk, facts_of, read_chunk, read_metadata
+from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.index import ChunkIndex, Contents
 from zmq_datasource.log.layout import Chunk, first_id_in, merged_name
 from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.messages.rows import messages_of
 
 _log = logging.getLogger(__name__)
 
@@ -94,10 +89,13 @@ def _neighbours(chunks: Sequence[Chunk], apart: Collection[int], limit: int) -> 
 class _Part(NamedTuple):
     """A verified chunk."""
 
-    chunk: Chunk
     facts: ChunkFacts
     state: dict[bytes, bytes]
     batches: list[pa.RecordBatch]
+
+    def may_follow(self, other: _Part) -> bool:
+        """Whether both have the same framing."""
+        return bool(self.batches[0].schema.equals(other.batches[0].schema, check_metadata=True))
 
 
 class Merger:
@@ -187,16 +185,17 @@ class Merger:
         return choose_run(index.covering(index.earliest, index.end), self._apart, self._most, self._fan_in)
 
     def _merge(self, run: Sequence[Chunk]) -> None:
-        storage = self._storage
-        with _temporary_file(storage.directory) as path:
-            facts = self._write(run, path)
-            if facts is None:
-                return
-            name = merged_name(facts.first, facts.end)
-            failpoints.reach("log.merge.before_put")
-            entry = storage.put_merged(name, path)
-            failpoints.reach("log.merge.after_put")
-        run = [chunk for chunk in run if chunk.end <= facts.end]
+        storage, parts = self._storage, self._read(run)
+        if len(parts) < 2:
+            return
+        last, times = parts[-1], reduce(Times.union, (it.facts.times for it in parts))
+        facts = ChunkFacts(run[0].first, last.facts.end, times, last.facts.past)
+        content = encode_chunk(_joined(parts), {**facts.to_metadata(), **last.state})
+        name = merged_name(facts.first, facts.end)
+        failpoints.reach("log.merge.before_put")
+        entry = storage.put_merged(name, content)
+        failpoints.reach("log.merge.after_put")
+        run = run[: len(parts)]
         merged = Chunk(facts.first, facts.end, entry.size, run[-1].sealed_at, name, entry.modified)
         if not self._contents.merge(merged):  # retention has deleted all of them meanwhile
             run = [merged]
@@ -206,68 +205,41 @@ class Merger:
             storage.delete_chunk(chunk)
             failpoints.reach("log.merge.after_delete")
 
-    def _write(self, run: Sequence[Chunk], path: Path) -> ChunkFacts | None:
-        """Write the content of the merged chunk; None if fewer than two chunks can be merged.
+    def _read(self, run: Sequence[Chunk]) -> list[_Part]:
+        """Read and verify chunks, up to the first one that cannot be merged with those before it.
 
-        Returns:
-            Its facts. It may end before ``run``.
+        A merged chunk is no larger than a chunk that is sealed, so its rows fit in memory as well.
         """
-        first = self._read(run[0])
-        if first is None:
-            return None
-        schema, times, last, rows = first.batches[0].schema, first.facts.times, first, 0
-        pending: list[pa.RecordBatch] = []
-        with writing(f"writing {path}"), pa.OSFile(str(path), "wb") as sink:
-            with pa.ipc.new_file(sink, schema) as writer:
-
-                def write(beside: dict[bytes, bytes]) -> None:
-                    nonlocal rows
-                    batch = pa.concat_batches(pending)
-                    writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, rows), **beside})
-                    rows += batch.num_rows
-                    pending.clear()
-
-                for chunk in run:
-                    part = first if chunk is run[0] else self._read(chunk)
-                    if part is None or self._ending.is_set():
-                        break
-                    if not part.batches[0].schema.equals(schema, check_metadata=True):
-                        self._apart.add(chunk.first)  # it has another framing
-                        break
-                    last, times = part, times.union(part.facts.times)
-                    for batch in part.batches:
-                        if sum(it.nbytes for it in pending) + batch.nbytes > _BATCH_BYTES and pending:
-                            write({})
-                        pending.append(batch)
-                facts = ChunkFacts(run[0].first, last.chunk.end, times, last.facts.past)
-                write({**facts.to_metadata(), **last.state})
-            sink.flush()
-        sync_file(path)
-        return None if last is first else facts
-
-    def _read(self, chunk: Chunk) -> _Part | None:
-        """Read and verify a chunk; None if it is damaged, or gone."""
-        storage, name = self._storage, chunk.name
-        try:
-            metadata = read_metadata(storage, name)
-            facts = facts_of(storage, name, metadata)
-            found = read_messages(storage, name, chunk.first, chunk.end, modified=chunk.modified)
-            return _Part(chunk, facts, state_of(metadata), [batch for _, batch in found])
-        except DamagedChunkError as e:
-            self._apart.add(chunk.first)
-            _log.warning("a chunk stays as it is, because it is damaged: %s", e)
-        except (DataLossError, FileNotFoundError):  # deleted meanwhile, or a chunk is missing
-            self._apart.add(chunk.first)
-        return None
+        storage, parts = self._storage, list[_Part]()
+        for chunk in run:
+            if self._ending.is_set():
+                return []
+            try:
+                metadata = read_metadata(storage, chunk.name)
+                facts = facts_of(storage, chunk.name, metadata)
+                rows = read_chunk(storage, chunk.name, chunk.first, chunk.end, modified=chunk.modified)
+                part = _Part(facts, state_of(metadata), [messages_of(batch) for batch in rows])
+            except DamagedChunkError as e:
+                _log.warning("a chunk stays as it is, because it is damaged: %s", e)
+                part = None
+            except (DataLossError, FileNotFoundError):  # deleted meanwhile, or a chunk is missing
+                part = None
+            if part is None or (parts and not part.may_follow(parts[0])):
+                self._apart.add(chunk.first)
+                break
+            parts.append(part)
+        return parts
 
 
-@contextmanager
-def _temporary_file(directory: Path | None) -> Iterator[Path]:
-    """A hidden file, beside the chunks of a directory. The next writer deletes that of a killed process."""
-    with writing("making a temporary file"):
-        descriptor, name = tempfile.mkstemp(prefix=f"{TEMPORARY}merge-", suffix=".arrow", dir=directory)
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+def _joined(parts: Sequence[_Part]) -> list[pa.RecordBatch]:
+    """The batches of all parts, the small ones joined."""
+    joined: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in (batch for part in parts for batch in part.batches):
+        if pending and size + batch.nbytes > _BATCH_BYTES:
+            joined.append(pa.concat_batches(pending))
+            pending, size = [], 0
+        pending.append(batch)
+        size += batch.nbytes
+    return [*joined, pa.concat_batches(pending)]

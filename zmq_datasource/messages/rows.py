@@ -54,6 +54,12 @@ def number_rows(messages: pa.RecordBatch, first_id: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([ids, *messages.columns], schema=schema)
 
 
+def messages_of(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The messages of ``number_rows``, without their ids."""
+    schema = MESSAGE_SCHEMA.with_metadata(rows.schema.metadata)
+    return pa.RecordBatch.from_arrays(rows.columns[1:], schema=schema)
+
+
 def times_of(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
     """Make a column of times from runs of (microseconds since the epoch, number of messages)."""
     kind = _TYPES["timestamp"]
