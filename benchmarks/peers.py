@@ -135,7 +135,7 @@ def log_end(location: Path) -> int:
     """How many messages were ever in a log; none, where the receiver has not made it yet."""
     if not location.is_dir():
         return 0
-    return read_index(LogStorage(str(location))).end
+    return read_index(LogStorage(str(location))).durable_end
 
 
 def free_endpoint() -> str:

@@ -73,7 +73,7 @@ def _read_rate(size: int, way: str, times: Times) -> Sample:
     with temporary_directory() as scratch:
         storage = _log(scratch / "log", b"x" * size, _READ_BYTES >> 20, (1 << 20) // size)
         index = read_index(storage)
-        chunks = index.covering(0, index.end)
+        chunks = index.all
         with child(_serve, storage.root) as (pipe, driver):
             pids = {"driver": driver, "executor": os.getpid()}
             access = pipe.recv()

@@ -187,7 +187,7 @@ def test_ten_thousand_connections_cost_bounded_memory_and_nobody_a_message(
     receiver, peers = psutil.Process(program.pid), list[socket.socket]()
 
     def end() -> int:
-        return read_index(LogStorage(str(log))).end
+        return read_index(LogStorage(str(log))).durable_end
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     try:

@@ -141,7 +141,7 @@ class Machines:
         storage = self.storage()
         storage.retry_seconds = retry_seconds
         index = read_index(storage)
-        pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
+        pieces = slices(index.all, index.earliest, index.durable_end)
         found = []
         for batch in read_slices(storage, pieces):
             found += zip(batch.column("id").to_pylist(), batch.column("value").to_pylist(), strict=True)

@@ -81,7 +81,7 @@ def large_chunk(machines: Machines) -> tuple[LogStorage, list[bytes]]:
 
 def read_parts(storage: LogStorage) -> list[bytes]:
     index = read_index(storage)
-    pieces = slices(index.covering(0, index.end), 0, index.end)
+    pieces = slices(index.all, 0, index.durable_end)
     batches = read_slices(storage, pieces, whole=False)
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 

@@ -5,7 +5,6 @@ The numbers of orders say how many are gone through at least.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import HeadWriter, read_head
-from zmq_datasource.log.index import Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import LOG_NAME, Chunk, parse_chunk_name
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
@@ -130,8 +129,8 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
         _running[0] = name
         _retry(tries, lambda: storage.open_log(name))
         opened = _retry(tries, lambda: open_for_writing(storage, 0.0))
-        end, past = opened.chunks.end, opened.past
-        contents = Contents()
+        end, past = opened.chunks.durable_end, opened.past
+        contents = ChunkIndex()
         contents.replace(opened.chunks)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
         if merges:
@@ -152,7 +151,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
                     _delete_below(storage, contents, opened.head, first)
                 raise
             store.tell("acknowledged", (opened.log_id, dict(enumerate(rows, first))))
-            contents.seal(0, chunk)
+            contents.add(chunk)
             if merges:
                 merger.merge_once()
             if deletes:
@@ -162,10 +161,10 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
     return run
 
 
-def _delete_below(storage: LogStorage, contents: Contents, head: HeadWriter, end: int) -> None:
+def _delete_below(storage: LogStorage, contents: ChunkIndex, head: HeadWriter, end: int) -> None:
     """What ``Retention`` does, without leases: see test_lease_orders for these."""
     storage.check_writer()
-    contents.begin_deleting(lambda index: index.removable(end, math.inf))
+    contents.delete_below(end)
     if head.head.deleted < contents.earliest:
         head.write(msgspec.structs.replace(head.head, deleted=contents.earliest))
     while chunk := contents.deleting:
@@ -205,7 +204,7 @@ def follower(looks: int) -> Process:
 def _read_all(storage: LogStorage) -> tuple[range, Rows]:
     storage.log_id()
     index = read_index(storage)
-    return _read(storage, index.covering(index.earliest, index.end), range(index.earliest, index.end))
+    return _read(storage, index.all, range(index.earliest, index.durable_end))
 
 
 def _read(storage: LogStorage, chunks: Iterable[Chunk], planned: range) -> tuple[range, Rows]:

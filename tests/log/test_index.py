@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmq_datasource.errors import DataLossError, LogFormatError
+from zmq_datasource.errors import DataLossError
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.reader import split_range
@@ -17,7 +17,7 @@ def index_of(*counts: int, first: int = 0, size: int = 100) -> ChunkIndex:
     for count in counts:
         chunks.append(Chunk(first, first + count, size, float(first)))
         first += count
-    return ChunkIndex(reversed(chunks))
+    return ChunkIndex(chunks)
 
 
 def test_ranges_are_half_open() -> None:
@@ -31,28 +31,25 @@ def test_ranges_are_half_open() -> None:
     assert names(30, 40) == []
 
 
-def test_a_missing_chunk_is_named_by_its_ids() -> None:
-    with pytest.raises(LogFormatError, match="ids 10 to 19 are missing"):
-        ChunkIndex([Chunk(0, 10, 1, 0), Chunk(20, 30, 1, 0)])
-
-
-def test_overlapping_chunks_are_refused() -> None:
-    with pytest.raises(LogFormatError, match="ids 5 to 9 are there twice"):
-        ChunkIndex([Chunk(0, 10, 1, 0), Chunk(5, 30, 1, 0)])
-
-
-def test_only_whole_chunks_below_the_commit_go_and_never_the_newest() -> None:
+def test_chunks_that_are_deleted_count_for_nobody_and_the_newest_stays() -> None:
     index = index_of(10, 10, 10)
-    assert [c.first for c in index.removable(19, 1e9)] == [0]
-    assert [c.first for c in index.removable(20, 1e9)] == [0, 10]
-    assert [c.first for c in index.removable(30, 1e9)] == [0, 10]
+    index.delete_below(19)
+    assert (index.earliest, index.covering(0, 15), index.size) == (10, index.all[:1], 300)
+    index.delete_below(5)
+    index.delete_below(99)
+    assert [chunk.first for chunk in index.all] == [20]
+    while (gone := index.deleting) is not None:
+        assert gone.end <= 20
+        index.deleted()
+    assert (index.earliest, index.durable_end, index.chunks, index.size) == (20, 30, 1, 100)
 
 
-def test_retention_keeps_a_young_chunk_and_all_later_ones() -> None:
-    index = index_of(10, 10, 10)  # sealed at 0, 10 and 20
-    assert [c.first for c in index.removable(30, 5)] == [0]
-    index.remove_front(1)
-    assert (index.earliest, index.end, index.size) == (10, 30, 200)
+def test_a_chunk_that_was_merged_while_it_was_deleted_is_deleted() -> None:
+    index = index_of(10, 10, 10, 10)
+    index.delete_below(10)
+    parts = index.merge(Chunk(0, 30, 250, 0.0, "merged"))
+    assert [chunk.first for chunk in parts] == [10, 20]
+    assert (index.earliest, index.deleting, index.size) == (10, Chunk(0, 10, 100, 0.0), 450)
 
 
 counts = st.lists(st.integers(1, 50), min_size=1, max_size=20)
@@ -63,8 +60,8 @@ def test_shares_cover_the_range_once_and_in_order(
     counts: list[int], data: st.DataObject, least: int, max_bytes: int
 ) -> None:
     index = index_of(*counts)
-    start = data.draw(st.integers(0, index.end - 1))
-    end = data.draw(st.integers(start + 1, index.end))
+    start = data.draw(st.integers(0, index.durable_end - 1))
+    end = data.draw(st.integers(start + 1, index.durable_end))
     shares = split_range(index.covering(start, end), start, end, least, max_bytes)
     ids = [i for share in shares for piece in share for i in range(piece.start, piece.end)]
     assert ids == list(range(start, end))
@@ -101,12 +98,24 @@ def test_the_size_of_a_range_is_that_of_its_chunks_and_of_parts_of_them(
     counts: list[int], data: st.DataObject
 ) -> None:
     index = index_of(*counts, size=1000)
-    index.remove_front(data.draw(st.integers(0, len(counts) - 1)))
-    start = data.draw(st.integers(0, index.end))
-    end = data.draw(st.integers(0, index.end + 5))
+    index.delete_below(data.draw(st.integers(0, index.durable_end)))
+    start = data.draw(st.integers(0, index.durable_end))
+    end = data.draw(st.integers(0, index.durable_end + 5))
     parts = [
         chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
         for chunk in index.covering(start, end)
     ]
     assert index.size_of(start, end) == pytest.approx(sum(parts), abs=0.51)
-    assert index.size_of(0, index.end) == index.size == 1000 * len(index)
+    assert index.size_of(0, index.durable_end) == 1000 * len(index.all)
+
+
+@given(counts, st.data())
+def test_the_end_within_some_bytes_is_the_largest(counts: list[int], data: st.DataObject) -> None:
+    index = index_of(*counts, size=1000)
+    start = data.draw(st.integers(0, index.durable_end - 1))
+    end = data.draw(st.integers(start + 1, index.durable_end))
+    most = data.draw(st.integers(1, 1000 * len(counts)))
+    found = index.end_within_bytes(start, end, most)
+    assert start <= found <= end
+    assert index.size_of(start, found) <= most
+    assert found == end or index.size_of(start, found + 1) >= most

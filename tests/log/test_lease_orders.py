@@ -10,7 +10,7 @@ import pytest
 from tests.log.orders import Check, Note, Now, Process, Steps, World, every_order
 from zmq_datasource.errors import DiskFaultError, LogLockedError
 from zmq_datasource.log.head import HeadWriter, read_head
-from zmq_datasource.log.index import ChunkIndex, Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name
 from zmq_datasource.log.leases import Lease, LeaseFiles, Leases
 from zmq_datasource.log.retention import Retention
@@ -63,7 +63,7 @@ def deleting(name: str, monkeypatch: pytest.MonkeyPatch, looks: int = 2) -> Proc
         monkeypatch.setattr(uuid, "uuid4", lambda: Fixed(name))
         storage = LogStorage(store)
         there = [chunk for chunk in CHUNKS if storage.find_chunk(chunk.first) is not None]
-        contents = Contents()
+        contents = ChunkIndex()
         contents.replace(ChunkIndex(there))
         leases = Leases(storage, clock=lambda: 0.0)
         retention = Retention(

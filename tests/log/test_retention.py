@@ -12,7 +12,7 @@ from tests.log.machines import Machines, Watched, fill
 from tests.support import need, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.head import read_head
-from zmq_datasource.log.index import Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.leases import LeaseFiles, Leases, Reader
 from zmq_datasource.log.retention import Retention
@@ -140,11 +140,11 @@ def test_nothing_is_deleted_while_the_leases_cannot_be_read(
     assert it.after() == [20]
 
 
-@pytest.mark.parametrize(("make_room", "needed", "there"), [("none", 20, 4), ("done", 20, 2), ("any", 0, 1)])
+@pytest.mark.parametrize(("discards", "needed", "there"), [(False, 20, 2), (True, 0, 1)])
 def test_chunks_make_room_before_their_retention_has_passed(
-    make: Any, make_room: str, needed: int, there: int
+    make: Any, discards: bool, needed: int, there: int
 ) -> None:
-    it = make(4, retention=DAY, max_bytes=1, make_room=make_room)
+    it = make(4, retention=DAY, max_bytes=1, discards=discards)
     it.need(needed)
     assert len(it.after()) == there
 
@@ -153,7 +153,7 @@ def test_only_as_much_makes_room_as_is_needed(make: Any) -> None:
     it = make(4, retention=DAY)
     size = it.log.size // 4
     it.machines.end(it.log)
-    it.log = it.writer(retention=DAY, max_bytes=8 * size + size // 2, chunk_bytes=size, make_room="done")
+    it.log = it.writer(retention=DAY, max_bytes=8 * size + size // 2, chunk_bytes=size)
     it.need(40)
     assert it.after() == [10, 20, 30]
 
@@ -161,7 +161,7 @@ def test_only_as_much_makes_room_as_is_needed(make: Any) -> None:
 def test_a_query_without_a_name_that_has_ended_makes_room_in_a_full_log(
     make: Any, anywhere: Machines
 ) -> None:
-    it = make(4, retention=DAY, max_bytes=1, make_room="done")
+    it = make(4, retention=DAY, max_bytes=1)
     for name, next_id in ((None, 5), ("desk", 20)):
         reader = Reader(anywhere.storage(), name, DAY)
         reader.open()
@@ -207,30 +207,25 @@ def test_only_new_chunks_that_no_reader_needs_leave_the_systems_memory(make: Any
     assert uncached == [10, 20, 30]
 
 
-def full(contents: Contents, max_bytes: int, **settings: Any) -> Retention:
+def full(contents: ChunkIndex, max_bytes: int, **settings: Any) -> Retention:
     storage = LogStorage("/nowhere")
     leases = Leases(storage)
     return Retention(storage, contents, leases, seconds=0.0, max_bytes=max_bytes, chunk_bytes=100, **settings)
 
 
 def test_a_log_is_full_of_all_that_takes_room() -> None:
-    contents = Contents()
+    contents = ChunkIndex()
     for first in (0, 10, 20):
-        contents.seal(0, Chunk(first, first + 10, 100, 1000.0))
-    retention = full(contents, 350)
-    assert not retention.full
-    contents.count_appended(50)
-    assert retention.full
-    contents.seal(50, Chunk(30, 40, 40, 1000.0))  # on the disk it takes less
-    retention = full(contents, 341)
-    assert not retention.full
+        contents.add(Chunk(first, first + 10, 100, 1000.0))
+    assert not full(contents, 350).full
+    assert full(contents, 350, unsealed_bytes=lambda: 50).full
 
 
 def test_the_newest_chunk_alone_fills_nothing_once_it_is_read() -> None:
-    contents = Contents()
-    contents.seal(0, Chunk(0, 10, 100, 1000.0))
+    contents = ChunkIndex()
+    contents.add(Chunk(0, 10, 100, 1000.0))
     retention = full(contents, 100)
     assert retention.full
     retention.needed = 10
     assert not retention.full
-    assert not full(contents, 100, make_room="any").full
+    assert not full(contents, 100, discards=True).full

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import batch_of, wait_for
 from zmq_datasource.errors import DiskFaultError, LogWriteError
-from zmq_datasource.log.index import Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.leases import Leases
 from zmq_datasource.log.retention import Retention
@@ -60,7 +60,7 @@ class Sealing:
     """A sealer that is handed chunks of ten ids."""
 
     def __init__(self, location: Path, seconds: float) -> None:
-        self.files, self.contents, self.lock = Files(str(location)), Contents(), Held()
+        self.files, self.contents, self.lock = Files(str(location)), ChunkIndex(), Held()
         self.files.open_log()
         leases = Leases(self.files)
         retention = Retention(
@@ -75,7 +75,6 @@ class Sealing:
         first, size = self._next, ROWS.nbytes if rows else 0
         batches = [ROWS] if rows else []
         self._next += 10 * len(batches)
-        self.contents.count_appended(size)
         done: Future[int] = Future()
         self.sealer.hand_over(WriteJob(batches, size, first, self._next, done, b"state"))
         return done
@@ -92,7 +91,7 @@ def test_chunks_are_written_in_the_order_in_which_they_were_cut(sealing: Sealing
     done = [sealing.cut() for _ in range(5)]
     assert [each.result(10) for each in done] == [10, 20, 30, 40, 50]
     assert sealing.files.did == [chunk_name(n) for n in range(0, 50, 10)]
-    assert (sealing.contents.durable_end, sealing.contents.unsealed_bytes) == (50, 0)
+    assert (sealing.contents.durable_end, sealing.sealer.unsealed_bytes) == (50, 0)
 
 
 def test_a_cut_without_rows_writes_nothing_and_is_answered_in_its_turn(sealing: Sealing) -> None:
@@ -115,7 +114,7 @@ def test_nothing_is_sealed_after_a_failed_chunk(error: Exception, sealing: Seali
         failed.result(10)
     assert behind.exception(10) is failed.exception(10) is sealing.sealer.failure
     assert sealing.files.did == []
-    assert sealing.contents.unsealed_bytes == 2 * ROWS.nbytes
+    assert sealing.sealer.unsealed_bytes == 2 * ROWS.nbytes
 
 
 def test_unwritten_bytes_are_counted(sealing: Sealing) -> None:

@@ -23,7 +23,7 @@ from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
-from zmq_datasource.log.index import Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, parse_chunk_name
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
@@ -219,7 +219,7 @@ class Simulation:
         wanted = {id_: value for id_, value in self.rows.items() if id_ >= begin}
         assert read_all(storage) == wanted
         opened = open_for_writing(storage, 0.0)
-        contents = Contents()
+        contents = ChunkIndex()
         contents.replace(opened.chunks)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
         merger.remove_leftovers()
@@ -232,7 +232,7 @@ class Simulation:
 
 def read_all(storage: LogStorage) -> Rows:
     index = read_index(storage)
-    return read(storage, index.covering(index.earliest, index.end), index.earliest, index.end)
+    return read(storage, index.all, index.earliest, index.durable_end)
 
 
 def read(storage: LogStorage, chunks: Sequence[Chunk], start: int, end: int) -> Rows:
@@ -260,7 +260,7 @@ def writer(process: Process) -> None:
     try:
         repeated(storage.open_log)
         opened = repeated(lambda: open_for_writing(storage, 0.0))
-        contents, head = Contents(), opened.head
+        contents, head = ChunkIndex(), opened.head
         contents.replace(opened.chunks)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
         repeated(merger.remove_leftovers)
@@ -274,11 +274,11 @@ def writer(process: Process) -> None:
                 state = state_metadata(b"", end)
                 chunk = repeated(lambda: write_chunk(storage, batches, facts, state))  # noqa: B023
                 assert dict(enumerate(values, first)).items() <= simulation.rows.items(), "acknowledged"
-                contents.seal(0, chunk)
+                contents.add(chunk)
             elif act < 0.85:
                 repeated(merger.merge_once)
             elif contents.chunks > 1:
-                contents.begin_deleting(lambda index: index.covering(index.earliest, index.earliest + 1))
+                contents.delete_below(contents.all[0].end)
                 changed = type(head.head)(deleted=contents.earliest)
                 repeated(lambda: head.write(changed))  # noqa: B023
                 while (gone := contents.deleting) is not None:
@@ -295,8 +295,8 @@ def reader(process: Process) -> None:
         repeated(storage.open_log)
         index = repeated(lambda: read_index(storage))
         try:
-            chunks = index.covering(index.earliest, index.end)
-            found = repeated(lambda: read(storage, chunks, index.earliest, index.end))  # noqa: B023
+            chunks = index.all
+            found = repeated(lambda: read(storage, chunks, index.earliest, index.durable_end))  # noqa: B023
         except DataLossError:  # deleted since
             assert repeated(lambda: read_index(storage)).earliest > index.earliest
         else:

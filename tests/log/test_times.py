@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import batch_of
-from zmq_datasource.errors import DamagedChunkError
+from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.chunk import read_facts, times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.head import Head, HeadWriter
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import first_since, read_index
 from zmq_datasource.log.storage import LogStorage
@@ -53,6 +54,9 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     with pytest.raises(DamagedChunkError):
         first_since(storage, chunks, 1_000_005)
     path.unlink()
+    with pytest.raises(DataLossError, match="it does not exist"):
+        first_since(storage, chunks, 1_000_005)
+    HeadWriter(storage).write(Head(deleted=1))
     assert first_since(storage, chunks, 1_000_005) == 1
 
 
@@ -73,7 +77,7 @@ def test_the_first_message_since_a_time_is_found_after_any_change_of_the_clock(
         past = max(past, *times)
         first = write_chunk(storage, rows, ChunkFacts(first, first + len(rows), times_of(rows), past), {}).end
     index = read_index(storage)
-    kept = index.covering(sum(map(len, chunks[: min(deleted, len(chunks) - 1)])), index.end)
+    kept = index.covering(sum(map(len, chunks[: min(deleted, len(chunks) - 1)])), index.durable_end)
     every = list(enumerate(itertools.chain(*chunks)))[kept[0].first :]
     assert first_since(storage, kept, time) == next((n for n, at in every if at >= time), None)
 
@@ -97,6 +101,6 @@ def test_a_time_is_found_in_a_long_log_by_opening_few_chunks(tmp_path: Path) -> 
     index = read_index(storage)
     for time in range(0, 1500, 37):
         storage.opens = 0
-        found = first_since(storage, index.covering(0, index.end), time)
+        found = first_since(storage, index.all, time)
         assert found == next((n for n, at in enumerate(times) if at >= time), None)
         assert storage.opens <= 10  # 8 for the search, and 2 for the rows

@@ -7,7 +7,6 @@ import os
 import threading
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tests.support import batch_of, log_rows, need, wait_for
@@ -18,7 +17,7 @@ from zmq_datasource.errors import (
     LogWriteError,
 )
 from zmq_datasource.log import directory_store
-from zmq_datasource.log.reader import end_within_bytes, read_index
+from zmq_datasource.log.index import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
@@ -183,53 +182,6 @@ def test_a_read_only_directory_is_an_error_that_says_what_to_set(
     monkeypatch.setattr(directory_store.os, "link", refuse)
     with pytest.raises(LogWriteError, match=r"Permission denied; set walLocation"):
         writer(tmp_path / "log")
-
-
-@pytest.mark.parametrize(
-    ("budget", "end"), [(1, 0), (10, 1), (29, 2), (30, 3), (39, 3), (1000, 40), (399, 39), (105, 10)]
-)
-def test_a_byte_limit_is_exact(tmp_path: Path, budget: int, end: int) -> None:
-    log = writer(tmp_path)
-    for _ in range(4):
-        fill(log, 10, 10)
-    found = end_within_bytes(LogStorage(str(tmp_path)), log.covering(0, 40), 0, 40, budget)
-    log.close()
-    assert found == end
-
-
-def test_for_a_byte_limit_only_the_chunk_with_the_limit_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, storage, opened = writer(tmp_path), LogStorage(str(tmp_path)), []
-    for _ in range(4):
-        fill(log, 10, 10_000)
-    chunks = log.covering(0, 40)
-    log.close()
-    open_sealed = LogStorage.open_sealed
-
-    def watched(
-        it: LogStorage, name: str, whole: bool = True, modified: float | None = None
-    ) -> pa.NativeFile:
-        opened.append(name)
-        return open_sealed(it, name, whole, modified)
-
-    monkeypatch.setattr(LogStorage, "open_sealed", watched)
-    assert end_within_bytes(storage, chunks, 5, 40, sum(chunk.size for chunk in chunks)) == 40
-    assert not opened
-    assert end_within_bytes(storage, chunks, 5, 40, chunks[0].size + chunks[1].size + 25_000) == 22
-    assert opened == [chunks[2].name]
-
-
-def test_rows_without_a_value_have_no_bytes(tmp_path: Path) -> None:
-    log = writer(tmp_path)
-    log.append(batch_of([b"x" * 10, None, None, b"x" * 10]))
-    log.cut().result(10)
-    ends = [
-        end_within_bytes(LogStorage(str(tmp_path)), log.covering(0, 4), 0, 4, budget)
-        for budget in (9, 10, 20)
-    ]
-    log.close()
-    assert ends == [0, 3, 4]
 
 
 def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:

@@ -160,7 +160,7 @@ def test_a_task_goes_on_in_the_chunk_into_which_its_chunk_was_merged(
 ) -> None:
     small = [add(log, first, [b"%d" % i for i in range(first, first + 10)]) for first in (0, 10, 20)]
     with RemoteChunks(server.access, ELSEWHERE) as chunks:
-        deletions = Deletions(ELSEWHERE, log.log_id(), fails=True, elsewhere=chunks)
+        deletions = Deletions(ELSEWHERE, log.log_id(), fails=True, find=chunks.find)
         batches = read_slices(chunks, slices(small, 5, 30), deletions=deletions)
         rows = next(batches)["id"].to_pylist()  # the first chunk is open
         for chunk in small[:2]:

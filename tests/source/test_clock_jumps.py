@@ -44,7 +44,7 @@ def running(ahead: float, *arguments: str) -> Iterator[None]:
 
 def ids(location: Path) -> range:
     index = read_index(LogStorage(str(location)))
-    return range(index.earliest, index.end)
+    return range(index.earliest, index.durable_end)
 
 
 @pytest.mark.spark  # processes of its own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from tests.support import batch_of, bind_when_free, free_endpoint, keep_handlers
 from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader import Deletions, end_within_bytes, first_since, read_index
+from zmq_datasource.log.reader import first_since, read_index
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
@@ -45,7 +47,7 @@ class Discarding:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.storage = LogStorage(str(path))
-        self._writer = LogWriter(self.storage, chunk_bytes=1000, max_bytes=40_000, make_room="any")
+        self._writer = LogWriter(self.storage, chunk_bytes=1000, max_bytes=40_000, discards=True)
         self._writer.open()
 
     def add(self, chunks: int) -> None:
@@ -62,7 +64,7 @@ class Discarding:
 
     def is_listed_by(self, query: ZmqStreamReader) -> None:
         """Wait until a query knows the first id, which the thread of its metrics refreshes now and then."""
-        end = read_index(self.storage).end
+        end = read_index(self.storage).durable_end
         wait_for(lambda: (query.reportLatestOffset() or {})["next"] == end, f"id {end}")
 
     def close(self) -> None:
@@ -174,17 +176,6 @@ def test_a_repeated_batch_counts_skipped_messages_once(log: Discarding) -> None:
         assert losses(query) == (1, 4)
 
 
-def test_planning_continues_after_ids_that_are_discarded_meanwhile(log: Discarding) -> None:
-    """To limit a batch by bytes (``maxBytesPerTrigger``), planning reads how long its values are."""
-    chunks = read_index(log.storage).covering(0, 10)
-    log.discard(3)
-    goes_on = Deletions(log.storage, log.storage.log_id(), fails=False)
-    assert end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), goes_on) == 7
-    fails = Deletions(log.storage, log.storage.log_id(), fails=True)
-    with pytest.raises(DataLossError, match=r"deleted the ids 0 to 3 between .* \(whenFull=discard\)"):
-        end_within_bytes(log.storage, chunks, 0, 10, 3 * len(VALUE), fails)
-
-
 def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
     log: Discarding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +204,7 @@ def test_a_starting_time_is_found_among_the_remaining_messages(log: Discarding) 
     log.close()  # the writer deletes nothing more
     index = read_index(log.storage)
     assert first_since(log.storage, chunks, 0) == index.earliest
-    left = index.covering(index.earliest, index.end)[1:]
+    left = index.all[1:]
     Path(log.storage.path_of(left[0].name)).unlink()
     with pytest.raises(DataLossError, match=left[0].name):
         first_since(log.storage, left, 0)
@@ -315,6 +306,10 @@ def without_chunks(path: Path) -> None:
         file.unlink()
 
 
+def without_the_first_chunk(path: Path) -> None:
+    (path / "chunks" / chunk_name(0)).unlink()
+
+
 def without_a_chunk_in_the_middle(path: Path) -> None:
     (path / "chunks" / chunk_name(2)).unlink()
 
@@ -329,7 +324,7 @@ def another_log(path: Path) -> None:
     ("damage", "fails"),
     [
         *((damage, fails) for damage in (without_chunks, another_log) for fails in (False, True)),
-        (without_a_chunk_in_the_middle, True),
+        *((damage, True) for damage in (without_a_chunk_in_the_middle, without_the_first_chunk)),
     ],
 )
 def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
@@ -341,6 +336,25 @@ def test_ids_that_the_writer_has_not_deleted_are_never_skipped(
     damage(log.path)
     with pytest.raises(DataLossError, match=r"opening chunk .*\.arrow: it does not exist"):
         ids(reader, shares)
+
+
+@pytest.mark.parametrize("deleted", [0, 4])
+def test_a_first_chunk_that_was_lost_before_is_not_taken_for_deleted(
+    log: Discarding, deleted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    earliest = log.discard(deleted)
+    chunks = read_index(log.storage).all
+    Path(log.storage.path_of(chunks[0].name)).unlink()
+    options = {"walLocation": str(log.path)}
+    lost = rf"it does not exist \(ids {earliest} to {earliest + 1}\)"
+    reader = ZmqLogReader(parse(BatchReadOptions, options))
+    with pytest.raises(DataLossError, match=lost):
+        ids(reader, reader.partitions())
+    reader = ZmqLogReader(parse(BatchReadOptions, options | {"failOnDataLoss": "false"}))
+    assert ids(reader, reader.partitions()) == list(range(earliest + 2, chunks[-1].end))
+    assert re.search(f"data loss: .*{lost}", caplog.text)
+    (damage,) = verify_log(log.storage, lambda _: None)
+    assert re.search(lost, damage.what)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -138,7 +138,7 @@ def positions(location: Path) -> list[str]:
 
 
 def ends_at(location: Path | str, end: int) -> bool:
-    return read_index(log_at(location)).end == end
+    return read_index(log_at(location)).durable_end == end
 
 
 def filled(location: Path, chunks: int) -> LogWriter:

@@ -134,5 +134,5 @@ def test_kills_lose_and_double_no_message_of_the_log(
 
 def durable(log: Path) -> int:
     with suppress(DiskFaultError):  # there is no log yet
-        return read_index(LogStorage(str(log))).end
+        return read_index(LogStorage(str(log))).durable_end
     return 0

@@ -288,7 +288,7 @@ def log_rows(location: Path | str) -> pa.Table:
     """All rows of a log, as its readers see them."""
     storage = log_at(location)
     index = read_index(storage)
-    pieces = slices(index.covering(index.earliest, index.end), index.earliest, index.end)
+    pieces = slices(index.all, index.earliest, index.durable_end)
     merged = Deletions(storage, storage.log_id(), fails=True)
     batches = list(read_slices(storage, pieces, deletions=merged))
     return pa.Table.from_batches(batches, batches[0].schema if batches else LOG_SCHEMA)

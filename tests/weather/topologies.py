@@ -174,7 +174,7 @@ class Topology:
         done = (read_end(query or self.query) or {"next": 0})["next"]
 
         def is_read(log: LogStorage) -> bool:
-            end = read_index(log).end
+            end = read_index(log).durable_end
             return bool(done == end and (end or self.world.lied_to))
 
         return self.sees(is_read)

@@ -19,7 +19,7 @@ import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.log.facts import ChunkFacts, Times
-from zmq_datasource.log.files import LENGTHS_ONLY, VALUES_ONLY, unreadable
+from zmq_datasource.log.files import LENGTHS_ONLY, unreadable
 from zmq_datasource.log.layout import Chunk, first_id_in
 from zmq_datasource.log.retrier import retry_reading
 from zmq_datasource.log.storage import LogStorage
@@ -253,37 +253,6 @@ def read_chunk(
                 f"reading after chunk {path}: it holds the ids up to {next_id - 1}, and the chunk with the ids from "
                 f"{next_id} to {end - 1} is missing. Restore it"
             )
-
-
-def value_sizes(
-    storage: OpensChunks, name: str, start: int, end: int, modified: float | None
-) -> Iterator[pa.Int64Array]:
-    """Yield how many bytes the values with ids in ``[start, end)`` have, some rows at a time.
-
-    Reads no other column, and checks nothing: the task that reads the rows does. A row without a value has 0 bytes.
-
-    Raises:
-        DamagedChunkError, DiskFaultError, DataLossError: As ``read_chunk``.
-    """
-    first = first_id_in(name)
-    try:
-        file = retry_reading(lambda: storage.open_sealed(name, True, modified), storage.retry_seconds)
-        with file:
-            lengths, values = (pa.ipc.open_file(file, options=it) for it in (LENGTHS_ONLY, VALUES_ONLY))
-            for position in range(values.num_record_batches):
-                rows = retry_reading(partial(lengths.get_batch, position), storage.retry_seconds).num_rows
-                if rows and first + rows > start:
-                    batch = retry_reading(partial(values.get_batch, position), storage.retry_seconds)
-                    sizes = pc.binary_length(batch.column(0)).fill_null(0).cast(pa.int64())
-                    yield sizes[max(start - first, 0) : min(end - first, rows)]
-                first += rows
-                if first >= end:
-                    return
-    except FileNotFoundError as e:
-        raise _gone(storage.path_of(name), start, end) from e
-    except (OSError, pa.ArrowException, ValueError) as e:
-        act = f"reading the lengths of values in chunk {storage.path_of(name)} (ids {start} to {end - 1})"
-        raise unreadable(act, e) from e
 
 
 def _open(

@@ -28,7 +28,6 @@ from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 _SMALL_BYTES = 256 << 10
 # For reading lengths and metadata: of each batch Arrow then reads only one narrow column.
 LENGTHS_ONLY = pa.ipc.IpcReadOptions(included_fields=[MESSAGE_SCHEMA.get_field_index("timestamp")])
-VALUES_ONLY = pa.ipc.IpcReadOptions(included_fields=[MESSAGE_SCHEMA.get_field_index("value")])
 # The advice for a directory or a storage that has lost its content.
 MOUNT_AGAIN = (
     "The directory was unmounted, removed or emptied. Mount or restore it with all that was in it; nothing is written "

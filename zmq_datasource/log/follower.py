@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError
+from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.files import MOUNT_AGAIN
-from zmq_datasource.log.index import Contents, read_index
+from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
@@ -26,7 +26,7 @@ _BUCKET_REFRESH_SECONDS = 1.0
 _LISTING_SECONDS = 1.0
 
 
-class LogFollower(Contents):
+class LogFollower(ChunkIndex):
     """A log that another process writes.
 
     Args:
@@ -39,7 +39,7 @@ class LogFollower(Contents):
         log_id: The id of the log, after ``open``.
     """
 
-    full, fault, unsealed = False, None, 0  # only a writer has these
+    full, fault, unsealed, unsealed_bytes = False, None, 0, 0  # only a writer has these
 
     def __init__(
         self, storage: LogStorage, retry_timeout: float = 0.0, clock: Callable[[], float] = time.monotonic
@@ -72,7 +72,6 @@ class LogFollower(Contents):
         """Find new and deleted chunks. Does nothing within ``REFRESH_SECONDS`` of the last refresh (in a bucket, 1 s).
 
         Raises:
-            LogFormatError: A chunk after the newest known one is missing.
             DiskFaultError: All chunks are missing, or the store refuses, for longer than ``retry_timeout``.
             DataLossError: Another log is in the place of this one.
         """
@@ -124,17 +123,8 @@ class LogFollower(Contents):
 
         Raises:
             DiskFaultError: Neither the known chunks nor later ones are there.
-            LogFormatError: The chunk after the newest known one is missing.
         """
-        storage, index, newest = self._storage, read_index(self._storage), self.newest
-        if newest is not None:
-            if index.end < newest.end:  # the newest chunk is never deleted
-                raise DiskFaultError(f"reading {storage}: no chunk is there any more. {MOUNT_AGAIN}")
-            for chunk in index.covering(newest.end, newest.end + 1):
-                if chunk.first < newest.end and chunk.merged is None:
-                    raise LogFormatError(
-                        f"reading {storage}: the ids {newest.end} to {chunk.end - 1} are missing, before chunk "
-                        f"{storage.path_of(chunk_name(chunk.end))}; restore the missing file, or give the query a new "
-                        "walLocation and a new checkpoint"
-                    )
+        index = read_index(self._storage)
+        if index.durable_end < self.durable_end:  # the newest chunk is never deleted
+            raise DiskFaultError(f"reading {self._storage}: no chunk is there any more. {MOUNT_AGAIN}")
         self.replace(index)

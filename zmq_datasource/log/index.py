@@ -1,7 +1,6 @@
 """The chunks of a log, in order: the index in memory, and the listing that it is made from.
 
-Another process may write the log while it is listed. ``Contents`` is the index for all threads of a process, and
-counts the bytes that are not in a chunk yet.
+Another process may write the log while it is listed.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import errno
 import itertools
 import threading
 from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import read_facts
@@ -22,130 +21,158 @@ from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.storage import MOST_LISTINGS, ChunkEntry, LogStorage
 
 
-class ChunkIndex:
-    """Chunks with contiguous ids. Chunks are added at the end and removed at the front.
+class _State(NamedTuple):
+    """What an index holds at one time.
 
-    Finding the chunks of a range takes logarithmic time, and a step for each of these chunks.
+    Attributes:
+        chunks: Chunks with contiguous ids.
+        gone: So many of the first ones count for nobody any more: their files are being deleted.
+        size: The bytes of all chunks.
+    """
+
+    chunks: tuple[Chunk, ...]
+    gone: int
+    size: int
+
+
+class ChunkIndex:
+    """The chunks of a log. New ones are added at the end, and old ones deleted from the front.
+
+    The base class of ``LogWriter`` and ``LogFollower``. Any thread may use it: its state is a value, which a change
+    replaces as a whole. No method uses a file. Finding the chunks of a range takes logarithmic time, and a step for
+    each of these chunks.
+
+    Args:
+        chunks: Chunks with contiguous ids, in order.
     """
 
     def __init__(self, chunks: Iterable[Chunk] = ()) -> None:
-        self._chunks: list[Chunk] = []
-        self._firsts: list[int] = []
-        # For each chunk, the bytes of all earlier ones, removed ones included.
-        self._bytes_before: list[int] = []
-        self._bytes = 0
-        for chunk in sorted(chunks):
-            self.append(chunk)
+        there = tuple(chunks)
+        self._state = _State(there, 0, sum(chunk.size for chunk in there))
+        self._changing = threading.Lock()
 
-    @property
-    def size(self) -> int:
-        """The bytes of all chunks."""
-        return self._bytes - self._bytes_before[0] if self._chunks else 0
+    # Changes.
 
-    def __len__(self) -> int:
-        return len(self._chunks)
+    def replace(self, index: ChunkIndex) -> None:
+        """Replace all chunks by those of another index, which is a new listing."""
+        with self._changing:
+            self._state = index._state
 
-    @property
-    def earliest(self) -> int:
-        """The first id; ``end`` in an empty index."""
-        return self._firsts[0] if self._firsts else 0
-
-    @property
-    def end(self) -> int:
-        """The id after the last one."""
-        return self._chunks[-1].end if self._chunks else 0
-
-    @property
-    def newest(self) -> Chunk:
-        """The chunk with the highest ids. The index must not be empty."""
-        return self._chunks[-1]
-
-    def append(self, chunk: Chunk) -> None:
-        """Add the next chunk.
-
-        Raises:
-            LogFormatError: Its ids do not follow those of the chunk before.
-        """
-        if self._chunks and chunk.first != self.end:
-            what = "are missing" if chunk.first > self.end else "are there twice"
-            low, high = sorted((chunk.first, self.end))
-            raise LogFormatError(
-                f"ids {low} to {high - 1} {what}, before chunk {chunk.name}; restore the missing file, or give the "
-                "query a new walLocation and a new checkpoint"
-            )
-        self._chunks.append(chunk)
-        self._firsts.append(chunk.first)
-        self._bytes_before.append(self._bytes)
-        self._bytes += chunk.size
+    def add(self, chunk: Chunk) -> None:
+        """Add the next chunk."""
+        with self._changing:
+            chunks, gone, size = self._state
+            assert not chunks or chunk.first == chunks[-1].end, (chunk, chunks[-1])
+            self._state = _State((*chunks, chunk), gone, size + chunk.size)
 
     def merge(self, merged: Chunk) -> Sequence[Chunk]:
         """Replace the chunks that lie in a merged one; return them. None of them may be here any more."""
-        low, high = bisect_left(self._firsts, merged.first), bisect_left(self._firsts, merged.end)
-        parts = self._chunks[low:high]
-        if parts:
-            whole = merged._replace(first=parts[0].first)
-            index = ChunkIndex([*self._chunks[:low], whole, *self._chunks[high:]])
-            self._chunks, self._firsts = index._chunks, index._firsts
-            self._bytes_before, self._bytes = index._bytes_before, index._bytes
-        return parts
+        with self._changing:
+            chunks, gone, size = self._state
+            low, high = max(gone, _place(chunks, merged.first)), _place(chunks, merged.end)
+            parts = chunks[low:high]
+            if parts:
+                whole = merged._replace(first=parts[0].first)
+                size += whole.size - sum(chunk.size for chunk in parts)
+                self._state = _State((*chunks[:low], whole, *chunks[high:]), gone, size)
+            return parts
 
-    def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that have an id in ``[start, end)``, in order."""
-        if start >= end or not self._chunks:
-            return ()
-        low = max(bisect_right(self._firsts, start) - 1, 0)
-        high = bisect_right(self._firsts, end - 1)
-        if self._chunks[low].end <= start:
-            low += 1
-        return self._chunks[low:high]
+    def delete_below(self, id_: int) -> None:
+        """Leave out the chunks that have only ids below this one; never the newest one. ``deleting`` returns them."""
+        with self._changing:
+            chunks, gone, size = self._state
+            self._state = _State(chunks, max(gone, bisect_right(chunks[:-1], id_, key=_end)), size)
 
-    def size_of(self, start: int, end: int) -> int:
-        """About how many bytes the ids ``[start, end)`` have: all messages of a chunk count as equally long."""
-        return round(self._bytes_below(end) - self._bytes_below(start)) if start < end else 0
+    @property
+    def deleting(self) -> Chunk | None:
+        """The next chunk whose file is to be deleted; None for none."""
+        chunks, gone, _ = self._state
+        return chunks[0] if gone else None
 
-    def _bytes_below(self, limit: int) -> float:
-        """The bytes of the ids below a limit, removed chunks included."""
-        at = bisect_right(self._firsts, limit) - 1
-        if at < 0:
-            return self._bytes - self.size
-        chunk = self._chunks[at]
-        share = (min(limit, chunk.end) - chunk.first) / (chunk.end - chunk.first)
-        return self._bytes_before[at] + chunk.size * share
+    def deleted(self) -> None:
+        """Note that the file of the chunk ``deleting`` was deleted."""
+        with self._changing:
+            (first, *chunks), gone, size = self._state
+            self._state = _State(tuple(chunks), gone - 1, size - first.size)
 
     def limit_sealing_times(self, now: float) -> None:
         """Replace each sealing time after ``now`` by ``now``: the clock was ahead when that chunk was sealed."""
-        self._chunks = [c if c.sealed_at <= now else c._replace(sealed_at=now) for c in self._chunks]
+        with self._changing:
+            chunks = self._state.chunks
+            if any(chunk.sealed_at > now for chunk in chunks):
+                limited = (it._replace(sealed_at=min(it.sealed_at, now)) for it in chunks)
+                self._state = self._state._replace(chunks=tuple(limited))
 
-    def removable(self, below: int, sealed_before: float) -> Sequence[Chunk]:
-        """The oldest chunks, up to the first one with an id at or above ``below``, or sealed after ``sealed_before``;
-        never the newest one.
-        """
-        count = 0
-        while (
-            count < len(self._chunks) - 1
-            and self._chunks[count].end <= below
-            and self._chunks[count].sealed_at <= sealed_before
-        ):
-            count += 1
-        return self._chunks[:count]
+    # What there is.
 
-    def oldest(self, size: int, below: int) -> Sequence[Chunk]:
-        """The oldest chunks: only as many as have ``size`` bytes together, and only with ids below ``below``; never the
-        newest one.
-        """
-        count = 0
-        while count < len(self._chunks) - 1 and size > 0 and self._chunks[count].end <= below:
-            size -= self._chunks[count].size
-            count += 1
-        return self._chunks[:count]
+    @property
+    def earliest(self) -> int:
+        """The first id; ``durable_end`` if there is no chunk."""
+        chunks, gone, _ = self._state
+        return chunks[gone].first if chunks else 0
 
-    def remove_front(self, count: int) -> None:
-        """Remove the first ``count`` chunks."""
-        del self._chunks[:count], self._firsts[:count], self._bytes_before[:count]
+    @property
+    def durable_end(self) -> int:
+        """The id after the last chunk."""
+        chunks = self._state.chunks
+        return chunks[-1].end if chunks else 0
 
-    def remove_below(self, earliest: int) -> None:
-        """Remove the chunks that have only ids below ``earliest``; never the newest one."""
-        self.remove_front(len(self.oldest(self.size + 1, earliest)))
+    @property
+    def newest(self) -> Chunk | None:
+        """The chunk with the highest ids; None if there is none."""
+        chunks = self._state.chunks
+        return chunks[-1] if chunks else None
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks, with those that are being deleted."""
+        return len(self._state.chunks)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all chunks, with those that are being deleted."""
+        return self._state.size
+
+    @property
+    def all(self) -> Sequence[Chunk]:
+        """The chunks that count."""
+        chunks, gone, _ = self._state
+        return chunks[gone:]
+
+    def covering(self, start: int, end: int) -> Sequence[Chunk]:
+        """The chunks that have an id in ``[start, end)``, in order."""
+        chunks, gone, _ = self._state
+        if start >= end:
+            return ()
+        return chunks[max(gone, bisect_right(chunks, start, key=_end)) : _place(chunks, end)]
+
+    def size_of(self, start: int, end: int) -> int:
+        """About how many bytes the ids ``[start, end)`` have: all messages of a chunk count as equally long."""
+        return round(sum(_part(chunk, start, end) for chunk in self.covering(start, end)))
+
+    def end_within_bytes(self, start: int, end: int, max_bytes: int) -> int:
+        """The largest end at which ``[start, end)`` has at most about ``max_bytes``, measured as by ``size_of``."""
+        left = float(max_bytes)
+        for chunk in self.covering(start, end):
+            size = _part(chunk, start, end)
+            if size > left:
+                return max(start, chunk.first) + int(left * (chunk.end - chunk.first) / chunk.size)
+            left -= size
+        return end
+
+
+def _end(chunk: Chunk) -> int:
+    return chunk.end
+
+
+def _place(chunks: Sequence[Chunk], id_: int) -> int:
+    """How many chunks begin before an id."""
+    return bisect_left(chunks, id_, key=lambda chunk: chunk.first)
+
+
+def _part(chunk: Chunk, start: int, end: int) -> float:
+    """The bytes of the ids ``[start, end)`` in a chunk."""
+    return chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
 
 
 def read_index(storage: LogStorage) -> ChunkIndex:
@@ -158,7 +185,7 @@ def read_index(storage: LogStorage) -> ChunkIndex:
     Raises:
         DamagedChunkError: The newest chunk is damaged.
         DiskFaultError: The log cannot be listed now, or its chunks are gone.
-        LogFormatError: A chunk between others is missing, or listed chunks cannot be opened.
+        LogFormatError: Listed chunks cannot be opened.
     """
     for _ in range(MOST_LISTINGS - 1):
         with suppress(FileNotFoundError):  # the newest chunk was merged or deleted, so there is a newer one
@@ -179,7 +206,7 @@ def _index_of(storage: LogStorage) -> ChunkIndex:
     if sealed and sealed[-1].first < deleted:  # and its key may have been free again when it was opened
         raise FileNotFoundError(errno.ENOENT, "the newest listed chunk is deleted", str(storage))
     index = ChunkIndex(counting(sealed, end, merged, deleted))
-    if len(index):
+    if index.newest is not None:
         if index.newest.merged is not None:
             raise FileNotFoundError(errno.ENOENT, "the newest chunk is missing", index.newest.name)
     elif sealed or merged or deleted:  # all were deleted since, so there are newer ones
@@ -190,24 +217,26 @@ def _index_of(storage: LogStorage) -> ChunkIndex:
 def counting(sealed: Sequence[ChunkEntry], end: int, merged: Sequence[Chunk], begin: int) -> Iterator[Chunk]:
     """The listed chunks that count, in order. They hold each id once.
 
-    A sealed chunk counts if it begins where the one before it ends. It lies in a merged chunk otherwise. Merged chunks
-    overlap if a writer that had lost the log has merged, too. Both have the same rows, so the second one counts
-    from the end of the first one on.
+    A sealed chunk that begins before the end of the one before it lies in a merged chunk. Merged chunks overlap if a
+    writer that had lost the log has merged, too. Both have the same rows, so the second one counts from the end of the
+    first one on. If no chunk has an id, the chunk with it was lost, and a chunk without a file stands for it.
 
     Args:
         sealed: The chunks as they were sealed.
         end: The end of the newest one.
-        begin: All ids below this one are deleted.
+        begin: ``Head.deleted``: all ids below this one are deleted, and none of the others.
     """
-    at, begun = begin, False
-    for chunk in sorted([*merged, *_chunks_of(sealed, end, merged)], key=_place):
-        if chunk.end <= at or (chunk.merged is None and begun and chunk.first < at):
+    at = begin
+    for chunk in sorted([*merged, *_chunks_of(sealed, end, merged)], key=_order):
+        if chunk.end <= at or (chunk.merged is None and chunk.first < at):
             continue
-        yield chunk if chunk.merged is None else chunk._replace(first=max(chunk.first, at))
-        at, begun = chunk.end, True
+        if chunk.first > at:
+            yield Chunk(at, chunk.first, 0, chunk.sealed_at)
+        yield chunk._replace(first=max(chunk.first, at))
+        at = chunk.end
 
 
-def _place(chunk: Chunk) -> tuple[int, bool, int]:
+def _order(chunk: Chunk) -> tuple[int, bool, int]:
     """The order in which chunks are looked at: of those with one first id, the longest merged chunk first."""
     return chunk.first, chunk.merged is None, -chunk.end
 
@@ -217,135 +246,3 @@ def _chunks_of(entries: Sequence[ChunkEntry], end: int, merged: Sequence[Chunk])
     firsts = sorted({*(it.first for it in entries), *(it.first for it in merged)})
     ends = dict(itertools.pairwise([*firsts, end]))
     return [Chunk(it.first, ends[it.first], it.size, it.sealed_at, None, it.sealed_at) for it in entries]
-
-
-class Contents:
-    """The chunks of a log, and the bytes of messages that are not in a chunk yet or are being deleted.
-
-    The base class of ``LogWriter`` and ``LogFollower``. In the process that writes the log, the receiving thread
-    appends messages, the sealing thread makes chunks of them, retention deletes chunks, and any thread may read. In a
-    process that follows, a new listing replaces the last one. Each method holds one lock for a moment, and uses no
-    file.
-
-    Attributes:
-        on_sealed: Called, by the sealing thread, after each new chunk.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.on_sealed: Callable[[], None] = lambda: None
-        self._index = ChunkIndex()
-        self._unwritten_bytes = 0
-        self._deleting: deque[Chunk] = deque()
-        self._deleting_bytes = 0
-
-    def replace(self, index: ChunkIndex) -> None:
-        """Replace all chunks by those of a listing."""
-        with self._lock:
-            self._index = index
-
-    # The way of messages: appended, written, sealed.
-
-    def count_appended(self, size: int) -> None:
-        """Count bytes that are not in the log yet: in memory, or in a file that will become a chunk."""
-        with self._lock:
-            self._unwritten_bytes += size
-
-    def seal(self, size: int, chunk: Chunk) -> None:
-        """Note a new chunk, which has ``size`` bytes of memory."""
-        with self._lock:
-            self._unwritten_bytes -= size
-            self._index.append(chunk)
-        self.on_sealed()
-
-    # The way of chunks: chosen, merged, and deleted.
-
-    def choose(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> Sequence[Chunk]:
-        """The front chunks that ``choice`` returns."""
-        with self._lock:
-            return choice(self._index)
-
-    def merge(self, merged: Chunk) -> Sequence[Chunk]:
-        """Replace the chunks that lie in a merged one; return them."""
-        with self._lock:
-            return self._index.merge(merged)
-
-    def begin_deleting(self, choice: Callable[[ChunkIndex], Sequence[Chunk]]) -> None:
-        """Remove the front chunks that ``choice`` returns from the index, and put them in the queue of deletions."""
-        with self._lock:
-            chunks = choice(self._index)
-            self._index.remove_front(len(chunks))
-            self._deleting.extend(chunks)
-            self._deleting_bytes += sum(chunk.size for chunk in chunks)
-
-    @property
-    def deleting(self) -> Chunk | None:
-        """The next chunk to be deleted; None for none. It counts in the log's size until ``deleted``."""
-        with self._lock:
-            return self._deleting[0] if self._deleting else None
-
-    def deleted(self) -> None:
-        """Note that the file of the chunk ``deleting`` was deleted."""
-        with self._lock:
-            self._deleting_bytes -= self._deleting.popleft().size
-
-    # What there is.
-
-    @property
-    def earliest(self) -> int:
-        """The first id of the chunks; ``durable_end`` if there is no chunk."""
-        with self._lock:
-            return self._index.earliest
-
-    @property
-    def durable_end(self) -> int:
-        """The id after the last chunk."""
-        with self._lock:
-            return self._index.end
-
-    @property
-    def newest(self) -> Chunk | None:
-        """The sealed chunk with the highest ids; None if there is none."""
-        with self._lock:
-            return self._index.newest if len(self._index) else None
-
-    @property
-    def unsealed_bytes(self) -> int:
-        """The bytes of messages that are in memory only."""
-        with self._lock:
-            return self._unwritten_bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes of all chunks on the disk."""
-        with self._lock:
-            return self._index.size + self._deleting_bytes
-
-    @property
-    def chunks(self) -> int:
-        """The number of chunks that have a file."""
-        with self._lock:
-            return len(self._index) + len(self._deleting)
-
-    def covering(self, start: int, end: int) -> Sequence[Chunk]:
-        """The chunks that hold any id of ``[start, end)``."""
-        with self._lock:
-            return self._index.covering(start, end)
-
-    def size_of(self, start: int, end: int) -> int:
-        """The approximate bytes of the ids ``[start, end)`` on the disk: messages of a chunk count as equally long."""
-        with self._lock:
-            return self._index.size_of(start, end)
-
-    def occupied(self, done: float) -> int:
-        """The bytes on the disk and in memory that count for the log's limit.
-
-        Args:
-            done: The ids below this one are not needed any more.
-        """
-        # The newest chunk is never deleted, because it says which id is next. If it is the only one and not needed, it
-        # does not count: otherwise a chunk larger than the limit would end receiving for good.
-        with self._lock:
-            spent = len(self._index) == 1 and self._index.end <= done
-            kept = 0 if spent else self._index.size
-            return kept + self._deleting_bytes + self._unwritten_bytes

@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
     Attributes:
         first: Its first id. A merged chunk may hold lower ids, which are deleted.
         end: The id after its last one. It is the first id of the next chunk; the newest chunk has it in its facts.
-        size: Its bytes.
+        size: Its bytes; 0 for a lost chunk, which has no file.
         sealed_at: The modification time of its object, or the time of its writer's clock, in seconds since the epoch.
         merged: The name of a merged chunk; None for a chunk as it was sealed.
         modified: The modification time of its object, by which a reader recognises it; None if any object will do.

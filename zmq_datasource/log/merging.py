@@ -28,7 +28,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import damage_of, encode_chunk, facts_of, read_chunk, read_metadata
 from zmq_datasource.log.facts import ChunkFacts, Times
-from zmq_datasource.log.index import ChunkIndex, Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, first_id_in, merged_name
 from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
@@ -103,14 +103,14 @@ class Merger:
 
     Args:
         storage: The log, of which this process is the writer.
-        contents: Its chunks.
+        index: Its chunks.
         most: The bytes of the largest merged chunk.
         fan_in: See ``choose_run``.
     """
 
-    def __init__(self, storage: LogStorage, contents: Contents, most: int, fan_in: int = _FAN_IN) -> None:
+    def __init__(self, storage: LogStorage, index: ChunkIndex, most: int, fan_in: int = _FAN_IN) -> None:
         self._storage = storage
-        self._contents = contents
+        self._index = index
         self._most, self._fan_in = most, fan_in
         self._seconds = 0.0
         self._apart: set[int] = set()
@@ -147,18 +147,17 @@ class Merger:
 
     def remove_leftovers(self) -> None:
         """Delete the chunks that count for nobody: parts of merged chunks, and what lies below the first id."""
-        storage, contents = self._storage, self._contents
-        end = contents.durable_end
+        storage, index = self._storage, self._index
+        end = index.durable_end
         listed = [Chunk(it.first, it.first + 1, it.size, it.sealed_at) for it in storage.chunks()]
         listed += storage.merged()
-        counting = contents.choose(lambda index: index.covering(index.earliest, index.end))
-        names, intact = {chunk.name for chunk in counting}, set[str]()
+        names, intact = {chunk.name for chunk in index.all}, set[str]()
         for chunk in listed:
             if chunk.first >= end or chunk.name in names:
                 continue
-            holder = next(iter(contents.covering(chunk.first, chunk.first + 1)), None)
+            holder = next(iter(index.covering(chunk.first, chunk.first + 1)), None)
             # One that reaches further may be of a later writer, which has deleted its parts.
-            if chunk.end > (contents.earliest if holder is None else holder.end):
+            if chunk.end > (index.earliest if holder is None else holder.end):
                 continue
             if holder is not None and holder.name not in intact:
                 if (damage := damage_of(storage, holder)) is not None:
@@ -176,13 +175,10 @@ class Merger:
             LogLockedError: Another writer has the log.
             LogError: The store refuses.
         """
-        run = self._contents.choose(self._choose)
+        run = choose_run(self._index.all, self._apart, self._most, self._fan_in)
         if run:
             self._merge(run)
         return bool(run)
-
-    def _choose(self, index: ChunkIndex) -> Sequence[Chunk]:
-        return choose_run(index.covering(index.earliest, index.end), self._apart, self._most, self._fan_in)
 
     def _merge(self, run: Sequence[Chunk]) -> None:
         storage, parts = self._storage, self._read(run)
@@ -197,7 +193,7 @@ class Merger:
         failpoints.reach("log.merge.after_put")
         run = run[: len(parts)]
         merged = Chunk(facts.first, facts.end, entry.size, run[-1].sealed_at, name, entry.modified)
-        if not self._contents.merge(merged):  # retention has deleted all of them meanwhile
+        if not self._index.merge(merged):  # retention has deleted all of them meanwhile
             run = [merged]
         storage.check_writer()
         for chunk in run:

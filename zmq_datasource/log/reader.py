@@ -15,16 +15,16 @@ from __future__ import annotations
 import itertools
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError, LogError, LogFormatError
-from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts, value_sizes
+from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import Chunk
@@ -88,7 +88,8 @@ def split_range(
         wanted = totals[-1] * part / parts
         at = min(bisect_right(totals, wanted), len(pieces) - 1)
         piece, before = pieces[at], totals[at] - sizes[at]
-        into = int((wanted - before) / sizes[at] * (piece.end - piece.start))
+        share = (wanted - before) / sizes[at] if sizes[at] else 0.0  # a lost chunk has no bytes
+        into = int(share * (piece.end - piece.start))
         # Leave at least one message for each part, also if the sizes are very uneven.
         borders.append(min(max(piece.start + into, borders[-1] + 1), end - parts + part))
     borders.append(end)
@@ -100,44 +101,6 @@ def split_range(
         ]
         for low, high in itertools.pairwise(borders)
     ]
-
-
-def end_within_bytes(
-    storage: LogStorage,
-    chunks: Sequence[Chunk],
-    start: int,
-    end: int,
-    max_bytes: int,
-    deletions: Deletions | None = None,
-) -> int:
-    """The largest end with at most ``max_bytes`` of values in ``[start, end)``.
-
-    The end is ``start`` if the first message is larger than ``max_bytes``. A chunk whose file fits is not opened, and
-    counts as large as that file, which is a little more than its values.
-
-    Args:
-        deletions: Decides what happens if a chunk is gone. Skipped ids have no bytes.
-    """
-    left = max_bytes
-    for chunk in chunks:
-        if chunk.size <= left:
-            left -= chunk.size
-            continue
-        (piece,) = slices([chunk], start, end)
-        while piece.start < piece.end:
-            try:
-                for sizes in value_sizes(storage, *piece):
-                    running = pc.cumulative_sum(sizes)
-                    if running[-1].as_py() > left:
-                        return int(piece.start + pc.sum(pc.less_equal(running, left)).as_py())
-                    left -= running[-1].as_py()
-                    piece = piece._replace(start=piece.start + len(sizes))
-                break  # if ids are missing in it, the task that reads it reports this
-            except DataLossError as e:
-                if deletions is None:
-                    raise
-                piece = deletions.resume(piece, end, e)
-    return end
 
 
 def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int | None:
@@ -188,7 +151,7 @@ def _read_facts(storage: LogStorage, chunk: Chunk) -> ChunkFacts:
     try:
         return retry_reading(partial(read_facts, storage, chunk.name), storage.retry_seconds)
     except FileNotFoundError as e:
-        raise DataLossError(f"opening chunk {storage.path_of(chunk.name)}: it was deleted meanwhile") from e
+        raise DataLossError(f"opening chunk {storage.path_of(chunk.name)}: it does not exist") from e
 
 
 def read_slices(
@@ -255,12 +218,14 @@ def find_id(storage: LogStorage, log_id: str, id_: int) -> Found | None:
         return None
     for _ in range(MOST_LISTINGS):
         index = read_index(storage)
-        if not len(index):  # the writer never deletes the newest chunk
+        if index.newest is None:  # the writer never deletes the newest chunk
             return None
         chunk = next(iter(index.covering(id_, id_ + 1)), None)
+        if chunk is None or not chunk.size:
+            return Found(index.earliest, None)
         with suppress(FileNotFoundError):  # it was deleted since the listing
-            # If a chunk is missing, the one before it covers its ids in the index, and does not have them.
-            has_it = chunk is not None and read_facts(storage, chunk.name).end > id_
+            # If a sealed chunk is missing, the one before it covers its ids in the index, and does not have them.
+            has_it = read_facts(storage, chunk.name).end > id_
             return Found(index.earliest, chunk if has_it else None)
     raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")
 
@@ -274,18 +239,11 @@ def lost_ids(storage: LogStorage, log_id: str, pieces: Sequence[Slice]) -> list[
     index, lost = read_index(storage), []
     for piece in pieces:
         chunk = next(iter(index.covering(piece.start, piece.start + 1)), None)
-        if chunk is None or chunk.name != piece.name:
+        if chunk is None or not chunk.size or chunk.name != piece.name:
             found = find_id(storage, log_id, piece.start)
             if found is None or found.chunk is None:
                 lost.append(range(piece.start, piece.end))
     return lost
-
-
-class Elsewhere(Protocol):
-    """What tells a machine that does not see the log where its ids are. Each method may raise LogError."""
-
-    def find(self, id_: int) -> Found | None:
-        """What ``find_id`` returns where the log is."""
 
 
 class Deletions:
@@ -295,7 +253,7 @@ class Deletions:
         storage: The log.
         log_id: The id of the log for which the read was planned.
         fails: The option ``failOnDataLoss``.
-        elsewhere: What tells where the ids are, on a machine that does not see the log.
+        find: Finds an id, on a machine that does not see the log. Raises LogError if it cannot.
     """
 
     def __init__(
@@ -303,12 +261,12 @@ class Deletions:
         storage: LogStorage,
         log_id: str,
         fails: bool,
-        elsewhere: Elsewhere | None = None,
+        find: Callable[[int], Found | None] | None = None,
     ) -> None:
         self._storage = storage
         self._log_id = log_id
         self._fails = fails
-        self._elsewhere = elsewhere
+        self._find = find or self._find_here
 
     def resume(self, piece: Slice, end: int, gone: DataLossError) -> Slice:
         """Return what to read next. Called when the ids of ``piece`` are gone. Its end stays.
@@ -352,7 +310,5 @@ class Deletions:
             raise gone
         return found
 
-    def _find(self, id_: int) -> Found | None:
-        if self._elsewhere is not None:
-            return self._elsewhere.find(id_)
+    def _find_here(self, id_: int) -> Found | None:
         return retry_reading(partial(find_id, self._storage, self._log_id, id_), self._storage.retry_seconds)

@@ -10,7 +10,6 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, read_index
-from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
@@ -65,12 +64,12 @@ def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkI
         sync_directory(storage.directory)
     try:
         index = read_index(storage)
-        storage.start_fence(log_id, index.newest.first if len(index) else None, head)
+        newest = index.newest
+        storage.start_fence(log_id, None if newest is None else newest.first, head)
         storage.remove_temporaries()
-        if not len(index):
+        if newest is None:
             return index, b"", 0
-        newest = index.newest.first
-        facts, saved = read_facts(storage, chunk_name(newest)), read_saved_state(storage, newest)
+        facts, saved = read_facts(storage, newest.name), read_saved_state(storage, newest.first)
     except FileNotFoundError as e:
         raise LogLockedError(
             f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"

@@ -17,22 +17,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.log.head import HeadWriter
-from zmq_datasource.log.index import ChunkIndex, Contents
-from zmq_datasource.log.layout import Chunk
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.leases import Leases
 from zmq_datasource.log.storage import LogStorage
 
 _log = logging.getLogger(__name__)
 
-MakeRoom = Literal["none", "done", "any"]
 # Reserved for the chunk that is being filled, and for messages that arrive during a deletion.
 _RESERVED_CHUNKS = 5
 # How often the silence of leases is written, if nothing else is.
@@ -46,13 +42,14 @@ class Retention:
 
     Args:
         storage: The log.
-        contents: Its contents.
+        index: Its chunks.
         leases: Its leases.
         seconds: The least time for which a chunk is kept.
         max_bytes: The size of the log at which ``full`` becomes true.
         chunk_bytes: The size of a chunk.
-        make_room: Which chunks are deleted before their retention has passed, so that the log does not get full: none,
-            those that no lease needs (``done``), or the oldest, needed or not (``any``).
+        discards: Whether the oldest chunks are deleted before the log gets full, needed or not (``whenFull=discard``).
+            Otherwise only those that no lease needs make room before their retention has passed.
+        unsealed_bytes: Returns the bytes of messages that are not in a chunk yet.
         clock: Returns seconds since the epoch.
 
     Attributes:
@@ -65,23 +62,25 @@ class Retention:
     def __init__(
         self,
         storage: LogStorage,
-        contents: Contents,
+        index: ChunkIndex,
         leases: Leases,
         *,
         seconds: float,
         max_bytes: int,
         chunk_bytes: int,
-        make_room: MakeRoom = "none",
+        discards: bool = False,
+        unsealed_bytes: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
-        self._contents = contents
+        self._index = index
         self._leases = leases
         self._head = HeadWriter(storage)  # until ``begin``
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
-        self._make_room = make_room
+        self._discards = discards
+        self._unsealed_bytes = unsealed_bytes
         self._clock = clock
         self._looked_at = -math.inf
         self._next_silence = 0.0
@@ -96,12 +95,16 @@ class Retention:
 
     @property
     def _occupied(self) -> int:
-        return self._contents.occupied(math.inf if self._make_room == "any" else self.needed)
+        """The bytes on the disk and in memory that count for the log's limit."""
+        # The newest chunk is never deleted, because it says which id is next. If it is the only one and not needed, it
+        # does not count: otherwise a chunk larger than the limit would end receiving for good.
+        index = self._index
+        spent = index.chunks == 1 and (self._discards or index.durable_end <= self.needed)
+        return (0 if spent else index.size) + self._unsealed_bytes()
 
     @property
     def _needs_room(self) -> bool:
-        reserved = 0 if self._make_room == "none" else self._reserved_bytes
-        return self._occupied + reserved >= self._max_bytes
+        return self._occupied + self._reserved_bytes >= self._max_bytes
 
     def begin(self, head: HeadWriter) -> None:
         """Take over from the writer before. Called with the lock, and with the contents of the log.
@@ -111,9 +114,9 @@ class Retention:
             DataLossError: A reader has read ids that the log does not have.
         """
         self._head = head
-        self._leases.continue_from(head.head, self._clock(), self._contents.durable_end)
-        self.needed = self._contents.earliest
-        self._uncached = self._contents.durable_end
+        self._leases.continue_from(head.head, self._clock(), self._index.durable_end)
+        self.needed = self._index.earliest
+        self._uncached = self._index.durable_end
         self._looked_at, self._next_silence = -math.inf, time.monotonic() + _SILENCE_SECONDS
 
     def end(self) -> None:
@@ -128,7 +131,7 @@ class Retention:
         a virtual machine ten times as much as the copy into it; and the log takes the memory of other files.
         """
         needed = self.needed
-        for chunk in self._contents.covering(self._uncached, needed):
+        for chunk in self._index.covering(self._uncached, needed):
             if chunk.end <= needed:
                 self._storage.uncache_chunk(chunk)
                 self._uncached = chunk.end
@@ -148,8 +151,9 @@ class Retention:
                 return
             self._looked_at = now
             try:
-                self._look(self._end_of_first() if self.full and self._make_room != "none" else 0)
-                self._begin_deleting()
+                self._look(self._index.all[0].end if self.full and self._index.all else 0)
+                if self._index.deleting is None:
+                    self._begin_deleting()
                 self._delete()
                 if now >= self._next_silence:
                     self._write_silence()
@@ -164,24 +168,19 @@ class Retention:
         pause = max(self.look_seconds, self._storage.request_interval)
         if not self._needs_room:
             return pause
-        if self._make_room == "any" and (self.full or not self._storage.request_interval):
+        if self._discards and (self.full or not self._storage.request_interval):
             return 0.0  # receiving does not wait for a reader, so it need not wait for a look either
         return pause / 4
 
-    def _end_of_first(self) -> int:
-        earliest = self._contents.earliest
-        return next((chunk.end for chunk in self._contents.covering(earliest, earliest + 1)), 0)
-
     def _look(self, make_room: int = 0) -> None:
         needed = self._leases.look(make_room)
-        self.needed = self._contents.durable_end if needed is None else needed
+        self.needed = self._index.durable_end if needed is None else needed
 
     def _begin_deleting(self) -> None:
         """Choose chunks, and take them out of the log, by the steps at the top of this module."""
-        chunks = self._contents.choose(partial(self._removable, self.needed))
-        if not chunks:
+        below = self._removable()
+        if below == self._index.earliest:
             return
-        below = chunks[-1].end
         self._storage.check_writer()
         head = self._head.head
         if below <= self.needed:  # otherwise whenFull=discard deletes them, needed or not
@@ -192,39 +191,40 @@ class Retention:
                 self._write_head(announced=max(head.deleted, min(head.announced, self.needed)))
                 return
         self._write_head(announced=max(head.announced, below), deleted=below)
-        # Chosen again: the merging thread may have made one chunk of some of them and of the next ones.
-        self._contents.begin_deleting(lambda index: index.removable(below, math.inf))
+        # The merging thread may have made one chunk of some of them and of the next ones. That one stays.
+        self._index.delete_below(below)
 
     def _delete(self) -> None:
         deadline = time.monotonic() + _ROUND_SECONDS
         # From the front, so that a crash leaves no hole.
-        while chunk := self._contents.deleting:
+        while chunk := self._index.deleting:
             try:
                 self._storage.delete_chunk(chunk)
             except LogWriteError as e:
                 _log.warning("%s", e)
                 return
-            self._contents.deleted()
+            self._index.deleted()
             if time.monotonic() >= deadline:
                 self._looked_at = -math.inf
                 return
 
-    def _removable(self, needed: int, index: ChunkIndex) -> Sequence[Chunk]:
-        """The front chunks that nobody needs and that have expired, or that must make room."""
-        chunks = index.removable(needed, self._sealed_before(index))
-        if self._make_room != "none":
-            over = index.size + self._reserved_bytes - self._max_bytes
-            below = needed if self._make_room == "done" else index.end
-            chunks = max(chunks, index.oldest(over, below), key=len)
-        return chunks
-
-    def _sealed_before(self, index: ChunkIndex) -> float:
-        """Chunks that were sealed by this time have expired; infinity without a retention."""
-        if not self._seconds:
-            return math.inf
-        now = self._clock()
-        index.limit_sealing_times(now)  # the clock may have been ahead
-        return now - self._seconds
+    def _removable(self) -> int:
+        """All ids below this one can go: the chunks have expired and no reader needs them, or they must make room."""
+        index, expired = self._index, math.inf
+        if self._seconds:
+            now = self._clock()
+            index.limit_sealing_times(now)  # the clock may have been ahead
+            expired = now - self._seconds
+        over, below = index.size + self._reserved_bytes - self._max_bytes, index.earliest
+        for chunk in index.all[:-1]:
+            is_done = chunk.end <= self.needed
+            if not (is_done and chunk.sealed_at <= expired) and not (
+                (is_done or self._discards) and over > 0
+            ):
+                break
+            over -= chunk.size
+            below = chunk.end
+        return below
 
     def _write_head(self, **changes: int) -> None:
         changed = replace(self._head.head, **changes, silent=self._leases.silent, at=self._clock())

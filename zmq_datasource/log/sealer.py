@@ -20,7 +20,7 @@ from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
 from zmq_datasource.log.facts import ChunkFacts, Times
-from zmq_datasource.log.index import Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.state import state_metadata
@@ -89,9 +89,10 @@ class Sealer:
 
     Args:
         storage: The log.
-        contents: Learns what was written.
+        index: Learns which chunks were written.
         retention: Deletes chunks, in this thread.
         retrier: Repeats writes that the disk refuses.
+        on_sealed: Called after each new chunk.
 
     Attributes:
         failure: Why nothing is sealed any more; None while sealing works.
@@ -100,17 +101,19 @@ class Sealer:
     def __init__(
         self,
         storage: LogStorage,
-        contents: Contents,
+        index: ChunkIndex,
         retention: Retention,
         retrier: Retrier,
+        on_sealed: Callable[[], None] = lambda: None,
     ) -> None:
         self._storage = storage
-        self._contents = contents
+        self._index = index
         self._retention = retention
         self._retrier = retrier
+        self._on_sealed = on_sealed
         self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         # Each is counted by one thread only, so they need no lock.
-        self._handed_over = self._finished = 0
+        self._handed_over = self._finished = self._handed_over_bytes = self._sealed_bytes = 0
         self._past = 0
         self._faults = LimitedLog(__name__, "faults of the log")
         self._hold: Hold | None = None
@@ -136,12 +139,18 @@ class Sealer:
     def hand_over(self, job: WriteJob) -> None:
         """Queue a job. Only for the receiving thread."""
         self._handed_over += 1
+        self._handed_over_bytes += job.size
         self._jobs.put(job)
 
     @property
     def unwritten(self) -> int:
         """How many queued jobs are not done."""
         return self._handed_over - self._finished
+
+    @property
+    def unsealed_bytes(self) -> int:
+        """The bytes of memory of the jobs that are not in a chunk yet."""
+        return self._handed_over_bytes - self._sealed_bytes
 
     def end(self, seconds: float = _END_SECONDS) -> None:
         """Write the queued jobs, end the thread, and release the lock. Does nothing if that is done.
@@ -216,7 +225,9 @@ class Sealer:
         self._past = max(self._past, times.latest)
         facts, state = ChunkFacts(job.first, job.end, times, self._past), state_metadata(job.state, job.end)
         chunk = self._retrier.retry(lambda: write_chunk(self._storage, job.batches(), facts, state))
-        self._contents.seal(job.size, chunk)
+        self._index.add(chunk)
+        self._sealed_bytes += job.size
+        self._on_sealed()
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
         self._tidy(self._retention.tidy)
         self._tidy(self._retention.uncache)

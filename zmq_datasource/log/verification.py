@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogFormatError
 from zmq_datasource.log.chunk import damage_of, read_facts
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import counting, read_index
-from zmq_datasource.log.layout import HEAD_NAME
+from zmq_datasource.log.layout import HEAD_NAME, Chunk
 from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import ChunkEntry, LogStorage
@@ -51,12 +52,13 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
 def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
     yield from _damage_at(storage.path_of(""), lambda: read_index(storage))
     entries = storage.chunks()
-    for chunk in counting(entries, _end_of(storage, entries), storage.merged(), 0):
+    end, merged = _end_of(storage, entries), storage.merged()
+    for chunk in counting(entries, end, merged, _deleted(storage, [*entries, *merged])):
         path = storage.path_of(chunk.name)
         try:
             damage = damage_of(storage, chunk)
-        except DataLossError as e:  # its writer has deleted it, or the next chunk is missing
-            damage = None if storage.store.find(storage.key(chunk.name)) is None else str(e)
+        except DataLossError as e:  # it is lost, or the next chunk; or it was deleted or merged meanwhile
+            damage = str(e) if _is_listed(storage, chunk) else None
         if damage is not None:
             yield Damage(path, damage)
         done(path)
@@ -71,6 +73,21 @@ def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
         return read_facts(storage, entries[-1].name).end
     except (LogError, FileNotFoundError):
         return entries[-1].first + 1
+
+
+def _deleted(storage: LogStorage, chunks: Sequence[ChunkEntry | Chunk]) -> int:
+    """``Head.deleted``; the first id of these chunks if the head is damaged."""
+    try:
+        return read_head(storage).deleted
+    except LogFormatError:
+        return min((chunk.first for chunk in chunks), default=0)
+
+
+def _is_listed(storage: LogStorage, chunk: Chunk) -> bool:
+    """Whether a new listing has the chunk, too."""
+    with suppress(LogFormatError):
+        return any(it.name == chunk.name for it in read_index(storage).covering(chunk.first, chunk.end))
+    return True
 
 
 def _damage_at(path: str, read: Callable[[], object]) -> Iterator[Damage]:

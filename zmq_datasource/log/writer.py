@@ -3,7 +3,7 @@
 Three threads use it. The *receiving* thread appends batches and cuts chunks (this module); it never waits for the
 disk. The *sealing* thread (``sealer``) writes the chunks in the order in which they were cut, and deletes old ones
 (``retention``). The *merging* thread makes larger chunks of small ones (``merging``). The state that they share, and
-any thread may read, is in ``index.Contents``.
+any thread may read, is in ``index.ChunkIndex``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log.index import Contents
+from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.leases import Lease, Leases
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.recovery import OpenedLog, open_for_writing
-from zmq_datasource.log.retention import MakeRoom, Retention
+from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.sealer import Sealer, StoredRows, WriteJob
 from zmq_datasource.log.state import Carried
@@ -31,7 +31,7 @@ from zmq_datasource.log.storage import LogStorage
 _ENOUGH_UNWRITTEN = 2
 
 
-class LogWriter(Contents):
+class LogWriter(ChunkIndex):
     """Appends to a log.
 
     Args:
@@ -40,7 +40,7 @@ class LogWriter(Contents):
         max_bytes: The size of the log at which ``full`` becomes true.
         retention: Seconds for which a chunk is kept.
         retry_timeout: Seconds for which ``open`` and the sealing thread repeat what the store refuses for now.
-        make_room: Which chunks are deleted before their retention has passed: see ``Retention``.
+        discards: Whether the oldest chunks make room, needed or not: see ``Retention``.
         carried: Gives the state that the log keeps, at each cut.
         keeps_unread: See ``Leases``.
         clock: Returns seconds since the epoch, for comparison with modification times.
@@ -51,6 +51,7 @@ class LogWriter(Contents):
         saved: The state of the newest chunk, after ``open``; empty if there is none.
         state_bytes: The bytes of the state in the chunk that was cut last.
         open_bytes: The bytes of the chunk that is being filled.
+        on_sealed: Called, by the sealing thread, after each new chunk.
         close_seconds: How long ``close`` repeats writes that the disk refuses.
         merge_seconds: How often chunks to merge are looked for; in a bucket more rarely.
     """
@@ -66,7 +67,7 @@ class LogWriter(Contents):
         max_bytes: int,
         retention: float = 0.0,
         retry_timeout: float = 0.0,
-        make_room: MakeRoom = "none",
+        discards: bool = False,
         carried: Carried | None = None,
         keeps_unread: bool = True,
         clock: Callable[[], float] = time.time,
@@ -82,13 +83,15 @@ class LogWriter(Contents):
             seconds=retention,
             max_bytes=max_bytes,
             chunk_bytes=chunk_bytes,
-            make_room=make_room,
+            discards=discards,
+            unsealed_bytes=lambda: self.unsealed_bytes,
             clock=clock,
         )
         self._retrier = Retrier(retry_timeout, self._make_room)
-        self._sealer = Sealer(storage, self, self.retention, self._retrier)
+        self._sealer = Sealer(storage, self, self.retention, self._retrier, lambda: self.on_sealed())
         self._merger = Merger(storage, self, chunk_bytes)
         self._carried = carried
+        self.on_sealed: Callable[[], None] = lambda: None
         self.log_id = ""
         self.saved = b""
         self.state_bytes = 0
@@ -119,7 +122,7 @@ class LogWriter(Contents):
         opened = self._retrier.retry(partial(self._open, lock_wait, receives))
         self.log_id, self.saved = opened.log_id, opened.saved
         self.state_bytes = len(self.saved)
-        self._first = self._next = opened.chunks.end
+        self._first = self._next = opened.chunks.durable_end
         self._sealer.start(opened.hold, opened.past)
         self._merger.start(self.merge_seconds)
 
@@ -127,7 +130,7 @@ class LogWriter(Contents):
         opened = open_for_writing(self._storage, lock_wait)
         try:
             before = opened.head.head
-            ours = receives(before.receives, opened.chunks.end)
+            ours = receives(before.receives, opened.chunks.durable_end)
             if ours != before.receives:
                 opened.head.write(msgspec.structs.replace(before, receives=ours))
             self.replace(opened.chunks)
@@ -191,7 +194,6 @@ class LogWriter(Contents):
         self._rows += rows
         self._next += count
         self.open_bytes += size
-        self.count_appended(size)
 
     def cut(self) -> Future[int]:
         """Hand the chunk that is being filled to the sealing thread.
@@ -260,6 +262,11 @@ class LogWriter(Contents):
     def next_id(self) -> int:
         """The id of the message that is appended next."""
         return self._next
+
+    @property
+    def unsealed_bytes(self) -> int:
+        """The bytes of messages that are in memory only, and of files that will become chunks."""
+        return self.open_bytes + self._sealer.unsealed_bytes
 
     @property
     def unsealed(self) -> int:

@@ -61,7 +61,7 @@ class Journal:
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
             retry_timeout=STORE_RETRY_SECONDS,
-            make_room="any" if options.when_full == "discard" else "done",
+            discards=options.when_full == "discard",
             carried=self,
             keeps_unread=False,
         )

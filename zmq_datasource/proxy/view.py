@@ -54,7 +54,7 @@ class LogView:
     def refresh(self) -> None:
         """List the chunks."""
         self._index = read_index(self._storage)
-        self._most = 2 * len(self._index) + _FEW_CHUNKS
+        self._most = 2 * self._index.chunks + _FEW_CHUNKS
 
     def follow(self, progress: Progress) -> None:
         """Make the rows readable that the log has by now, and forget those that are deleted.
@@ -66,17 +66,17 @@ class LogView:
         index = self._index
         try:
             # Usually one chunk is new. It is found by its name, without a listing of the directory.
-            while len(index) and index.end < progress.end and len(index) < self._most:
-                found = self._storage.find_chunk(index.end)
+            while index.chunks and index.durable_end < progress.end and index.chunks < self._most:
+                found = self._storage.find_chunk(index.durable_end)
                 if found is None:
                     break
                 end = read_facts(self._storage, found.name).end
-                index.append(Chunk(found.first, end, found.size, found.sealed_at))
+                index.add(Chunk(found.first, end, found.size, found.sealed_at))
         except FileNotFoundError:  # merged meanwhile
             pass
-        if self._index.end < progress.end or len(index) >= self._most:
+        if self._index.durable_end < progress.end or index.chunks >= self._most:
             self.refresh()
-        self._index.remove_below(progress.earliest)
+        self._index.delete_below(progress.earliest)
 
     @property
     def earliest(self) -> int:
@@ -86,7 +86,7 @@ class LogView:
     @property
     def end(self) -> int:
         """The id after the last one that can be read."""
-        return min(self._index.end, self._durable_end)
+        return min(self._index.durable_end, self._durable_end)
 
     def moment(self) -> LogMoment:
         """The log as it is now."""

@@ -72,7 +72,7 @@ def filling_of(
             chunk_bytes=options.chunk_bytes,
             max_bytes=options.wal_max_bytes,
             retention=options.wal_retention,
-            make_room="any" if options.when_full == "discard" else "done",
+            discards=options.when_full == "discard",
             retry_timeout=retry_seconds,
             carried=state,
         )

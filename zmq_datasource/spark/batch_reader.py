@@ -189,19 +189,21 @@ class ZmqLogReader(DataSourceReader):
             DataLossError: The log does not have the id of the place, and ``failOnDataLoss`` is true.
         """
         if place.time is not None:
-            found = first_since(self._storage, index.covering(index.earliest, index.end), place.time)
-            return index.end if found is None else found
+            found = first_since(self._storage, index.all, place.time)
+            return index.durable_end if found is None else found
         if place.offset is None:
-            return index.earliest if place.word == "earliest" else index.end
+            return index.earliest if place.word == "earliest" else index.durable_end
         offset, root = place.offset, self._storage.root
         if offset.log not in (None, log_id):
             problem = f"the offset is of log {offset.log}, and {root} holds log {log_id}"
-            instead = index.end if is_end else index.earliest
-        elif not index.earliest <= offset.next <= index.end:
-            held = "is empty" if index.earliest == index.end else f"ends before id {index.end}"
+            instead = index.durable_end if is_end else index.earliest
+        elif not index.earliest <= offset.next <= index.durable_end:
+            held = (
+                "is empty" if index.earliest == index.durable_end else f"ends before id {index.durable_end}"
+            )
             option = "endingOffsets" if is_end else "startingOffsets"
             problem = f"{option} is {offset.next}, and log {root} begins at id {index.earliest} and {held}"
-            instead = min(max(offset.next, index.earliest), index.end)
+            instead = min(max(offset.next, index.earliest), index.durable_end)
         else:
             return offset.next
         if self._options.fail_on_data_loss:

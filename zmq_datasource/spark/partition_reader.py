@@ -175,7 +175,7 @@ def _batches(share: LogInputPartition) -> Iterator[pa.RecordBatch]:
 
     _log_not_seen(storage.root)
     with RemoteChunks(share.access, storage) as remote:
-        yield from read_slices(remote, share.pieces, deletions=deletions(elsewhere=remote))
+        yield from read_slices(remote, share.pieces, deletions=deletions(find=remote.find))
 
 
 @cache

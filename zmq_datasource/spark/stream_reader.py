@@ -26,12 +26,8 @@ from pyspark.sql.streaming.datasource import (
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
 from zmq_datasource.log import (
-    STORE_RETRY_SECONDS,
-    Deletions,
-    LogStorage,
     Slice,
     deleted_error,
-    end_within_bytes,
     split_range,
 )
 from zmq_datasource.options import StreamReadOptions
@@ -176,15 +172,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._target = received
         log.check()
         available = log.seal() if self._target is None else self._target
-
-        def end_within(low: int, high: int, size: int) -> int:
-            chunks = log.contents.covering(low, high)
-            # Without a reader's name this records no ids: ``partitions`` leaves out deleted ids and counts them.
-            storage = LogStorage(log.storage.store, STORE_RETRY_SECONDS)
-            deletions = Deletions(storage, log.log_id, self._options.fail_on_data_loss)
-            return end_within_bytes(storage, chunks, low, high, size, deletions)
-
-        return batch_end(self._options, begin, available, end_within)
+        return batch_end(self._options, begin, available, log.contents.end_within_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the query end at the messages that are durable after ``timeout`` or ``idleTimeout``. Receives nothing

@@ -102,8 +102,10 @@ def summary(storage: LogStorage) -> LogSummary:
     """
     storage.log_id()
     index = read_index(storage)
-    oldest, newest = (_received_at(storage, index, id_) for id_ in (index.earliest, index.end - 1))
-    return LogSummary(index.earliest, index.end, index.size, len(index), oldest, newest, storage.writer())
+    oldest, newest = (_received_at(storage, index, id_) for id_ in (index.earliest, index.durable_end - 1))
+    return LogSummary(
+        index.earliest, index.durable_end, index.size, index.chunks, oldest, newest, storage.writer()
+    )
 
 
 def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> float | None:
@@ -141,14 +143,14 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
             kind = "query" if lease.subscriber is None else "subscriber"
         lease = lease or Lease(key, 0)
         first = max(lease.next, index.earliest)
-        received = _received_at(storage, index, first) if first < index.end else None
+        received = _received_at(storage, index, first) if first < index.durable_end else None
         found.append(
             ReaderSummary(
                 lease.name,
                 kind,
                 lease.timeout is not None,
                 lease.next,
-                max(0, index.end - first),
+                max(0, index.durable_end - first),
                 first - lease.next,
                 None if received is None else max(0.0, clock() - received),
                 files.is_running(key),
@@ -212,7 +214,7 @@ def messages(
     storage.log_id()
     index = read_index(storage)
     low = index.earliest if start is None else max(start, index.earliest)
-    high = index.end if end is None else min(end, index.end)
+    high = index.durable_end if end is None else min(end, index.durable_end)
     if last is not None:
         low = max(low, high - last)
     elif start is not None and start < min(low, high):
