@@ -88,7 +88,7 @@ class LogWriter(ChunkIndex):
             clock=clock,
         )
         self._retrier = Retrier(retry_timeout, self._make_room)
-        self._sealer = Sealer(storage, self, self.retention, self._retrier, lambda: self.on_sealed())
+        self._sealer = Sealer(storage, self, self.retention, self._retrier, self._tell_sealed)
         self._merger = Merger(storage, self, chunk_bytes)
         self._carried = carried
         self.on_sealed: Callable[[], None] = lambda: None
@@ -139,6 +139,9 @@ class LogWriter(ChunkIndex):
             opened.hold.release()
             raise
         return opened
+
+    def _tell_sealed(self) -> None:
+        self.on_sealed()  # as it is set by then
 
     def _make_room(self) -> None:
         if self._sealer.running:
@@ -265,7 +268,7 @@ class LogWriter(ChunkIndex):
 
     @property
     def unsealed_bytes(self) -> int:
-        """The bytes of messages that are in memory only, and of files that will become chunks."""
+        """The bytes of messages that are in memory only."""
         return self.open_bytes + self._sealer.unsealed_bytes
 
     @property

@@ -140,8 +140,8 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     max_bytes_per_trigger: Annotated[
         ByteSize | None,
         doc(
-            "The maximum number of bytes of `value` in one micro-batch. A chunk that is taken as a whole counts as "
-            "large as its file, so that the driver need not read it. A micro-batch has at least one message.",
+            "About how many bytes of the log one micro-batch has at most, by the sizes of chunks: all messages of a "
+            "chunk count as equally long. A micro-batch has at least one message.",
             Role.QUERY,
         ),
     ] = None
