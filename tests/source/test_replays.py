@@ -44,8 +44,7 @@ def test_losses_at_the_end_of_a_burst_are_fetched_once_the_feed_is_silent(tmp_pa
         wait_for_rows(ingest, 105)
         publisher.ask("send 5")
         wait_for_rows(ingest, 110)
-        tracked = totals(ingest)
-        assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 0)
+        assert (totals(ingest).lost, totals(ingest).restarts) == (0, 0)
         assert ingest.counters.replayed == 100
     assert sequences(tmp_path / "log") == list(range(110))
 
@@ -85,8 +84,7 @@ def finish(second: Publisher, ingest: Any, had: int) -> None:
     second.ask("wait-subscriber")
     second.ask("send 5")
     wait_for_rows(ingest, 15 + had)
-    tracked = totals(ingest)
-    assert (tracked.lost, tracked.duplicates, tracked.restarts) == (0, 0, 1)
+    assert (totals(ingest).lost, totals(ingest).restarts) == (0, 1)
 
 
 def test_history_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> None:
@@ -96,7 +94,6 @@ def test_history_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> 
         wait_for_rows(ingest, 20)
         publisher.ask("send 5")
         wait_for_rows(ingest, 25)
-        assert totals(ingest).duplicates == 0
     assert sequences(tmp_path / "log") == list(range(25))
 
 

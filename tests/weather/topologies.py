@@ -26,10 +26,10 @@ from zmq_datasource.errors import LogError
 from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.reader import read_index
-from zmq_datasource.log.state import read_saved_state
+from zmq_datasource.log.state import read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.facts import read_gaps, saved_tracker
+from zmq_datasource.source.facts import read_gaps, saved_sequences
 
 __all__ = ["TOPOLOGIES", "Topology"]
 
@@ -392,7 +392,6 @@ class PubSub(_Plain):
         missing = {
             (gap["publisher"], number)
             for gap in read_gaps(saved)
-            if gap["healed"] is None
             for number in range(gap["first"], gap["last"] + 1)
         }
         if wrong := sorted(missing & seen.keys()):
@@ -473,10 +472,10 @@ class VllmReplay(Topology):
         """What is counted as lost. Only a replay endpoint that is away for long, or a source that is, explains it."""
         if not any(event.seconds > 10 for event in self.world.events):
             return set()
-        tracker = saved_tracker(read_saved_state(self.storage()))
+        saved = saved_sequences(sections_of(read_saved_state(self.storage())))
         # Not a gap that a replay may still fill: its messages may come after the query was asked whether it has all.
-        gaps = [] if tracker is None else [gap for gap in tracker.gaps if gap.healed is None and gap.final]
-        return {tracker.number(at) for gap in gaps for at in range(gap.first, gap.last + 1)}
+        gaps = [] if saved is None else [gap for gap in saved.gaps if gap.loss is not None]
+        return {at for gap in gaps for at in range(gap.first, gap.last + 1)}
 
 
 class DealerRouter(_SinkToSource):

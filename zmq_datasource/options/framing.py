@@ -135,7 +135,7 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         _numbered(
             "The replay socket (ROUTER, vLLM's protocol) of each publisher in `connect`, in the same order. "
             "Missing messages are requested there, and when the feed is silent, also what follows the last "
-            "one."
+            "one. A message that comes once more is left out, as with `deduplicate`."
         ),
     ] = Endpoints()
     replay_from: Annotated[
@@ -170,7 +170,7 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
             return self._custom
         if self.framing == "vllm" and self.replay_endpoint:
             # There is one publisher for each endpoint, and a replayed message does not always have its topic.
-            return PRESETS["vllm"]._replace(numbering=Numbering(("endpoint",)))
+            return PRESETS["vllm"]._replace(numbering=Numbering(("endpoint",), replayed=True))
         return PRESETS[self.framing]
 
     @property

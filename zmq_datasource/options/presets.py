@@ -105,6 +105,8 @@ class Numbering(NamedTuple):
         whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
         counts_from: The number from which on messages before the first received one are missing; None if the user has
             named none.
+        replayed: Whether missing messages are asked for. Each number is taken once then, whether a replay brings it or
+            the live flow.
     """
 
     by: tuple[str, ...]
@@ -114,6 +116,11 @@ class Numbering(NamedTuple):
     window: int = 1000
     whole: bool = False
     counts_from: int | None = None
+    replayed: bool = False
+
+    def number(self, position: int) -> int:
+        """The number at a position. Positions never wrap (``sequences.tracker``)."""
+        return position if self.end is None else position % (self.end + 1)
 
     def is_like(self, other: Numbering) -> bool:
         """Whether counters have the same meaning. The rules for restarts may differ."""

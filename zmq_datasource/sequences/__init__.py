@@ -9,20 +9,25 @@ counter the tracker has the next number that it expects, and the gaps that are o
 * ``n < e`` is a *restart* of the publisher, if publishers keep their names when they restart, and ``n`` is the first
   number of a counter or arrived on a new connection (connections are known where messages are counted by endpoint). A
   new *epoch* begins at the counter's first number, so the numbers below ``n`` in this epoch are a gap as well.
-* ``n < e`` in an open gap is *late*: it fills its place in the gap, and is no longer lost.
+* ``n < e`` in a gap is *late*: it fills its place in the gap, and is no longer lost.
 * ``n < e`` by more than ``window`` is a restart, too, if publishers keep their names.
 * Any other ``n < e`` is a *duplicate*, unless the tracker cannot know: ``n`` may be below the first number that it
   received, or in or below a gap that it had to forget. Such a message counts as late.
 
 And these are the rules beside them:
 
+* Where missing messages are asked for (``replayed``), a replay may bring a number before the live flow does, also the
+  first one. So a lower number is a restart only on a new connection, or if it is the first number and this connection
+  has brought a live message before; otherwise it is late or a duplicate, and duplicates are left out.
 * A replay shows a restart, too: the publisher has another message under a number that was received, or it has none from
   there on, and has messages before.
-* A replay can be *ahead* of the live flow. Messages that the live flow then brings once more *overlap*.
 * A counter that wraps goes from its last number to 0. "Less" is then the shorter way round, and the first number is a
   restart unless it follows the last.
 * Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``), or the
   user says where counters begin (``counts_from``). Then they are a gap.
+
+Losses are told once, in their order (``Gap.loss``): a gap when it is found or, where it is asked for, when no replay
+will fill it any more.
 
 Memory is bounded. Of too many counters, the tracker forgets the one that was silent for longest; of too many gaps, the
 oldest. The sums of lost messages keep what was forgotten.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right, insort
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from zmq_datasource.counters import counted, state
 
@@ -17,23 +18,22 @@ Key: TypeAlias = bytes | tuple[bytes, ...]
 
 
 class Gap(msgspec.Struct, array_like=True, eq=False):
-    """The positions ``first`` to ``last`` of one epoch of a counter: all missing, or all healed.
+    """The positions ``first`` to ``last`` of one epoch of a counter, all missing.
 
     Attributes:
-        serial: The number of this row; rows are numbered in the order of their creation.
         noticed: When the gap was found, in microseconds since the epoch.
-        healed: When the last of the messages arrived, in microseconds since the epoch; None while they are missing.
-        final: Whether no replay will bring these messages any more.
+        loss: The number of this loss: losses are numbered in the order in which they are told (``onLoss``). None while
+            a replay may bring the messages.
+        past: Whether its epoch is over, or its counter forgotten, so that no message fills it any more.
     """
 
-    serial: int
     key: Key
     epoch: int
     first: int
     last: int
     noticed: int
-    healed: int | None = None
-    final: bool = False
+    loss: int | None = None
+    past: bool = False
 
     @property
     def size(self) -> int:
@@ -45,19 +45,15 @@ def _first(gap: Gap) -> int:
 
 
 class GapTable:
-    """The table of gaps: numbers that are missing, and numbers that were missing and arrived late. Bounded.
+    """The table of gaps: the numbers that are missing. Bounded.
 
     It has the gaps of all counters, oldest first, and the gaps in each counter's present epoch, by position.
-
-    Attributes:
-        next_serial: The serial that the next row will have.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._rows: dict[int, Gap] = {}
+        self._rows: dict[int, Gap] = {}  # by identity
         self._present: dict[Key, list[Gap]] = {}
-        self.next_serial = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -66,104 +62,60 @@ class GapTable:
         return iter(self._rows.values())
 
     def missing(self, key: Key) -> list[Gap]:
-        """List the open gaps in a counter's present epoch, in order."""
-        return [gap for gap in self._present.get(key, ()) if gap.healed is None]
+        """List the gaps in a counter's present epoch, in order."""
+        return list(self._present.get(key, ()))
 
     def find(self, key: Key, position: int) -> Gap | None:
-        """Find the open gap that has this position; None if there is none."""
+        """Find the gap of the present epoch that has this position; None if there is none."""
         gaps = self._present.get(key)
         if not gaps:
             return None
         at = bisect_right(gaps, position, key=_first) - 1
-        gap = gaps[at] if at >= 0 else None
-        return gap if gap is not None and gap.healed is None and position <= gap.last else None
+        return gaps[at] if at >= 0 and position <= gaps[at].last else None
 
-    def add(self, key: Key, epoch: int, first: int, last: int, noticed: int) -> Gap:
-        """Add a gap. It must be behind all other gaps of its counter."""
-        gap = self._insert(Gap(self.next_serial, key, epoch, first, last, noticed))
-        self._present.setdefault(key, []).append(gap)
-        return gap
+    def add(self, gap: Gap) -> None:
+        """Add a gap."""
+        self._rows[id(gap)] = gap
+        if not gap.past:
+            insort(self._present.setdefault(gap.key, []), gap, key=_first)
 
-    def fill(self, gap: Gap, position: int, when: int) -> None:
-        """Move the position of a message that arrived from an open gap to a healed row.
-
-        The position joins the healed row beside it, if there is one. The rest of the gap stays open.
-        """
-        gaps = self._present[gap.key]
-        at = bisect_right(gaps, gap.first, key=_first) - 1
-        before = gaps[at - 1] if at > 0 else None
-        after = gaps[at + 1] if at + 1 < len(gaps) else None
-        if before is not None and (before.healed is None or before.last != position - 1):
-            before = None
-        if after is not None and (after.healed is None or after.first != position + 1):
-            after = None
-        behind = (position + 1, gap.last)
-        gap.last = position - 1
-        pieces: list[Gap] = [gap] if gap.size else []
-        if before is not None:
-            before.last, before.healed = position, when
-            if after is not None:
-                before.last = after.last
-                gaps.pop(at + 1)
-                self._remove(after)
-        elif after is not None:
-            after.first, after.healed = position, when
-        else:
-            healed = Gap(self.next_serial, gap.key, gap.epoch, position, position, gap.noticed, when)
-            pieces.append(self._insert(healed))
-        if behind[0] <= behind[1]:
-            rest = Gap(self.next_serial, gap.key, gap.epoch, *behind, gap.noticed, None, gap.final)
-            pieces.append(self._insert(rest))
-        if not gap.size:
-            self._remove(gap)
-        gaps[at : at + 1] = pieces
-
-    def mark_final(self, gaps: Iterable[Gap]) -> None:
-        """Mark gaps as final, because no replay will bring their messages any more."""
-        for gap in gaps:
-            if gap.serial in self._rows:
-                gap.final = True
-
-    def end_epoch(self, key: Key) -> None:
-        """Keep a counter's gaps as they are from now on, because a new epoch begins or the counter is forgotten."""
-        self._present.pop(key, None)
-
-    def shrink(self) -> list[Gap]:
-        """Forget the oldest rows beyond the limit.
+    def fill(self, gap: Gap, position: int) -> Gap | None:
+        """Take the position of a message that arrived out of a gap of a present epoch.
 
         Returns:
-            Those of them that were open, in the present epoch of their counter.
+            What is left behind the position, if this is a gap of its own now.
         """
+        rest = None
+        if gap.first < position < gap.last:
+            rest = replace(gap, first=position + 1)
+            self.add(rest)
+            gap.last = position - 1
+        elif position == gap.first < gap.last:
+            gap.first += 1
+        else:
+            gap.last -= 1
+        if not gap.size:
+            self._present[gap.key].remove(gap)
+            del self._rows[id(gap)]
+        return rest
+
+    def end_epoch(self, key: Key) -> list[Gap]:
+        """Keep a counter's gaps as they are from now on, because a new epoch begins or the counter is forgotten."""
+        gaps = self._present.pop(key, [])
+        for gap in gaps:
+            gap.past = True
+        return gaps
+
+    def shrink(self) -> list[Gap]:
+        """Forget the oldest gaps beyond the limit. Returns those of them that are in a present epoch."""
         forgotten = []
         while len(self._rows) > self._limit:
             gap = next(iter(self._rows.values()))
-            present = self._present.get(gap.key, [])
-            if gap in present:
-                present.remove(gap)
-                if gap.healed is None:
-                    forgotten.append(gap)
-            self._remove(gap)
+            if not gap.past:
+                self._present[gap.key].remove(gap)
+                forgotten.append(gap)
+            del self._rows[id(gap)]
         return forgotten
-
-    def restore(self, gaps: Iterable[Gap], next_serial: int, since: Mapping[Key, int]) -> None:
-        """Replace all rows by saved ones.
-
-        Args:
-            since: For each counter, the serial from which on its rows belong to the present epoch.
-        """
-        self._rows = {gap.serial: gap for gap in sorted(gaps, key=lambda gap: gap.serial)}
-        self.next_serial = next_serial
-        for gap in sorted(self._rows.values(), key=_first):
-            if gap.serial >= since.get(gap.key, next_serial):
-                self._present.setdefault(gap.key, []).append(gap)
-
-    def _insert(self, gap: Gap) -> Gap:
-        self._rows[gap.serial] = gap
-        self.next_serial += 1
-        return gap
-
-    def _remove(self, gap: Gap) -> None:
-        del self._rows[gap.serial]
 
 
 @dataclass
@@ -195,13 +147,6 @@ class Totals:
         "messagesDuplicate",
         "messages",
         "The number of messages whose sequence had come before.",
-        "log",
-        numbered=True,
-    )
-    overlapping: int = counted(
-        "messagesOverlapping",
-        "messages",
-        "The number of messages that were left out because a replay had brought them a moment before.",
         "log",
         numbered=True,
     )
@@ -240,7 +185,6 @@ class Counter(msgspec.Struct, array_like=True):
 
     Attributes:
         floor: The first position for which the tracker knows whether it was received.
-        since: The serial from which on rows in the table of gaps belong to the present epoch.
         epoch: The number of restarts so far.
         turn: The position of a number, less the number. It grows when the numbers wrap.
         ended: Whether the publisher has announced that it sends no more.
@@ -249,25 +193,11 @@ class Counter(msgspec.Struct, array_like=True):
     """
 
     floor: int
-    since: int
     epoch: int = 0
     turn: int = 0
     ended: bool = False
     topic: bytes | None = None
     sample: Sample | None = None
-
-
-@dataclass(slots=True)
-class Ahead:
-    """A replay is ahead of the live flow, which will bring the same messages once more.
-
-    Attributes:
-        connection: The live connection, which alone brings the messages again.
-        position: From where on it may bring them: after the last message that it has brought.
-    """
-
-    connection: int
-    position: int
 
 
 @dataclass
@@ -276,15 +206,11 @@ class SequenceFindings:
 
     Attributes:
         duplicates: The places, among these messages, of those whose number was received before.
-        overlapping: The places of those that a replay had brought shortly before.
-        gaps: New gaps.
+        lost: The gaps that are told as losses now: new ones, or, where a replay could have filled them, those that
+            it does not fill any more.
         restarts: Counters whose publisher has restarted.
-        abandoned: Older gaps that cannot be filled any more, because the publisher has restarted or the table of gaps
-            is full.
     """
 
     duplicates: list[int] = field(default_factory=list)
-    overlapping: list[int] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    lost: list[Gap] = field(default_factory=list)
     restarts: list[Key] = field(default_factory=list)
-    abandoned: list[Gap] = field(default_factory=list)

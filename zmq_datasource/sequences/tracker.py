@@ -5,13 +5,10 @@ A *position* is a number that never wraps: each time that the counter wraps, the
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
-from msgspec.structs import replace
-
 from zmq_datasource.options import Numbering
-from zmq_datasource.sequences.records import Ahead, Counter, Gap, GapTable, Key, SequenceFindings, Totals
+from zmq_datasource.sequences.records import Counter, Gap, GapTable, Key, SequenceFindings, Totals
 from zmq_datasource.sequences.runs import Run
 
 # The table of gaps has at most this many rows.
@@ -30,6 +27,7 @@ class SequenceTracker:
             updates it before each call.
         expected: The number that each counter expects, the counter that was silent for longest first.
         counters: The other state of each counter.
+        losses: The number of the next loss.
     """
 
     def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int = MOST_GAPS) -> None:
@@ -42,9 +40,12 @@ class SequenceTracker:
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
         self.expected: dict[Key, int] = {}
         self.counters: dict[Key, Counter] = {}
-        self._ahead: dict[Key, Ahead] = {}
-        # The connection of its endpoint that brought each counter's latest message to this process.
+        self.losses = 0
+        # The connection of its endpoint that brought each counter's latest message to this process, and the one that
+        # brought its latest live message.
         self._latest_connections: dict[Key, int] = {}
+        self._live_connections: dict[Key, int] = {}
+        self._new_gaps: list[Gap] = []  # of the present call
 
     # The live flow.
 
@@ -56,64 +57,40 @@ class SequenceTracker:
         """
         findings = SequenceFindings()
         received = set()
-        healed = self.totals.healed
         for run in runs:
             key, first, count = run.key, run.first, run.count
             for offset in range(count):
                 if self.expected.get(key) == first + offset:  # as expected, like all that follow in this run
                     self.expected[key] = first + count
-                    if self._ahead:
-                        self._ahead.pop(key, None)  # the live flow has caught up
                     break
                 place = run.place(offset)
                 self._track_one(key, first + offset, place, when(place), findings)
             received.add(key)
-        self._move_to_end(received)
         for key in received:
             self.note_connection(key)
-        if findings.gaps and self.totals.healed != healed:
-            findings.gaps = self._still_open(findings.gaps)
-        self._forget(findings)
+            self._live_connections[key] = self._connection(key)
+        self._conclude(received, findings)
         return findings
-
-    def _still_open(self, noticed: Iterable[Gap]) -> list[Gap]:
-        """The open gaps that are left of gaps which this call has noticed, and perhaps filled by late messages."""
-        ranges: dict[tuple[Key, int], list[Gap]] = {}
-        for gap in noticed:
-            ranges.setdefault((gap.key, gap.epoch), []).append(gap)
-        found = []
-        for gap in self.gaps:
-            if gap.healed is None and (wholes := ranges.get((gap.key, gap.epoch))):
-                at = bisect_right(wholes, gap.first, key=lambda whole: whole.first) - 1
-                if at >= 0 and gap.last <= wholes[at].last:
-                    found.append(gap)
-        return found
 
     def _track_one(self, key: Key, number: int, row: int, when: int, findings: SequenceFindings) -> None:
         if key not in self.expected:
-            self._add_counter(key, number, when, findings)
+            self._add_counter(key, number, when)
             return
         expected, counter = self._position_expected(key), self.counters[key]
         position = self._position(counter, expected, number)
         gap = self.gaps.find(key, position) if position < expected else None
-        follows_replay = key in self._ahead and self._follows_replay(key, position, expected)
-        if follows_replay and gap is None:
-            if position >= counter.floor:
-                self.totals.overlapping += 1
-                findings.overlapping.append(row)
-            else:  # older than the first message that the publisher had for the replay
-                self.totals.late += 1
-        elif position == expected:
+        may_restart = self.numbering.restarts
+        if position == expected:
             self._expect(key, counter, position + 1)
-        elif not follows_replay and self._has_restarted(key, number, position < expected):
+        elif may_restart and self._shows_restart(key, number, position < expected):
             self._restart(key, counter, number, when, findings)
         elif position > expected:
-            self._add_gap(key, counter, expected, position - 1, when, findings)
+            self._add_gap(key, counter, expected, position - 1, when)
             self._expect(key, counter, position + 1)
         elif gap is not None:
-            self._heal(gap, position, when)
+            self._heal(gap, position)
             self.totals.late += 1
-        elif self.numbering.restarts and position < expected - self.numbering.window:
+        elif may_restart and not self.numbering.replayed and position < expected - self.numbering.window:
             self._restart(key, counter, number, when, findings)
         elif position < counter.floor:
             self.totals.late += 1
@@ -121,41 +98,40 @@ class SequenceTracker:
             self.totals.duplicates += 1
             findings.duplicates.append(row)
 
-    def _add_counter(self, key: Key, number: int, when: int, findings: SequenceFindings) -> None:
+    def _add_counter(self, key: Key, number: int, when: int) -> None:
         """Add the counter of a first message."""
         # If counters were forgotten, this may be one of them, and its earlier messages were received.
         begin = self.numbering.start if self.numbering.whole else self.numbering.counts_from
         whole = begin is not None and not self.totals.forgotten and number > begin
         first = begin if begin is not None and whole else number
-        self.counters[key] = Counter(first, self.gaps.next_serial)
+        self.counters[key] = Counter(first)
         self.note_connection(key)
         if whole:
-            self._add_gap(key, self.counters[key], first, number - 1, when, findings)
+            self._add_gap(key, self.counters[key], first, number - 1, when)
         self.expected[key] = number + 1
 
-    def _has_restarted(self, key: Key, number: int, lower: bool) -> bool:
-        """Whether a number that is not the expected one proves a restart of the publisher."""
-        if not self.numbering.restarts:
+    def _shows_restart(self, key: Key, number: int, lower: bool) -> bool:
+        """Whether a number that is not the expected one proves a restart of a publisher."""
+        if lower and self._endpoint is not None and not self._is_on_connection(key):
+            # A connection keeps the order of messages: on the same one it would be a message sent again.
+            return True
+        if number != self.numbering.start:
             return False
-        # A connection keeps the order of messages: a lower number on the same one is a message sent again.
-        new_connection = self._endpoint is not None and not self._is_on_connection(key)
-        return number == self.numbering.start or (lower and new_connection)
+        # A replay may have brought the first number before the live flow does. The live flow brings it once.
+        return not self.numbering.replayed or self._live_connections.get(key) == self._connection(key)
 
     def _restart(
         self, key: Key, counter: Counter, number: int, when: int, findings: SequenceFindings
     ) -> None:
-        self._ahead.pop(key, None)  # the replay was of messages before the restart
         self.totals.restarts += 1
         findings.restarts.append(key)
-        findings.abandoned += self.gaps.missing(key)
-        self.gaps.end_epoch(key)
+        self._lose(self.gaps.end_epoch(key), findings)
         counter.epoch += 1
-        counter.since = self.gaps.next_serial
         counter.sample = None
         counter.floor = min(number, self.numbering.start)
         self.note_connection(key)
         if number > self.numbering.start:
-            self._add_gap(key, counter, self.numbering.start, number - 1, when, findings)
+            self._add_gap(key, counter, self.numbering.start, number - 1, when)
         self._expect(key, counter, number + 1)
 
     def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> SequenceFindings:
@@ -167,19 +143,17 @@ class SequenceTracker:
         """
         findings = SequenceFindings()
         if key not in self.expected:
-            self._add_counter(key, last + 1, when, findings)
+            self._add_counter(key, last + 1, when)
             self.expected[key] = last + 1
         else:
             expected, counter = self._position_expected(key), self.counters[key]
             position = self._position(counter, expected, last)
             if position >= expected:
-                self._ahead.pop(key, None)
-                self._add_gap(key, counter, expected, position, when, findings)
+                self._add_gap(key, counter, expected, position, when)
                 self._expect(key, counter, position + 1)
         self.counters[key].ended = end
-        self._move_to_end({key})
         self.note_connection(key)
-        self._forget(findings)
+        self._conclude({key}, findings)
         return findings
 
     # Replays.
@@ -196,7 +170,7 @@ class SequenceTracker:
         return key not in self.counters or self._is_on_connection(key)
 
     def track_replayed(self, key: Key, number: int, when: int, findings: SequenceFindings) -> bool:
-        """Track a replayed message. The replay may get ahead of the live flow.
+        """Track a replayed message, which may be one that the live flow has not brought yet.
 
         Args:
             when: When it was received, in microseconds since the epoch.
@@ -204,27 +178,26 @@ class SequenceTracker:
         Returns:
             Whether the message is new. Otherwise it was received before.
         """
-        connection = self._connection(key)
         if key not in self.expected:
-            self._add_counter(key, number, when, findings)
-            self._ahead[key] = Ahead(connection, self.counters[key].floor)
+            self._add_counter(key, number, when)
         else:
             expected, counter = self._position_expected(key), self.counters[key]
             position = self._position(counter, expected, number)
             if position >= expected:
                 if position > expected:
-                    self._add_gap(key, counter, expected, position - 1, when, findings)
+                    self._add_gap(key, counter, expected, position - 1, when)
                 self._expect(key, counter, position + 1)
-                if key not in self._ahead or self._ahead[key].connection != connection:
-                    self._ahead[key] = Ahead(connection, expected)
                 self.note_connection(key)
             elif (gap := self.gaps.find(key, position)) is not None:
-                self._heal(gap, position, when)
+                self._heal(gap, position)
             else:
                 return False
-        self._move_to_end({key})
-        self._forget(findings)
+        self._conclude({key}, findings)
         return True
+
+    def give_up(self, gaps: Iterable[Gap]) -> None:
+        """Note that no replay will bring what is missing here."""
+        self._lose(gaps, SequenceFindings())
 
     def missing(self, key: Key) -> list[Gap]:
         """List the open gaps in a counter's present epoch, in order."""
@@ -233,22 +206,6 @@ class SequenceTracker:
     def next_number(self, key: Key) -> int | None:
         """The number that a counter expects; None if the counter is not known."""
         return self.expected.get(key)
-
-    def _follows_replay(self, key: Key, position: int, expected: int) -> bool:
-        """Whether a message of the live flow is one that the replay has brought or left out.
-
-        Otherwise the live flow has caught up, or has changed: it has a new connection, or its numbers go back. Then the
-        replay is no longer ahead.
-        """
-        ahead, floor = self._ahead[key], self.counters[key].floor
-        if position < expected and ahead.connection == self._connection(key):
-            if position >= ahead.position:
-                ahead.position = position + 1
-                return True
-            if position < floor == ahead.position:
-                return True
-        del self._ahead[key]
-        return False
 
     def _connection(self, key: Key) -> int:
         if self._endpoint is None:
@@ -266,10 +223,6 @@ class SequenceTracker:
 
     # Positions.
 
-    def number(self, position: int) -> int:
-        """The number at a position."""
-        return position if self._turn is None else position % self._turn
-
     def _position_expected(self, key: Key) -> int:
         return self.expected[key] + self.counters[key].turn
 
@@ -280,43 +233,58 @@ class SequenceTracker:
         return expected + (ahead if ahead <= self._turn // 2 else ahead - self._turn)
 
     def _expect(self, key: Key, counter: Counter, position: int) -> None:
-        number = self.number(position - 1) + 1  # one past the last number is correct, and never arrives
+        number = (
+            self.numbering.number(position - 1) + 1
+        )  # one past the last number is correct, and never arrives
         counter.turn = position - number
         self.expected[key] = number
 
     # Gaps and memory.
 
-    def _add_gap(
-        self, key: Key, counter: Counter, first: int, last: int, when: int, findings: SequenceFindings
-    ) -> None:
-        gap = self.gaps.add(key, counter.epoch, first, last, when)
+    def _add_gap(self, key: Key, counter: Counter, first: int, last: int, when: int) -> None:
+        gap = Gap(key, counter.epoch, first, last, when)
+        self.gaps.add(gap)
+        self._new_gaps.append(gap)
         self.totals.lost += gap.size
-        findings.gaps.append(replace(gap))  # a copy, because a late message changes the table's
 
-    def _heal(self, gap: Gap, position: int, when: int) -> None:
-        self.gaps.fill(gap, position, when)
+    def _heal(self, gap: Gap, position: int) -> None:
+        rest = self.gaps.fill(gap, position)
+        if rest is not None:
+            self._new_gaps.append(rest)
         self.totals.lost -= 1
         self.totals.healed += 1
+
+    def _lose(self, gaps: Iterable[Gap], findings: SequenceFindings) -> None:
+        for gap in gaps:
+            if gap.loss is None and gap.size:
+                gap.loss = self.losses
+                self.losses += 1
+                findings.lost.append(gap)
+
+    def _conclude(self, received: set[Key], findings: SequenceFindings) -> None:
+        """Tell losses, and keep gaps and counters within their bounds. Called at the end of each call.
+
+        Args:
+            received: Counters that were not silent.
+        """
+        if not self.numbering.replayed:
+            self._lose(self._new_gaps, findings)
+        self._new_gaps.clear()
+        self._move_to_end(received)
+        for gap in self.gaps.shrink():
+            self._lose([gap], findings)
+            counter = self.counters[gap.key]
+            counter.floor = max(counter.floor, gap.last + 1)
+        while len(self.expected) > self._max_counters:
+            key = next(iter(self.expected))
+            self.totals.forgotten += not self.counters[key].ended
+            del self.expected[key], self.counters[key]
+            self._latest_connections.pop(key, None)
+            self._live_connections.pop(key, None)
+            self._lose(self.gaps.end_epoch(key), findings)
 
     def _move_to_end(self, keys: set[Key]) -> None:
         """Make these the counters that are forgotten last."""
         expected = self.expected
         for key in keys:
             expected[key] = expected.pop(key)
-
-    def _forget(self, findings: SequenceFindings) -> None:
-        """Keep gaps and counters within their bounds."""
-        for gap in self.gaps.shrink():
-            findings.abandoned.append(gap)
-            counter = self.counters[gap.key]
-            counter.floor = max(counter.floor, gap.last + 1)
-        while len(self.expected) > self._max_counters:
-            key = next(iter(self.expected))
-            self.totals.forgotten += not self.counters[key].ended
-            self._drop(key)
-
-    def _drop(self, key: Key) -> None:
-        del self.expected[key], self.counters[key]
-        self._ahead.pop(key, None)
-        self._latest_connections.pop(key, None)
-        self.gaps.end_epoch(key)

@@ -10,7 +10,7 @@ import msgspec
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log import sections_of
 from zmq_datasource.messages.rows import name_of
-from zmq_datasource.sequences import Key, SequenceTracker, Totals, state
+from zmq_datasource.sequences import Key, Totals, state
 
 
 class SourceFacts(NamedTuple):
@@ -41,36 +41,30 @@ def saved_sequences(sections: Mapping[str, msgspec.Raw]) -> state.SavedTracker |
     return None if saved is None else msgspec.json.decode(saved, type=state.SavedTracker)
 
 
-def saved_tracker(saved: bytes) -> SequenceTracker | None:
-    """Build a tracker from the saved state of a log, to inspect it; None if messages are not numbered."""
-    sequences = saved_sequences(sections_of(saved))
-    return None if sequences is None else state.tracker_of(sequences)
-
-
 def read_gaps(saved: bytes) -> list[dict[str, Any]]:
     """Read the gap table of a log: a dictionary for each gap, oldest first.
 
-    ``first`` and ``last`` are sequence numbers. ``messages`` is how many messages are missing. ``noticed`` and
-    ``healed`` are microseconds since the epoch. Of ``publisher``, ``topic`` and ``endpoint``, a gap has only the keys
-    by which messages are counted.
+    ``first`` and ``last`` are sequence numbers. ``messages`` is how many messages are missing. ``noticed`` is in
+    microseconds since the epoch. Of ``publisher``, ``topic`` and ``endpoint``, a gap has only those by which messages
+    are counted.
 
     Args:
         saved: The saved state of the log.
     """
-    tracker = saved_tracker(saved)
-    if tracker is None:
+    sequences = saved_sequences(sections_of(saved))
+    if sequences is None:
         return []
+    numbering = sequences.numbering
     return [
         {
-            **names_of(tracker.numbering.by, gap.key),
+            **names_of(numbering.by, gap.key),
             "epoch": gap.epoch,
-            "first": tracker.number(gap.first),
-            "last": tracker.number(gap.last),
+            "first": numbering.number(gap.first),
+            "last": numbering.number(gap.last),
             "messages": min(gap.size, 2**63 - 1),  # what a column of 64 bits can hold
             "noticed": gap.noticed,
-            "healed": gap.healed,
         }
-        for gap in tracker.gaps
+        for gap in sequences.gaps
     ]
 
 
@@ -80,7 +74,7 @@ def read_counters(saved: bytes) -> tuple[SourceCounters, Totals | None]:
     if sections:
         counters.restore(msgspec.json.decode(sections["counters"]))
     sequences = saved_sequences(sections)
-    return counters, None if sequences is None else state.totals_of(sequences)
+    return counters, None if sequences is None else sequences.totals
 
 
 def names_of(by: Sequence[str], key: Key) -> dict[str, str]:

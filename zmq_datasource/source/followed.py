@@ -7,10 +7,10 @@ import threading
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, SocketError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import Chunk, LogStorage, read_saved_state
+from zmq_datasource.log import Chunk, LogStorage, read_saved_state, sections_of
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
-from zmq_datasource.source.facts import read_counters, saved_tracker
+from zmq_datasource.source.facts import read_counters, saved_sequences
 from zmq_datasource.source.incidents import Incidents
 
 
@@ -27,13 +27,13 @@ class FollowedReceiver:
     def __init__(self, storage: LogStorage, options: StreamReadOptions) -> None:
         self._storage = storage
         self._is_numbered = options.numbering is not None
-        self._is_replayed = bool(options.replay_endpoint)  # a process that fills the log has the same options
-        self._incidents = Incidents(options, None)
+        self._incidents = Incidents(options)
         self._faults = LimitedLog(__name__, "states that could not be read")
         self._reading = threading.Lock()
         self._read_to = -1
-        self._first_serial: int | None = None  # a gap with a smaller serial number is older than the query
-        self._reported: set[int] = set()  # the serial numbers of the gaps that were reported
+        self._next_loss: int | None = (
+            None  # losses with a smaller number are older than the query, or reported
+        )
         self.counters: SourceCounters | None = None
         self.totals: Totals | None = None
 
@@ -68,26 +68,13 @@ class FollowedReceiver:
             self._is_numbered = False  # from here on, the receiver of this process reports losses
 
     def _act_on(self, saved: bytes) -> None:
-        """Report the new losses in a saved state. A gap that a replay may still fill is not reported yet."""
-        tracker = saved_tracker(saved) if self._is_numbered else None
-        next_serial = 0 if tracker is None else tracker.gaps.next_serial
-        if self._first_serial is None:
-            self._first_serial = next_serial
-        if tracker is None:
-            return
-        new = [
-            gap
-            for gap in tracker.gaps
-            if gap.serial >= self._first_serial and gap.healed is None and gap.serial not in self._reported
-        ]
-        if new and self._is_replayed:
-            requested = {gap.serial for key in {gap.key for gap in new} for gap in tracker.missing(key)}
-            new = [gap for gap in new if gap.final or gap.serial not in requested]
-        self._incidents.tracker = tracker
-        self._incidents.report_lost(new)
-        # Forget gaps that have left the table, so that the set stays as small as the table.
-        self._reported = {gap.serial for gap in tracker.gaps if gap.serial in self._reported}
-        self._reported |= {gap.serial for gap in new}
+        """Report the new losses in a saved state."""
+        sequences = saved_sequences(sections_of(saved)) if self._is_numbered else None
+        before, self._next_loss = self._next_loss, 0 if sequences is None else sequences.losses
+        if sequences is not None and before is not None:
+            self._incidents.numbering = sequences.numbering
+            new = (gap for gap in sequences.gaps if gap.loss is not None and gap.loss >= before)
+            self._incidents.report_lost(sorted(new, key=lambda gap: gap.loss or 0))
 
     def close(self) -> None:
         """Log how many warnings the rate limit has left out."""

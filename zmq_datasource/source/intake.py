@@ -65,9 +65,8 @@ class Findings(SequenceFindings):
     malformed: list[MalformedMessage] = field(default_factory=list)
 
     def add(self, tracked: SequenceFindings) -> None:
-        self.gaps += tracked.gaps
+        self.lost += tracked.lost
         self.restarts += tracked.restarts
-        self.abandoned += tracked.abandoned
 
 
 class Intake(CarriedState):
@@ -138,9 +137,8 @@ class Intake(CarriedState):
             findings.add(tracked)
             if self._options.replay_endpoint and fields.topics is not None:
                 self._note_latest(tracker, runs, fields)
-            left_out = tracked.overlapping + (tracked.duplicates if self._options.deduplicate else [])
-            if left_out:
-                fields = fields.without(left_out)
+            if tracked.duplicates and (self._options.deduplicate or tracker.numbering.replayed):
+                fields = fields.without(tracked.duplicates)
         for row, topic, publisher, last, end in fields.announced:
             arrival = origin(row)
             parts = {
@@ -231,7 +229,7 @@ class Intake(CarriedState):
         if self.tracker is None or kept is None:
             return kept is None
         if not self.tracker.numbering.is_like(kept.numbering):
-            return state.restore_renamed(self.tracker, kept)
+            return False
         state.restore(self.tracker, kept)
         return True
 

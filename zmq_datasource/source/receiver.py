@@ -75,7 +75,7 @@ class Receiver:
         self._clock = clock
         self.intake = Intake(options, counters)
         self.channels = make_channels(options, counters, self.intake.tracker, replay_timeout)
-        self._incidents = Incidents(options, self.intake.tracker)
+        self._incidents = Incidents(options)
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
@@ -196,10 +196,9 @@ class Receiver:
         batches = []
         if self._inbox.messages:
             arrivals, self._arrivals = self._arrivals, []
-            messages = self._inbox.messages
             batch, findings = self.intake.read(self._inbox.hand_over(), arrivals)
             batches.append(batch)
-            self._incidents.act_on(findings, messages)
+            self._incidents.act_on(findings)
         for channel in self.channels:
             if channel.replayer is not None:
                 batches += self._take_replayed(channel, channel.replayer)
@@ -218,7 +217,7 @@ class Receiver:
             arrival = self._arrival(channel, len(replies), int(self._clock() * 1_000_000))
             batch, findings = self.intake.read_replies(replies, arrival, restarted)
             batches.append(batch)
-            self._incidents.act_on(findings, len(replies))
+            self._incidents.act_on(findings)
         self._incidents.report_lost(replayer.step(channel.waiting))
         return batches
 

@@ -277,7 +277,7 @@ class ReplaySession(Session):
             gone = missing if self._unanswered >= _UNANSWERED else []
         if gone:
             self._unanswered = 0
-            self._tracker.gaps.mark_final(gone)
+            self._tracker.give_up(gone)
         if self._missing():
             self._due = self._pause_until
         return gone
@@ -343,4 +343,4 @@ class ReplaySession(Session):
         return None if counter is None else counter.sample
 
     def _missing(self) -> list[Gap]:
-        return [gap for gap in self._tracker.missing(self._key) if not gap.final]
+        return [gap for gap in self._tracker.missing(self._key) if gap.loss is None]

@@ -46,12 +46,11 @@ _GAPS_SCHEMA = pa.schema(
         ("last", pa.int64()),
         ("messages", pa.int64()),
         ("noticed", pa.timestamp("us", tz="UTC")),
-        ("healed", pa.timestamp("us", tz="UTC")),
     ]
 )
 GAPS_DDL = (
     "publisher STRING, topic STRING, endpoint STRING, epoch INT, first BIGINT, last BIGINT, "
-    "messages BIGINT, noticed TIMESTAMP, healed TIMESTAMP"
+    "messages BIGINT, noticed TIMESTAMP"
 )
 
 
@@ -228,7 +227,7 @@ class ZmqGapReader(DataSourceReader):
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One row for each gap, oldest first; ``healed`` is null while its messages are missing."""
+        """One row for each gap, oldest first."""
         set_up_worker()
         self._storage.log_id()  # a directory that is out of reach would look like a log without gaps
         yield pa.RecordBatch.from_pylist(read_gaps(read_saved_state(self._storage)), _GAPS_SCHEMA)
