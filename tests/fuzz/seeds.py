@@ -102,7 +102,7 @@ def offsets() -> Iterator[bytes]:
 
 
 def options() -> Iterator[bytes]:
-    yield b"\0connect=tcp://a-[0-3]:1\nsocketType=SUB\ntopics=a,b\nrcvhwm=5\nwalFlushInterval=5 ms\nzmq.rcvbuf=1"
+    yield b"\0connect=tcp://a-0:1\nsocketType=SUB\ntopics=a,b\nrcvhwm=5\nwalFlushInterval=5 ms\nzmq.rcvbuf=1"
     yield b"\1bind=tcp://*:5\nsocketType=PUB\nlinger=-1\nsndhwm=5\nframing=sequenced"
     yield b'\2pull=ipc://a\ndurable=tcp://[::1]:5\nwalLocation=/l\nwalMaxBytes=5 GiB\ntopics=["a"]'
     yield b'\0walLocation=/l\nstartingOffsets={"next": 5}'

@@ -21,7 +21,7 @@ COUNTERS = (
 
 
 GOLDEN_SEQUENCES = (
-    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false,null,false],'
+    b'"sequences":{"numbering":[["endpoint","topic"],0,null,true,1000,false,false],'
     b'"totals":{"lost":3,"late":1,"healed":1,"duplicates":0,"restarts":0,"forgotten":0},'
     b'"names":[["dGNwOi8vZmVlZDox","/w=="]],"expected":[6],"counters":[[0,0,0,false,null,null]],'
     b'"gaps":[[["dGNwOi8vZmVlZDox","/w=="],0,1,2,5,0,false],[["dGNwOi8vZmVlZDox","/w=="],0,4,4,5,1,false]],'

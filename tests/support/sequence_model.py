@@ -45,8 +45,7 @@ class Model:
     def see(self, number: int) -> str:
         """What this number is: ``first``, ``next``, ``gap``, ``late``, ``restart`` or ``duplicate``."""
         if not self.epochs:
-            begin = self.numbering.start if self.numbering.whole else self.numbering.counts_from
-            floor = number if begin is None else min(number, begin)
+            floor = min(number, self.numbering.start) if self.numbering.whole else number
             self.epochs.append(Epoch(floor, seen={number}, end=number + 1))
             return "first"
         epoch = self.epochs[-1]

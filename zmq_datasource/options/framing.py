@@ -15,7 +15,7 @@ from zmq_datasource.options.log import LogOptions
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.presets import PRESETS, Layout, Numbering, Preset, SequenceAt
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.options.types import CountedBy, Delimiter, ReplayFrom
+from zmq_datasource.options.types import CountedBy, Delimiter
 
 # How a message's frames carry its fields, at the source: the presets, and ``custom``.
 Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "jupyter", "custom"]
@@ -139,13 +139,12 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = Endpoints()
     replay_from: Annotated[
-        ReplayFrom | None,
+        Literal["latest", "earliest"],
         _numbered(
-            "Where a query without a history starts: at the `earliest` message that the publisher has, or at a "
-            "sequence. With a sequence, each counter's messages from it up to the first received one count as lost, "
-            "also without `replayEndpoint`."
+            "Where a query without a history starts: with what arrives from now on, or at the `earliest` message that "
+            "the publisher still has (`replayEndpoint`)."
         ),
-    ] = None
+    ] = "latest"
 
     @property
     def layout(self) -> Layout | None:
@@ -161,7 +160,6 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         return preset._replace(
             by=preset.by if self.sequence_by is None else self.sequence_by,
             start=preset.start if self.sequence_start is None else self.sequence_start,
-            counts_from=None if self.replay_from is None else self.replay_from.sequence,
         )
 
     @property
@@ -231,16 +229,10 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         low, high = layout.sequence.range
         if not low <= numbering.start <= high:
             raise OptionError(f"sequenceStart={numbering.start} must be from {low} to {high}")
-        if numbering.counts_from is not None and not low <= numbering.counts_from <= high:
-            raise OptionError(f"replayFrom={numbering.counts_from} must be from {low} to {high}")
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
-            if self.replay_from is not None and self.replay_from.sequence is None:
-                raise OptionError(
-                    "replayFrom=earliest needs replayEndpoint, where old messages are requested; to count what is "
-                    "missing before the first message, name the sequence where the counters begin"
-                )
+            self.refuse(("replay_from",), "needs replayEndpoint, where old messages are requested")
             return
         if self.framing != "vllm":
             raise OptionError(

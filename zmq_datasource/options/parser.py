@@ -76,8 +76,6 @@ class OptionSet(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     title: ClassVar[str] = "option"
     ignored: ClassVar[frozenset[str]] = frozenset()  # names that ``parse`` skips, in lower case
-    # The names that other sources and sinks have for some of these options, in lower case, with our names for them.
-    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> None:
         """Raise OptionError for values that cannot be combined. Called by ``parse``."""
@@ -237,8 +235,6 @@ def _read(option: OptionDoc, text: str) -> Any:
 
 
 def _unknown(cls: type[OptionSet], name: str, known: Mapping[str, OptionDoc]) -> str:
-    if name.lower() in cls.elsewhere:
-        return f"unknown {cls.title} {name!r}; did you mean {cls.elsewhere[name.lower()]!r}?"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     if near:
         return f"unknown {cls.title} {name!r}; did you mean {known[near[0]].name!r}?"

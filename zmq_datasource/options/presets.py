@@ -103,8 +103,6 @@ class Numbering(NamedTuple):
             sequence never means a restart.
         window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
         whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
-        counts_from: The number from which on messages before the first received one are missing; None if the user has
-            named none.
         replayed: Whether missing messages are asked for. Each number is taken once then, whether a replay brings it or
             the live flow.
     """
@@ -115,7 +113,6 @@ class Numbering(NamedTuple):
     restarts: bool = True
     window: int = 1000
     whole: bool = False
-    counts_from: int | None = None
     replayed: bool = False
 
     def number(self, position: int) -> int:

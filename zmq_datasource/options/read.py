@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.receiving import ReceivingOptions
-from zmq_datasource.options.socket import Endpoint, SocketOptions
+from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.options.types import ByteSize, Duration
 
 
@@ -175,22 +174,6 @@ class ReadOptions(ReceivingOptions, frozen=True, kw_only=True, rename="camel"):
     ] = LogServing("auto")
 
     title: ClassVar[str] = "read option"
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        **SocketOptions.elsewhere,
-        "maxoffsetspertrigger": "maxMessagesPerTrigger",
-        "maxrecordsperfetch": "maxMessagesPerTrigger",
-        "subscribe": "topics",
-        "subscribepattern": "topics",
-        "assign": "topics",
-        "topic": "topics",
-        "path": "walLocation",
-        "includeheaders": "includeFrames",
-        "groupidprefix": "reader",
-        "kafka.group.id": "reader",
-        "hwm": "rcvhwm",
-        "startingtimestamp": "startingOffsets",
-        "endingtimestamp": "endingOffsets",
-    }
 
     def check(self) -> None:
         super().check()

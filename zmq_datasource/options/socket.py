@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import itertools
-import re
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
 from zmq_datasource.errors import OptionError
@@ -70,31 +67,8 @@ class Endpoint(NamedTuple):
         return cls(transport, address)
 
 
-_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-_MOST_ENDPOINTS = 1000
-
-
-def _expanded(text: str) -> list[str]:
-    """The texts that a text with ranges stands for: ``a-[0-1]`` is ``a-0`` and ``a-1``. The last range counts
-    fastest."""
-    parts, at, count = [], 0, 1
-    for found in _RANGE.finditer(text):
-        first, last = found[1], found[2]
-        if int(first) > int(last):
-            raise ValueError(f"the range {found[0]} of {text!r} must go up")
-        count *= int(last) - int(first) + 1
-        if count > _MOST_ENDPOINTS:
-            raise ValueError(
-                f"{text!r} stands for more than {_MOST_ENDPOINTS} endpoints, the most of one socket"
-            )
-        width = len(first) if first.startswith("0") else 0  # [00-15] keeps its zeros
-        parts += [[text[at : found.start()]], [f"{n:0{width}d}" for n in range(int(first), int(last) + 1)]]
-        at = found.end()
-    return ["".join(chosen) for chosen in itertools.product(*parts, [text[at:]])]
-
-
 class Endpoints(tuple[Endpoint, ...]):
-    """Endpoints separated by commas. Each may contain ranges of numbers: ``tcp://vllm-[0-7]:5557``."""
+    """Endpoints separated by commas."""
 
     words: ClassVar[str] = "endpoints"
 
@@ -106,11 +80,7 @@ class Endpoints(tuple[Endpoint, ...]):
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise ValueError("it names no endpoint; write tcp://host:port or ipc://path")
-        endpoints = cls(Endpoint.read(one) for part in parts for one in _expanded(part))
-        if len(endpoints) > _MOST_ENDPOINTS:
-            raise ValueError(
-                f"it names {len(endpoints)} endpoints; {_MOST_ENDPOINTS} are the most of one socket"
-            )
+        endpoints = cls(map(Endpoint.read, parts))
         doubles = {str(e) for e in endpoints if endpoints.count(e) > 1}
         if doubles:
             raise ValueError(f"{', '.join(sorted(doubles))} is named more than once")
@@ -120,12 +90,7 @@ class Endpoints(tuple[Endpoint, ...]):
 class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
     """The options of every socket. Subclasses add those of the source, the sink and the proxy."""
 
-    connect: Annotated[
-        Endpoints,
-        doc(
-            "The endpoints to connect to, separated by commas. `tcp://vllm-[0-7]:5557` means eight endpoints."
-        ),
-    ] = Endpoints()
+    connect: Annotated[Endpoints, doc("The endpoints to connect to, separated by commas.")] = Endpoints()
     bind: Annotated[Endpoints, doc("The endpoints to bind, separated by commas.")] = Endpoints()
 
     allowed_clients: Annotated[
@@ -136,10 +101,6 @@ class SocketOptions(OptionSet, frozen=True, kw_only=True, rename="camel"):
             "certificate that is added or removed counts for the next connection. See docs/security.md."
         ),
     ] = LocalPath("")
-    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (*("endpoint", "endpoints", "address", "host", "port", "url", "uri"), "kafka.bootstrap.servers"),
-        "connect",
-    )
 
     @property
     def has_endpoints(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
@@ -129,26 +128,6 @@ class LocalPath(str):
                 "directory of its own"
             )
         return cls(text)
-
-
-@dataclass(frozen=True)
-class ReplayFrom:
-    """Where a replay begins: ``earliest`` (None), or a sequence."""
-
-    words: ClassVar[str] = "a sequence"
-
-    sequence: int | None
-
-    def __str__(self) -> str:
-        return "earliest" if self.sequence is None else str(self.sequence)
-
-    @classmethod
-    def read(cls, text: str) -> ReplayFrom:
-        if text.lower() == "earliest":
-            return cls(None)
-        if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
-            raise ValueError("it must be earliest or a sequence from 0")
-        return cls(int(text))
 
 
 class Duration(float):

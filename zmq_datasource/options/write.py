@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from zmq_datasource.errors import OptionError
@@ -149,7 +148,6 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
     ] = Duration(7 * 86_400)
 
     title: ClassVar[str] = "write option"
-    elsewhere: ClassVar[Mapping[str, str]] = {**SocketOptions.elsewhere, "path": "connect", "hwm": "sndhwm"}
     # Spark passes its own options to a writer, too.
     ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation", "queryname"})
 

@@ -101,12 +101,11 @@ class SequenceTracker:
     def _add_counter(self, key: Key, number: int, when: int) -> None:
         """Add the counter of a first message."""
         # If counters were forgotten, this may be one of them, and its earlier messages were received.
-        begin = self.numbering.start if self.numbering.whole else self.numbering.counts_from
-        whole = begin is not None and not self.totals.forgotten and number > begin
-        first = begin if begin is not None and whole else number
+        whole = self.numbering.whole and not self.totals.forgotten
+        first = min(self.numbering.start, number) if whole else number
         self.counters[key] = Counter(first)
         self.note_connection(key)
-        if whole:
+        if first < number:
             self._add_gap(key, self.counters[key], first, number - 1, when)
         self.expected[key] = number + 1
 

@@ -206,7 +206,7 @@ def make_channels(
 
     def replayer(publisher: Endpoint, replays: Endpoint) -> Replayer:
         assert tracker is not None, "messages are numbered"
-        first = None if options.replay_from is None else numbering.counts_from or numbering.start
+        first = numbering.start if options.replay_from == "earliest" else None
         session = ReplaySession(str(publisher), str(replays), replay_timeout, counters, tracker, first)
         return Replayer(options, replays, session)
 
