@@ -294,28 +294,22 @@ def test_both_kinds_of_read_take_the_options_of_the_dataframe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "by", "start", "end", "restarts"),
+    ("options", "numbering"),
     [
-        ({"framing": "sequenced"}, ("publisher",), 0, None, False),
-        ({"framing": "vllm"}, ("endpoint", "topic"), 0, None, True),
-        ({"framing": "vllm", **REPLAY}, ("endpoint",), 0, None, True),
-        ({"framing": "bitcoin"}, ("endpoint", "topic"), 0, 2**32 - 1, True),
-        ({**NUMBERED}, ("endpoint",), 0, None, True),
-        ({**NUMBERED, "publisherFrame": "1"}, ("publisher",), 0, None, True),
+        ({"framing": "sequenced"}, Numbering(("publisher",), restarts=False, whole=True)),
+        ({"framing": "vllm"}, Numbering(("endpoint", "topic"))),
+        ({"framing": "vllm", **REPLAY}, Numbering(("endpoint",), replayed=True)),
+        ({"framing": "bitcoin"}, Numbering(("endpoint", "topic"), end=2**32 - 1)),
+        (NUMBERED, Numbering(("endpoint",))),
+        ({**NUMBERED, "publisherFrame": "1"}, Numbering(("publisher",))),
         (
-            {**NUMBERED, "topicFrame": "1", "sequenceBy": "endpoint, topic"},
-            ("topic", "endpoint"),
-            0,
-            None,
-            True,
+            {**NUMBERED, "topicFrame": "1", "sequenceBy": "endpoint, topic", "sequenceStart": "1"},
+            Numbering(("topic", "endpoint"), start=1),
         ),
     ],
 )
-def test_a_framing_says_how_its_publishers_count(
-    options: dict[str, str], by: tuple[str, ...], start: int, end: int | None, restarts: bool
-) -> None:
-    numbering = parse(StreamReadOptions, {**FEED, **options}).numbering
-    assert numbering == Numbering(by, start, end, restarts, whole=options["framing"] == "sequenced")
+def test_a_framing_says_how_its_publishers_count(options: dict[str, str], numbering: Numbering) -> None:
+    assert parse(StreamReadOptions, {**FEED, **options}).numbering == numbering
 
 
 @pytest.mark.parametrize("options", [{}, {"framing": "jupyter"}, {**VLLM, "sequenceBy": "none"}, CUSTOM])
