@@ -141,6 +141,7 @@ REFUSALS = [
     (StreamReadOptions, {**FEED, "walMaxBytes": "much"}, "walMaxBytes='much'", "64m"),
     (StreamReadOptions, {**FEED, "walMaxBytes": "0"}, "walMaxBytes='0'", "at least 1 byte"),
     (WriteOptions, {**FEED, "linger": "-2"}, "linger='-2'", "-1 (without a limit)"),
+    (StreamReadOptions, {**FEED, "serveLog": "ipc:///tmp/x"}, "serveLog='ipc:///tmp/x'", "never"),
     (StreamReadOptions, {**FEED, "topics": "hex:f"}, "hex:f", "pairs of hexadecimal digits"),
     (StreamReadOptions, {**FEED, "topics": "\udcff"}, r"'\udcff' is no text", "hex:ff00"),
     (StreamReadOptions, {**FEED, "topics": "[x"}, "topics='[x'", "JSON list"),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import Socket, bound, driver, log_rows, offer, wait_for
+from tests.support import Socket, bound, log_rows, offer, wait_for
+from tests.support.driver import Driver, begin
 from tests.support.streams import ids_and_numbers, wait_until_released
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.reader import read_index
@@ -23,45 +22,6 @@ from zmq_datasource.log.storage import LogStorage
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
 SEED = 20_261_120
-
-
-class Driver:
-    """A Spark driver in its own process group of three: Python, JVM and source runner."""
-
-    def __init__(self, master: str, **settings: Any) -> None:
-        command = driver.command(master, **settings)
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self._all = psutil.Process(self.process.pid)
-        self._runners: list[psutil.Process] = []
-
-    def processes(self, word: str = "") -> list[psutil.Process]:
-        """The driver's living processes with ``word`` in their command line."""
-        found = []
-        with suppress(psutil.NoSuchProcess):
-            for process in (self._all, *self._all.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):  # includes zombies
-                    if word in " ".join(process.cmdline()):
-                        found.append(process)
-        return found
-
-    def find(self, word: str) -> psutil.Process:
-        def found() -> list[psutil.Process]:
-            assert self.process.poll() is None, "the driver ended by itself"
-            return self.processes(word)
-
-        return wait_for(found, f"a process of the driver with {word!r}", 90)[0]
-
-    def end(self) -> None:
-        """Kill what is left, and wait until the source runner has drained and gone."""
-        for process in self.processes():
-            if process not in self._runners:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self.process.wait(30)
-        psutil.wait_procs(self._runners, 60)
-
-    def wait_until_receiving(self) -> None:
-        self._runners.append(self.find("source_runner"))
 
 
 def query(endpoint: str, log: Path, out: Path) -> dict[str, Any]:
@@ -101,7 +61,7 @@ def test_kills_lose_and_double_no_message_of_the_log(
     before = 0
     try:
         for left, victim in reversed(list(enumerate(reversed(victims)))):
-            running = Driver("local[2]", **query(endpoint, log, out))
+            running = Driver(tmp_path / "driver.log", master="local[2]", **query(endpoint, log, out))
             try:
                 before = durable(log)
                 running.wait_until_receiving()
@@ -121,7 +81,7 @@ def test_kills_lose_and_double_no_message_of_the_log(
     if victims[-1] == "java":  # the sender had stopped, so all its messages are in the log, without stop()
         values = [int(v) for v in log_rows(log)["value"].to_pylist()]
         assert values[before:] == list(range(values[before], number))
-    last = driver.begin(spark, **query(endpoint, log, out), availableNow=True)
+    last = begin(spark, **query(endpoint, log, out), availableNow=True)
     assert last.awaitTermination(120)
     wait_until_released(log)
     kept = log_rows(log)

@@ -118,14 +118,6 @@ def test_the_reason_of_a_failure_is_one_sentence_without_a_stack(spark: SparkSes
     assert reason(ValueError("another error\nand its stack")) == "another error"
 
 
-def test_a_query_that_runs_has_no_reason_to_fail(spark: SparkSession, tmp_path: Path) -> None:
-    query = start(feed(spark, connect=free_endpoint(), walLocation=tmp_path / "wal"), tmp_path / "out")
-    try:
-        assert reason(query) is None
-    finally:
-        query.stop()
-
-
 def test_a_schema_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.readStream.format("zmq").option("connect", FEED).schema("price DOUBLE").load()
     with pytest.raises(PySparkException, match=r"remove \.schema\(\.\.\.\).*from_json") as refused:
@@ -141,6 +133,7 @@ def test_with_fail_on_data_loss_false_a_query_continues(
     with running(feed(spark, **options), tmp_path / "out") as query:
         push.send(b"1")
         wait_for_rows(query, 1)
+        assert reason(query) is None
     wait_until_released(tmp_path / "wal")
     other = {**options, "walLocation": tmp_path / "other", "failOnDataLoss": False}
     with running(feed(spark, **other), tmp_path / "out") as query:

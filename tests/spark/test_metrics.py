@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from tests.spark.test_crash import Driver
-from tests.support import Consuming, Socket, bound, driver, offer, wait_for
+from tests.support import Consuming, Socket, bound, offer, wait_for
+from tests.support.driver import Driver, begin
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import ZmqMetricsListener, live_view, metrics
 from zmq_datasource.monitoring.accounts import TOTAL
@@ -305,32 +305,22 @@ def test_a_listener_passes_on_every_event_and_prometheus_serves_the_newest(
     assert listener.failures == 1
 
 
-def test_a_write_outside_of_a_query_keeps_its_account(
+def test_a_write_outside_of_a_query_keeps_its_account_and_removes_old_days(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     pull, sink = bound(context, zmq.PULL)
     where = str(tmp_path / "metrics")
+    (tmp_path / "metrics" / "date=2026-01-01").mkdir(parents=True)
+    kept = {"metricsLocation": where, "metricsRetention": "7d"}
     with Consuming(pull):
         for rows in (3, 4):
             values = spark.range(rows).selectExpr("string(id) AS value")
-            values.write.format("zmq").mode("append").options(connect=sink, metricsLocation=where).save()
+            values.write.format("zmq").mode("append").options(connect=sink, **kept).save()
+    assert not (tmp_path / "metrics" / "date=2026-01-01").exists()
     assert sorted((row.sink, row.rows, row.sent) for row in sums(spark, where)) == [
         (f"PUSH {sink}", 3, 3),
         (f"PUSH {sink}", 4, 4),
     ]
-
-
-def test_the_first_batch_of_a_day_removes_old_days(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    pull, sink = bound(context, zmq.PULL)
-    for day in ("2026-01-01", "2026-01-02", "2026-01-09"):
-        (tmp_path / f"date={day}").mkdir()
-    writer = spark.range(1).selectExpr("string(id) AS value").write.format("zmq").mode("append")
-    with Consuming(pull):
-        writer.options(connect=sink, metricsLocation=str(tmp_path), metricsRetention="7d").save()
-    assert len(days := sorted(path.name for path in tmp_path.iterdir())) == 2
-    assert days[0] == "date=2026-01-09"
 
 
 def lossy_query(source: str, sink: str, directory: Path) -> dict[str, Any]:
@@ -361,7 +351,8 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
         sending = threading.Thread(target=send)
         sending.start()
         try:
-            running = Driver("local[2,3]", **lossy_query(source, slow.endpoint, tmp_path))
+            settings = lossy_query(source, slow.endpoint, tmp_path)
+            running = Driver(tmp_path / "driver.log", master="local[2,3]", **settings)
             try:
                 running.wait_until_receiving()
                 wait_for(lambda: len(totals()) >= 3, "three batches", 90)
@@ -381,7 +372,7 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
         finally:
             end.set()
             sending.join(30)
-        last = driver.begin(spark, **lossy_query(source, slow.endpoint, tmp_path), availableNow=True)
+        last = begin(spark, **lossy_query(source, slow.endpoint, tmp_path), availableNow=True)
         assert last.awaitTermination(120)
     found = totals()
     assert all(map(balanced, found))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from tests.support import REPOSITORY, Socket, bound, wait_for
-from tests.support.streams import committed_rows, session_with, start, wait_until_released
+from tests.support import REPOSITORY, Socket, batch_of, bound, wait_for
+from tests.support.streams import committed_rows, running, session_with, start, wait_until_released
 from zmq_datasource import reason
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 
 pytestmark = pytest.mark.spark
 FROM_4_3 = pytest.mark.skipif(
@@ -134,6 +140,93 @@ def test_a_feed_that_returns_after_other_batches_begins_at_starting_offsets(
     assert [row for row in feeds.rows() if row > "a2"][:3] == ["a3", "a4", "a5"]
 
 
+# A query of two named logs, killed with all its processes when a task reads the first rows of the one that joins.
+_KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from tests.spark.test_query_evolution import of_logs
+from tests.support.streams import start
+from zmq_datasource import register
+
+directory, options, group = Path(sys.argv[1]), json.loads(sys.argv[2]), os.getpid()
+
+
+def kill(batches):
+    for batch in batches:
+        if batch.num_rows:
+            os.killpg(group, signal.SIGKILL)
+        yield batch
+
+
+evolution = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(evolution, "true")
+spark = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse").getOrCreate()
+register(spark)
+old, new = of_logs(spark, directory, options)
+start(old.union(new.mapInArrow(kill, new.schema)), directory / "out").awaitTermination()
+"""
+
+
+def of_logs(session: SparkSession, directory: Path, options: dict[str, str]) -> list[DataFrame]:
+    """The sources ``old`` and ``new``, each of a log; the options are those of ``new``."""
+    read = {"old": {"startingOffsets": "earliest"}, "new": options}
+    return [
+        session.readStream.format("zmq")
+        .options(walLocation=f"{directory}/{name}", **given)
+        .name(name)
+        .load()
+        .selectExpr("id", f"concat('{name} ', string(value)) AS value")
+        for name, given in read.items()
+    ]
+
+
+@FROM_4_3
+@pytest.mark.slow
+@pytest.mark.parametrize(("begins", "first"), [("earliest", 0), ("latest", 3)])
+def test_a_source_that_joins_and_is_killed_in_its_first_batch_has_each_message_once(
+    evolving: SparkSession, tmp_path: Path, begins: str, first: int
+) -> None:
+    logs = {}
+    for name in ("old", "new"):
+        logs[name] = LogWriter(LogStorage(str(tmp_path / name)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+        logs[name].merge_seconds = 1e6
+        logs[name].open()
+
+    def fill(name: str) -> None:
+        """Add a chunk of three messages."""
+        end = logs[name].durable_end
+        logs[name].append(batch_of([b"%d" % number for number in range(end, end + 3)]))
+        logs[name].cut().result(30)
+
+    fill("old"), fill("new")
+    options, out = {"startingOffsets": begins}, tmp_path / "out"
+    with running(of_logs(evolving, tmp_path, options)[0], out) as query:
+        wait_for(
+            lambda: query.exception() or committed_rows(out).num_rows == 3, "the rows of the old log", 60
+        )
+    command = [sys.executable, "-c", _KILLED, str(tmp_path), json.dumps(options)]
+    with subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True) as driver:
+        readers = tmp_path / "new" / "readers"
+        wait_for(lambda: driver.poll() or list(readers.glob("*.json")), "the beginning of the new source", 90)
+        fill("new")
+        assert driver.wait(90) == -signal.SIGKILL
+    checkpoint = Path(f"{out}.checkpoint")
+    planned, done = (
+        sorted(int(path.name) for path in checkpoint.glob(f"{kind}/[0-9]*"))
+        for kind in ("offsets", "commits")
+    )
+    assert planned == [*done, done[-1] + 1], "the batch was planned, and is not done"
+    fill("new"), fill("old")
+    expected = sorted([f"old {n}" for n in range(6)] + [f"new {n}" for n in range(first, 9)])
+    old, new = of_logs(evolving, tmp_path, options)
+    with running(old.union(new), out) as query:
+        wait_for(lambda: query.exception() or committed_rows(out).num_rows >= len(expected), "all rows", 60)
+    assert sorted(committed_rows(out).column("value").to_pylist()) == expected
+    for log in logs.values():
+        log.close()
+
+
 def test_the_example_of_the_page_names_its_feeds(evolving: SparkSession) -> None:
     page = (REPOSITORY / "docs" / "spark.md").read_text(encoding="utf-8")
     example = re.search(r"<!-- test: named -->\n```python\n(.*?)```", page, re.DOTALL)
@@ -170,19 +263,3 @@ def test_spark_refuses_feeds_without_names_and_feeds_of_one_name(
         feeds.start("aa")
     with pytest.raises(PySparkException, match="SOURCE_NAMING_NOT_SUPPORTED"):
         Feeds(spark, context, tmp_path).read("a")
-
-
-@FROM_4_3
-def test_spark_refuses_names_on_a_checkpoint_that_began_without_them(
-    spark: SparkSession, evolving: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    for session in (spark, evolving):
-        reader = session.readStream.format("rate")
-        rows = (reader.name("numbers") if session is evolving else reader).load()
-        query = start(rows, out)
-        try:
-            wait_for(lambda query=query: query.exception() or query.lastProgress, "a batch", 60)
-        finally:
-            query.stop()
-    assert "CANNOT_ENABLE_ON_EXISTING_CHECKPOINT" in str(query.exception())

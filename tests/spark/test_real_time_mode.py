@@ -37,23 +37,13 @@ def in_real_time(rows: DataFrame, sink: str, checkpoint: Path) -> str:
     return reason(refused.value) or ""
 
 
-def quoted(said: str) -> bool:
-    """Whether docs/spark.md names the error."""
+def test_spark_refuses_the_source_and_the_sink_in_real_time_mode(spark: SparkSession, tmp_path: Path) -> None:
+    ours = feed(spark, connect=free_endpoint(), walLocation=tmp_path / "wal")
+    rate = spark.readStream.format("rate").load().selectExpr("string(value) AS value")
     page = (REPOSITORY / "docs" / "spark.md").read_text(encoding="utf-8")
-    error = re.search(r"STREAMING_REAL_TIME_MODE\.\w+", said)
-    return error is not None and error[0] in page
-
-
-def test_spark_refuses_the_source_in_real_time_mode(spark: SparkSession, tmp_path: Path) -> None:
-    said = in_real_time(
-        feed(spark, connect=free_endpoint(), walLocation=tmp_path / "wal"), "console", tmp_path / "c"
-    )
-    assert "PythonMicroBatchStream" in said
-    assert quoted(said)
-
-
-def test_spark_refuses_the_sink_in_real_time_mode(spark: SparkSession, tmp_path: Path) -> None:
-    rows = spark.readStream.format("rate").load().selectExpr("string(value) AS value")
-    said = in_real_time(rows, "zmq", tmp_path / "c")
-    assert "sink allowlist" in said
-    assert quoted(said)
+    for rows, sink, named in ((ours, "console", "PythonMicroBatchStream"), (rate, "zmq", "sink allowlist")):
+        said = in_real_time(rows, sink, tmp_path / sink)
+        assert named in said
+        error = re.search(r"STREAMING_REAL_TIME_MODE\.\w+", said)
+        assert error is not None
+        assert error[0] in page

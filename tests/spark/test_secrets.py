@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import logging
 import subprocess
@@ -21,7 +20,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from tests.spark.test_sink import numbers, write
-from tests.support import REPOSITORY, Socket, free_endpoint, wait_for
+from tests.support import Socket, free_endpoint, wait_for
 from tests.support.streams import feed, running, wait_for_rows
 from zmq_datasource import DurableSubscriber, NoPeerError, Producer, Proxy
 
@@ -102,73 +101,6 @@ def event_log(spark: SparkSession, directory: Path) -> Iterator[None]:
 
 # A driver with Spark's user interface, which the tests' own session does without: a source, a sink, and what the pages
 # and the REST interface show of them.
-_WITH_PAGES = """
-import json, re, sys, urllib.request
-from pyspark.sql import SparkSession
-from tests.support import wait_for
-from tests.support.streams import feed, running, wait_for_rows
-from tests.spark.test_sink import numbers, write
-from zmq_datasource import register
-
-endpoint, directory, server, client = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-spark = (
-    SparkSession.builder.master("local[2]")
-    .config("spark.ui.port", "0")
-    .config("spark.ui.showConsoleProgress", "false")
-    .getOrCreate()
-)
-register(spark)
-home, seen, left = spark.sparkContext.uiWebUrl, {}, [""]
-application = f"/api/v1/applications/{spark.sparkContext.applicationId}"
-left += [f"{application}/{each}" for each in ("environment", "sql?details=true&planDescription=true", "stages", "jobs")]
-
-
-def page(path):
-    with urllib.request.urlopen(home + path, timeout=30) as answer:
-        return answer.read().decode()
-
-
-from pathlib import Path
-
-with running(feed(spark, bind=endpoint, walLocation=f"{directory}/wal", **server), Path(directory, "out")) as query:
-    write(numbers(spark, 10), socketType="PUSH", connect=endpoint, **client)
-    wait_for_rows(query, 10)
-    while left and len(seen) < 100:
-        path = left.pop()
-        if path in seen or re.search("kill|logPage|threadDump|heap|static", path):
-            continue
-        seen[path] = page(path)
-        found = re.findall(r'href="([^"#]+)"', seen[path])
-        left += [each.removeprefix(home).replace("&amp;", "&") for each in found if each.startswith((home, "/"))]
-print(json.dumps(seen))
-"""
-
-
-@pytest.mark.long
-def test_no_page_of_spark_shows_a_secret(tmp_path: Path) -> None:
-    secrets = Secrets(tmp_path / "keys")
-    secrets.server["zmq.curve_secretkey"], secrets.client["zmq.curve_secretkey"] = secrets.keys
-    command = [sys.executable, "-c", _WITH_PAGES, free_endpoint(), str(tmp_path)]
-    done = subprocess.run(
-        [*command, json.dumps(secrets.server), json.dumps(secrets.client)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    pages = json.loads(done.stdout.splitlines()[-1])
-    for kind in (
-        "/SQL/execution/",
-        "/StreamingQuery/statistics",
-        "/environment",
-        "/stages/stage/",
-        "/api/v1/",
-    ):
-        assert any(kind in path for path in pages), (kind, sorted(pages))
-    assert any("zmq" in text for path, text in pages.items() if "/SQL/" in path)
-    assert [path for path, text in pages.items() if secrets.in_text(html.unescape(text))] == []
-    assert not secrets.in_text(done.stderr)
 
 
 def test_a_program_that_receives_shows_no_secret(tmp_path: Path) -> None:

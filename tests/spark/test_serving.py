@@ -19,7 +19,7 @@ from tests.support import (
     stream_options,
     wait_for,
 )
-from zmq_datasource.errors import EndpointError, OptionError
+from zmq_datasource.errors import EndpointError
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.transport import opened
 
@@ -77,9 +77,3 @@ def test_an_endpoint_in_use_is_an_error(
 def _news(reader: ZmqStreamReader, start: dict[str, dict[str, int]]) -> dict[str, dict[str, int]] | None:
     end = reader.latestOffset(start, ALL)
     return end if end != start else None
-
-
-@pytest.mark.parametrize("text", ["maybe", "ipc:///tmp/x", "tcp://*:99999"])
-def test_a_text_that_is_no_endpoint_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="serveLog"):
-        stream_options(connect="tcp://a:1", serveLog=text)

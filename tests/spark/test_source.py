@@ -31,18 +31,6 @@ def send_numbers(sock: Socket, start: int, end: int) -> None:
         sock.send(b"%d" % i)
 
 
-def test_a_live_feed_arrives_whole_and_numbered(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
-        send_numbers(push, 0, 20_000)
-        wait_for_rows(query, 20_000)
-        source = query.lastProgress["sources"][0]
-        assert json.loads(source["latestOffset"])["messagesReceived"] == 20_000
-    assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(20_000)]
-
-
 def test_stopping_under_load_loses_nothing_that_was_sent(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
@@ -63,29 +51,20 @@ def test_stopping_under_load_loses_nothing_that_was_sent(
     assert tuple(told.first()) == (sent, sent, 0, sent - 1, 0)
 
 
-def test_limits_cut_a_backlog_into_batches(spark: SparkSession, context: Context, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trigger", "batches"), [("availableNow", [400, 400, 200]), ("once", [1000])])
+def test_limits_cut_a_backlog_into_batches_but_for_once(
+    spark: SparkSession, context: Context, tmp_path: Path, trigger: str, batches: list[int]
+) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     df = feed(
         spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=400, startingOffsets="earliest",
         timeout="30s", idleTimeout="1s",
     )  # fmt: skip
-    query = start(df, tmp_path / "out", availableNow=True)
+    query = start(df, tmp_path / "out", **{trigger: True})
     send_numbers(push, 0, 1000)
     assert query.awaitTermination(90)
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [400, 400, 200]
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == batches
     assert ids_and_numbers(tmp_path / "out") == [(i, i) for i in range(1000)]
-
-
-def test_once_takes_everything_in_one_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    df = feed(
-        spark, connect=endpoint, walLocation=tmp_path / "wal", maxMessagesPerTrigger=10, timeout="30s",
-        idleTimeout="1s",
-    )  # fmt: skip
-    query = start(df, tmp_path / "out", once=True)
-    send_numbers(push, 0, 100)
-    assert query.awaitTermination(90)
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [100]
 
 
 def test_a_log_smaller_than_the_feed_never_stands_still(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +20,8 @@ from pyspark.sql import SparkSession
 from tests.acknowledged.test_acknowledged import receiving
 from tests.acknowledged.test_producer import program
 from tests.spark.test_sink import write
-from tests.support import driver, free_endpoint, log_rows, wait_for
+from tests.support import free_endpoint, log_rows, wait_for
+from tests.support.driver import Driver
 from tests.support.streams import committed_rows, feed, ids_and_numbers, running, start, table, wait_for_rows
 from zmq_datasource import Producer
 
@@ -170,48 +169,14 @@ def test_a_task_that_fails_at_first_leaves_no_trace(tmp_path: Path) -> None:
 # Chaos.
 
 
-class Driver:
-    """A Spark driver in a process group of its own."""
-
-    def __init__(self, role: str, directory: Path, **query: Any) -> None:
-        conf = {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.local.dir": f"{directory}/{role}-scratch",
-        }
-        query["sink"]["checkpointLocation"] = f"{directory}/{role}-checkpoint"
-        self._command = driver.command("local[2,4]", conf=conf, **query)
-        self._log = directory / f"{role}.log"
-        self.start()
-
-    def start(self) -> None:
-        with open(self._log, "ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
-
-    def kill(self) -> None:
-        """All of it at once: JVM, source runner, workers."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
-
-    def kill_a_worker(self, chance: random.Random) -> bool:
-        """One of the Python workers of its executor."""
-        workers = []
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            try:
-                if any("pyspark" in word and "daemon" in word for word in child.cmdline()):
-                    workers += child.children()
-            except psutil.NoSuchProcess:
-                continue
-        if not workers:
-            return False
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            chance.choice(workers).kill()
-            return True
-        return False
-
-    def said(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
+def driver(role: str, directory: Path, **query: Any) -> Driver:
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": f"{directory}/{role}-scratch",
+    }
+    query["sink"]["checkpointLocation"] = f"{directory}/{role}-checkpoint"
+    return Driver(directory / f"{role}.log", master="local[2,4]", conf=conf, **query)
 
 
 def sending(directory: Path, endpoint: str) -> Driver:
@@ -219,7 +184,7 @@ def sending(directory: Path, endpoint: str) -> Driver:
     source = {"format": "text", "path": f"{directory}/input", "maxFilesPerTrigger": "1"}
     sink = {"socketType": "DEALER", "connect": endpoint, "zmq.reconnect_ivl": "20"}
     sink |= {"connectTimeout": "60s", "sendTimeout": "60s"}
-    return Driver("sender", directory, source=source, sink=sink, partitions=2, availableNow=True)
+    return driver("sender", directory, source=source, sink=sink, partitions=2, availableNow=True)
 
 
 def committing(directory: Path, endpoint: str) -> Driver:
@@ -227,7 +192,7 @@ def committing(directory: Path, endpoint: str) -> Driver:
     source = {"socketType": "ROUTER", "bind": endpoint, "walLocation": f"{directory}/wal"}
     select = ["id", "publisher", "sequence", "cast(value as string) as value"]
     sink = {"format": "parquet", "path": f"{directory}/output"}
-    return Driver("receiver", directory, source=source, select=select, sink=sink)
+    return driver("receiver", directory, source=source, select=select, sink=sink)
 
 
 def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> None:
@@ -244,7 +209,10 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
             time.sleep(chance.uniform(4, 9))  # any moment is right
             what = chance.choice(["sender", "receiver", "worker"])
             if what == "worker" and sender.process.poll() is None:
-                killed[what] += sender.kill_a_worker(chance)
+                if workers := sender.processes("pyspark.daemon"):
+                    with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                        chance.choice(workers).kill()
+                        killed[what] += 1
             elif what == "receiver":
                 receiver.kill()
                 receiver.start()
@@ -253,15 +221,14 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
                 sender.kill()
                 sender.start()
                 killed["sender"] += 1
-        deadline = time.monotonic() + 240
-        while True:
+
+        def is_through() -> bool:
             code = sender.process.poll()
-            if code == 0:
-                break
-            if code is not None:  # a batch that failed too often; the next run repeats it
+            if code:  # a batch that failed too often; the next run repeats it
                 sender.start()
-            assert time.monotonic() < deadline, sender.said()
-            time.sleep(0.2)
+            return code == 0
+
+        wait_for(is_through, "all transactions sent", 240)
         assert receiver.process.poll() is None, receiver.said()
         wait_for(
             lambda: committed_rows(directory / "output").num_rows >= len(written),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import Socket, bound, free_endpoint, wait_for
@@ -44,19 +43,6 @@ def write_to_an_absent_peer(rows: DataFrame, **options: str) -> None:
     for name, value in {"socketType": "PUSH", "connectTimeout": "100ms", **options}.items():
         writer = writer.option(name, value)
     writer.option("connect", free_endpoint()).save()
-
-
-@pytest.mark.slow
-def test_tasks_and_commits_of_batches_are_in_the_worker_logs(logged: SparkSession) -> None:
-    live = logged.read.format("zmq").option("connect", free_endpoint()).option("timeout", "1s").load()
-    assert live.count() == 0
-    wait_for_warning(logged, "zmq_datasource.transport.peers: no answer at")
-    rows = logged.range(1).toDF("value")
-    write_to_an_absent_peer(rows, noblock="true")
-    wait_for_warning(logged, "zmq_datasource.sink.sending_socket: no peer within")
-    with pytest.raises(PySparkException):
-        write_to_an_absent_peer(rows)
-    wait_for_warning(logged, "zmq_datasource.spark.write_commit: sink aborted")
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-"""A bucket for tests: moto's S3 server, in a thread, or as a program in another network namespace."""
+"""A bucket for tests: moto's S3 server, in a thread."""
 
 from __future__ import annotations
 
 import io
 import logging
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import boto3
-from botocore.exceptions import BotoCoreError
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
@@ -25,14 +23,10 @@ _ACCESS = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_n
 
 
 class BucketServer:
-    """Use it in a ``with`` block; it may be stopped meanwhile, and keeps what it holds.
+    """Use it in a ``with`` block; it may be stopped meanwhile, and keeps what it holds."""
 
-    Args:
-        host, port: Where it answers.
-    """
-
-    def __init__(self, host: str = "127.0.0.1", port: int | None = None) -> None:
-        self._host, self._port = host, port or free_port()
+    def __init__(self) -> None:
+        self._host, self._port = "127.0.0.1", free_port()
         self._server: BaseWSGIServer | None = None
 
     def __enter__(self) -> Self:
@@ -53,14 +47,6 @@ class BucketServer:
 
     def _client(self) -> Any:
         return boto3.client("s3", endpoint_url=f"http://{self._host}:{self._port}", **_ACCESS)
-
-    @property
-    def answers(self) -> bool:
-        """Whether a server answers there and has the bucket, perhaps that of another process."""
-        try:
-            return bool(self._client().list_buckets()["Buckets"])
-        except BotoCoreError:
-            return False
 
     def stop(self) -> None:
         """Answer nothing from now on: connections are refused."""
@@ -105,8 +91,3 @@ class _OneAtATime:
         environ["wsgi.input"] = io.BytesIO(content)
         with self._lock:
             return self._app(environ, start_response)
-
-
-if __name__ == "__main__":  # with an address and a port, until it is killed
-    with BucketServer(sys.argv[1], int(sys.argv[2])):
-        threading.Event().wait()

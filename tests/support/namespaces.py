@@ -128,18 +128,6 @@ class Network:
         """Put it in again."""
         _ip("link", "set", self._cable(number), "up")
 
-    def cut_off(self, number: int, other: int) -> None:
-        """Let nothing of a namespace reach another one: packets are lost, and nobody is told."""
-        _ip("-n", self._name(number), "route", "add", "blackhole", f"{self.address(other)}/32")
-
-    def let_through(self, number: int, other: int) -> None:
-        """Let it pass again."""
-        _ip("-n", self._name(number), "route", "del", "blackhole", f"{self.address(other)}/32")
-
-    def inside(self, number: int) -> list[str]:
-        """The words in front of a command that is to run in a namespace."""
-        return ["ip", "netns", "exec", self._name(number)]
-
 
 class Cluster(Network):
     """A master in this namespace, and workers of one core each; use it in a ``with`` block.
