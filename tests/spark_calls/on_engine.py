@@ -22,7 +22,7 @@ def record_on_engine(name: str, directory: Path) -> list[list[str]]:
         path, checkpoint = directory / f"{number}.trace", directory / "checkpoint"
         trace = Trace(path, checkpoint)
         settings = run.settings(path, checkpoint)
-        recorders = [Recorder(one, _held, _released) for one in settings]
+        recorders = [Recorder(one, _killed) for one in settings]
         query = Query(
             checkpoint,
             [partial(_reader, *each) for each in zip(settings, recorders, strict=True)],
@@ -33,9 +33,8 @@ def record_on_engine(name: str, directory: Path) -> list[list[str]]:
             query.run(partial(trace.idle, run.last))
             end = "ended" if run.ends_by_itself else "stopped"
         except _KilledError:
-            end = f"{run.kill} killed"
-            if run.kill == "all":
-                _cut(path)
+            end = "killed"
+            _cut(path)
         except RuntimeError as e:
             assert "told to fail" in str(e), e
             end = "failed"
@@ -68,12 +67,7 @@ class _KilledError(BaseException):
     pass
 
 
-def _held(kill: str) -> None:
-    if kill == "all":
-        raise _KilledError
-
-
-def _released(kill: str) -> None:
+def _killed() -> None:
     raise _KilledError
 
 

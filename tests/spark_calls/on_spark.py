@@ -56,22 +56,20 @@ def record(names: Iterable[str], directory: Path, session: SparkSession) -> dict
     for number in range(max(len(scenario.runs) for scenario in scenarios)):
         started = [_Started(s, number, directory) for s in scenarios if number < len(s.runs)]
         traces = {s.scenario.name: Trace(s.path, s.checkpoint) for s in started}
-        for kill in ("all", "jvm"):
-            if killed := [s for s in started if s.run.kill == kill]:
-                _run_and_kill(killed, traces)
-        ends = _run_to_the_end([s for s in started if not s.run.kill], traces, session)
+        if killed := [s for s in started if s.run.hold]:
+            _run_and_kill(killed, traces)
+        ends = _run_to_the_end([s for s in started if not s.run.hold], traces, session)
         for s in started:
             name = s.scenario.name
-            lines[name].append(traces[name].lines(ends.get(name, f"{s.run.kill} killed")))
+            lines[name].append(traces[name].lines(ends.get(name, "killed")))
     return lines
 
 
 def _run_and_kill(started: list[_Started], traces: dict[str, Trace]) -> None:
-    kill = started[0].run.kill
     names = ",".join(s.scenario.name for s in started)
     command = [sys.executable, "-m", "tests.spark_calls", "--drive", names]
     command += ["--round", str(started[0].number), "--directory", str(started[0].directory)]
-    with (started[0].directory / f"{kill}.{started[0].number}.log").open("wb") as log:
+    with (started[0].directory / f"killed.{started[0].number}.log").open("wb") as log:
         driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=REPOSITORY)
 
         def at_their_calls() -> bool:
@@ -82,23 +80,16 @@ def _run_and_kill(started: list[_Started], traces: dict[str, Trace]) -> None:
             _wait_for(at_their_calls, f"the held calls of {names}")
         finally:
             if driver.poll() is None:
-                _kill(driver.pid, jvm_alone=kill == "jvm")
+                _kill(driver.pid)
                 driver.wait()
             assert driver.stdin is not None
             driver.stdin.close()
 
 
-def _kill(pid: int, *, jvm_alone: bool) -> None:
-    """Kill the driver; before that the JVM alone, if so, and let its Python processes end by themselves."""
+def _kill(pid: int) -> None:
+    """Kill all processes of a driver at once: what sees another one die must not go on."""
     driver = psutil.Process(pid)
     family = driver.children(recursive=True)
-    if jvm_alone:
-        for process in family:
-            if process.name() == "java":
-                process.kill()
-        _, family = psutil.wait_procs([p for p in family if p.name() != "java"], 60)
-        assert not family, f"the JVM is dead, and its Python processes are not: {family}"
-    # All at once: what sees another one die must not go on.
     for act in ("suspend", "kill"):
         for process in [driver, *family]:
             with suppress(psutil.NoSuchProcess):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,8 +47,7 @@ class Settings:
         last: Where the data ends.
         late: Whether there is nothing new at the first position either, when Spark first asks. 1 is yes.
         hold: The text of a call (``traces``), without or with its answer. The call does not return, and the query
-            is killed there.
-        kill: What is killed: the JVM (``jvm``), or all processes of the driver (``all``).
+            is killed there, with all processes of the driver.
         fail: The text of a call that raises.
     """
 
@@ -60,7 +58,6 @@ class Settings:
     last: int = 4
     late: int = 0
     hold: str = ""
-    kill: str = ""
     fail: str = ""
 
     def options(self) -> dict[str, str]:
@@ -77,19 +74,12 @@ class Recorder:
     """Appends calls to a trace; at the call that is to be held or to fail it does that.
 
     Args:
-        held: Called at the call that is held; raises, does not return, or returns when the JVM is dead.
-        released: Called when that call has its answer.
+        held: Called at the call that is held; raises, or does not return.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        held: Callable[[str], None] | None = None,
-        released: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, held: Callable[[], object] = signal.pause) -> None:
         self._settings = settings
-        self._held = held or _wait_for_the_kill
-        self._released = released or _go_on
+        self._held = held
 
     def call(self, name: str, *arguments: object, answer: Callable[[], Any] = lambda: None) -> Any:
         key = os.urandom(8).hex()
@@ -100,13 +90,10 @@ class Recorder:
             raise RuntimeError(f"told to fail: {text}")
         value = answer()
         answered = "" if value is None else f"-> {shown(value)}"
-        hold = self._settings.hold in (text, f"{text} {answered}")
-        if hold:
+        if self._settings.hold in (text, f"{text} {answered}"):
             self._write({"held": key})
-            self._held(self._settings.kill)
+            self._held()
         self._write({"answered": key, "text": answered})
-        if hold:
-            self._released(self._settings.kill)
         return value
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -253,20 +240,3 @@ class RecordedSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return _RecordingWriter(Settings.of(dict(self.options)))
-
-
-def _wait_for_the_kill(kill: str) -> None:
-    """Return when the JVM is dead; never if this process is to be killed with it."""
-    if kill == "all":
-        signal.pause()
-    import psutil  # noqa: PLC0415 - for the held call alone
-
-    jvm = next(p for p in psutil.Process().parents() if p.name() == "java")
-    try:
-        while jvm.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.005)
-    except psutil.NoSuchProcess:
-        pass
-
-
-def _go_on(kill: str) -> None: ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from tests.spark_calls.reader import Settings
 
@@ -15,13 +14,12 @@ __all__ = ["SCENARIOS", "Run", "Scenario"]
 class Run:
     """One start of a query, and what ends it.
 
-    It ends when ``kill`` is given, at the call ``hold``; when a call fails; by itself, with the triggers that do; and
-    else by ``query.stop()``, when all data is read and each source has been asked twice more.
+    It is killed at the call ``hold``; ends when a call fails, or by itself, with the triggers that do; and else by
+    ``query.stop()``, when all data is read and each source has been asked twice more.
 
     Attributes:
         last: Where the data of each source ends.
-        hold: The text of the call at which the query is killed.
-        kill: SIGKILL to the JVM alone, or to all processes of the driver.
+        hold: The text of the call at which all processes of the driver get SIGKILL.
         fail: The text of the call that raises.
         first: The answer of ``initialOffset``.
         late: Whether the first answer of ``latestOffset`` is that there is nothing new.
@@ -30,7 +28,6 @@ class Run:
 
     last: tuple[int, ...] = (4,)
     hold: str = ""
-    kill: Literal["", "all", "jvm"] = ""
     fail: str = ""
     first: int = 0
     late: bool = False
@@ -51,7 +48,6 @@ class Run:
                 last=last,
                 late=int(self.late),
                 hold=self.hold,
-                kill=self.kill,
                 fail=self.fail,
             )
             for number, last in enumerate(self.last)
@@ -108,24 +104,20 @@ SCENARIOS = {
         Scenario(
             "once-killed",
             (
-                Run(hold="a.partitions(0, 4)", kill="all", trigger={"once": True}),
+                Run(hold="a.partitions(0, 4)", trigger={"once": True}),
                 Run((6,), trigger={"once": True}),
             ),
         ),
         Scenario("union-of-which-one-is-empty", (Run((4, 0)), Run((6, 2))), quick=True),
         Scenario("union-of-both", (Run((2, 4)), Run((2, 6)))),
         Scenario("union-available-now", (Run((4, 0), trigger=_NOW), Run((4, 2), trigger=_NOW))),
-        Scenario("union-killed", (Run((2, 0), hold="a.partitions(0, 2)", kill="all"), Run((4, 2)))),
+        Scenario("union-killed", (Run((2, 0), hold="a.partitions(0, 2)"), Run((4, 2)))),
         Scenario(
             "union-killed-in-the-second-batch",
-            (Run((2, 4), hold="b.partitions(2, 4)", kill="all"), Run((4, 4))),
+            (Run((2, 4), hold="b.partitions(2, 4)"), Run((4, 4))),
         ),
         *(
-            Scenario(f"killed-{step}", (Run(hold=call, kill="all"), _ONCE_MORE), quick=step in _QUICK)
-            for step, call in _STEPS.items()
-        ),
-        *(
-            Scenario(f"jvm-killed-{step}", (Run(hold=call, kill="jvm"), _ONCE_MORE))
+            Scenario(f"killed-{step}", (Run(hold=call), _ONCE_MORE), quick=step in _QUICK)
             for step, call in _STEPS.items()
         ),
         *(
@@ -137,39 +129,39 @@ SCENARIOS = {
         ),
         Scenario(
             "killed-in-the-first-batch-without-data",
-            (Run(late=True, hold="a.partitions(0, 0)", kill="all"), Run(late=True)),
+            (Run(late=True, hold="a.partitions(0, 0)"), Run(late=True)),
         ),
         Scenario(
             "killed-after-the-first-batch-without-data",
-            (Run(late=True, hold="a.partitions(0, 2)", kill="all"), _ONCE_MORE),
+            (Run(late=True, hold="a.partitions(0, 2)"), _ONCE_MORE),
         ),
         Scenario(
             "killed-twice-in-the-first-batch",
             (
-                Run(hold="a.partitions(0, 2)", kill="all"),
-                Run(hold="a.read(0-2)", kill="all"),
+                Run(hold="a.partitions(0, 2)"),
+                Run(hold="a.read(0-2)"),
                 _ONCE_MORE,
             ),
         ),
         Scenario(
             "killed-in-the-first-batch-of-a-source-that-begins-elsewhere-now",
-            (Run(hold="a.partitions(0, 2)", kill="all"), Run(last=(6,), first=1)),
+            (Run(hold="a.partitions(0, 2)"), Run(last=(6,), first=1)),
         ),
         Scenario(
             "killed-twice-in-the-second-batch",
             (
-                Run(hold="a.partitions(2, 4)", kill="all"),
-                Run(hold="sink.commit(1, [2, 3])", kill="all"),
+                Run(hold="a.partitions(2, 4)"),
+                Run(hold="sink.commit(1, [2, 3])"),
                 _ONCE_MORE,
             ),
         ),
         Scenario(
             "available-now-killed",
-            (Run(hold="a.partitions(0, 2)", kill="all", trigger=_NOW), Run((6,), trigger=_NOW)),
+            (Run(hold="a.partitions(0, 2)", trigger=_NOW), Run((6,), trigger=_NOW)),
         ),
         Scenario(
             "available-now-killed-in-the-second-batch",
-            (Run(hold="a.partitions(2, 4)", kill="all", trigger=_NOW), Run((6,), trigger=_NOW)),
+            (Run(hold="a.partitions(2, 4)", trigger=_NOW), Run((6,), trigger=_NOW)),
         ),
     )
 }
