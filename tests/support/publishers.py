@@ -1,6 +1,6 @@
-"""Publishers of the numbered message formats, for tests: each speaks its own published wire format.
+"""Publishers of numbered messages, for tests: vLLM's KV events, and the format of this package's sink (sequenced).
 
-Written from those formats' sources and not from this package, which it must not import.
+Written from those formats' descriptions and not from this package, which it must not import.
 
 Usage: python -m tests.support.publishers FORMAT --endpoint ENDPOINT [--replay ENDPOINT] [--topic T] [...]
 
@@ -14,7 +14,7 @@ It binds, prints ``ready`` and then obeys commands on stdin, one a line, with on
     set N                 the next sequence is N, as after a restart
     topic T               publish under another topic
     raw HEX HEX ...       publish these frames as they are, "-" for an empty one
-    control               publish the format's messages without data: heartbeats, end markers
+    control               publish that it ends (sequenced)
     requests              the starting sequences of the replay requests so far (vllm)
     quit
 """
@@ -30,8 +30,7 @@ import sys
 import time
 import uuid
 from collections import Counter, deque
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import zmq
 
@@ -40,90 +39,22 @@ from tests.support.ports import free_port
 
 Frames = list[bytes]
 Socket = zmq.Socket[bytes]
+# Ends a replay.
+_END = b"\xff" * 8
 
 
 def _u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
-@dataclass
-class Format:
-    """What the frames of a message are; one object is one publisher."""
-
-    topic: bytes
-    publisher: bytes
-
-    bits: ClassVar[int] = 64
-    first: ClassVar[int] = 0
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        raise NotImplementedError
-
-    def controls(self, last: int) -> list[Frames]:
-        """Messages without data, sent after the message with the sequence ``last``."""
-        return []
-
-
-class Vllm(Format):
-    """vLLM's KV events; SGLang and TensorRT-LLM publish the same three frames."""
-
-    END: ClassVar[bytes] = b"\xff" * 8
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        return [self.topic, _u64(sequence), value]
-
-
-class Bitcoin(Format):
-    """Bitcoin Core's notifications: a counter of 32 bits."""
-
-    bits = 32
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        return [self.topic, value, sequence.to_bytes(4, "little")]
-
-
-class Detector(Format):
-    """slsDetector's images: a JSON header with the frame number, then the data. There is no topic."""
-
-    first = 1
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        numbers = {"size": len(value), "acqIndex": sequence, "frameIndex": sequence - 1}
-        return [self._header(1, **numbers, frameNumber=sequence), value]
-
-    def controls(self, last: int) -> list[Frames]:
-        return [[self._header(0)]]  # the end of an acquisition
-
-    def _header(self, data: int, **numbers: int) -> bytes:
-        header = {"jsonversion": 5, "bitmode": 8, "fname": "run", "data": data, "frameNumber": 0}
-        return json.dumps(header | numbers).encode() + b"\n"
-
-
-class Sequenced(Format):
-    """The format of this package's own sink."""
-
-    def frames(self, sequence: int, value: bytes) -> Frames:
-        return [self.topic, self.publisher, _u64(sequence), value]
-
-    def controls(self, last: int) -> list[Frames]:
-        total = (last + 1) % (1 << self.bits)
-        return [[b"", self.publisher, _u64(total)]]
-
-
-FORMATS: dict[str, type[Format]] = {
-    "vllm": Vllm,
-    "bitcoin": Bitcoin,
-    "detector": Detector,
-    "sequenced": Sequenced,
-}
-
-
 class Server:
     """The process: sockets, counters, and the commands as methods named ``do_*``."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._format = FORMATS[options.format](options.topic.encode(), options.publisher.encode())
-        self._sequence = self._format.first
+        self._topic: bytes = options.topic.encode()
+        # Between topic and number, with framing=sequenced.
+        self._publisher = [options.publisher.encode()] if options.format == "sequenced" else []
+        self._sequence = 0
         self._message: int = options.values_from
         self._last: Frames = []
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer)
@@ -196,7 +127,7 @@ class Server:
         for _ in range(int(count)):
             self._serve_replay()
             sequence, value = self._next(int(size))
-            self._publish(self._format.frames(sequence, value))
+            self._publish([self._topic, *self._publisher, _u64(sequence), value])
         return {"next": self._sequence}
 
     def do_skip(self, count: str) -> dict[str, Any]:
@@ -215,14 +146,14 @@ class Server:
         return {"next": self._sequence}
 
     def do_topic(self, topic: str = "") -> dict[str, Any]:
-        self._format.topic = topic.encode()
+        self._topic = topic.encode()
         return {"next": self._sequence}
 
     def do_raw(self, *frames: str) -> None:
         self._pub.send_multipart([b"" if frame == "-" else bytes.fromhex(frame) for frame in frames])
 
     def do_control(self) -> dict[str, Any]:
-        messages = self._format.controls(self._wrapped(self._sequence - 1))
+        messages = [[b"", *self._publisher, _u64(self._sequence)]] if self._publisher else []
         for frames in messages:
             self._pub.send_multipart(frames)
         return {"sent": [[frame.hex() for frame in frames] for frames in messages]}
@@ -231,13 +162,10 @@ class Server:
         self._serve_replay()
         return {"count": len(self._starts), "starts": self._starts}
 
-    def _wrapped(self, sequence: int) -> int:
-        return sequence % (1 << self._format.bits)
-
     def _next(self, size: int = 0) -> tuple[int, bytes]:
         sequence, value = self._sequence, str(self._message).encode().ljust(size)
         self._message += 1
-        self._sequence = self._wrapped(sequence + 1)
+        self._sequence = sequence + 1
         if self._replay is not None:
             self._buffer.append((sequence, value))
         return sequence, value
@@ -266,8 +194,8 @@ class Server:
         self._starts.append(int.from_bytes(start, "big"))
         for sequence, value in self._buffer:
             if sequence >= self._starts[-1]:
-                self._reply(client, self._format.topic, _u64(sequence), value)
-        self._reply(client, b"", Vllm.END, b"")
+                self._reply(client, self._topic, _u64(sequence), value)
+        self._reply(client, b"", _END, b"")
 
     def _reply(self, client: bytes, topic: bytes, *rest: bytes) -> None:
         assert self._replay is not None
@@ -356,7 +284,7 @@ def free_endpoint() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.support.publishers")
-    parser.add_argument("format", choices=FORMATS)
+    parser.add_argument("format", choices=("sequenced", "vllm"))
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--replay", default="")
     parser.add_argument("--topic", default="topic")
