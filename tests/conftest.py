@@ -145,24 +145,14 @@ def package_log(_log_file: Path) -> Callable[[], str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - the fast tests do without
+    from tests.support.streams import new_session  # noqa: PLC0415 - the fast tests do without Spark
 
-    from zmq_datasource import register  # noqa: PLC0415
-
-    scratch = tmp_path_factory.mktemp("spark")
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("zmq_datasource tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.streaming.stopTimeout", "30s")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    register(session)
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stopTimeout": "30s",
+    }
+    session = new_session(tmp_path_factory.mktemp("spark"), conf=conf)
     yield session
     session.stop()
 

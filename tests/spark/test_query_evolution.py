@@ -144,10 +144,8 @@ def test_a_feed_that_returns_after_other_batches_begins_at_starting_offsets(
 _KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from pyspark.sql import SparkSession
 from tests.spark.test_query_evolution import of_logs
-from tests.support.streams import start
-from zmq_datasource import register
+from tests.support.streams import new_session, start
 
 directory, options, group = Path(sys.argv[1]), json.loads(sys.argv[2]), os.getpid()
 
@@ -160,10 +158,7 @@ def kill(batches):
 
 
 evolution = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
-builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(evolution, "true")
-spark = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse").getOrCreate()
-register(spark)
-old, new = of_logs(spark, directory, options)
+old, new = of_logs(new_session(directory, conf={evolution: "true"}), directory, options)
 start(old.union(new.mapInArrow(kill, new.schema)), directory / "out").awaitTermination()
 """
 

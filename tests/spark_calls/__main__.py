@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests import conftest  # noqa: F401 - it sets the environment of Spark up
-from tests.spark_calls.on_spark import drive, new_session, record
+from tests.spark_calls.on_spark import drive, record, recording_session
 from tests.spark_calls.scenarios import SCENARIOS
 from tests.spark_calls.traces import MINOR, golden, golden_versions, write_golden
 
@@ -30,7 +30,7 @@ def main() -> None:
         drive(given.drive.split(","), given.round, given.directory)
         return
     with tempfile.TemporaryDirectory() as directory:
-        traces = record(given.only or SCENARIOS, Path(directory), new_session(Path(directory)))
+        traces = record(given.only or SCENARIOS, Path(directory), recording_session(Path(directory)))
     if given.only:
         print(json.dumps(traces, indent=1))
     known = golden(MINOR) if MINOR in golden_versions() else {}

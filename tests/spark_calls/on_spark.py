@@ -22,8 +22,9 @@ from tests.spark_calls.reader import RecordedSink, RecordedSource
 from tests.spark_calls.scenarios import SCENARIOS, Run, Scenario
 from tests.spark_calls.traces import Trace
 from tests.support import REPOSITORY
+from tests.support.streams import new_session
 
-__all__ = ["drive", "new_session", "record"]
+__all__ = ["drive", "record", "recording_session"]
 
 _SECONDS = 300.0
 _AT_ONCE = 2
@@ -174,9 +175,16 @@ def _start(s: _Started, session: SparkSession) -> StreamingQuery:
     return writer.option("checkpointLocation", str(s.checkpoint)).start()
 
 
+def recording_session(directory: Path) -> SparkSession:
+    """A session in which held tasks do not keep others from running."""
+    session = new_session(directory, "local[12]", {"spark.sql.streaming.pollingDelay": "100"})
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
 def drive(names: Iterable[str], number: int, directory: Path) -> None:
     """A driver that starts the runs of one round, and is killed."""
-    session = new_session(directory)
+    session = recording_session(directory)
     started = [_Started(SCENARIOS[name], number, directory) for name in names]
 
     def start(s: _Started) -> None:
@@ -187,17 +195,3 @@ def drive(names: Iterable[str], number: int, directory: Path) -> None:
 
     _in_turn(started, start, over)
     session.streams.awaitAnyTermination()
-
-
-def new_session(directory: Path) -> SparkSession:
-    session = (
-        # Held tasks must not keep others from running.
-        SparkSession.builder.master("local[12]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.local.dir", str(directory / "local"))
-        .config("spark.sql.streaming.pollingDelay", "100")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    return session

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import wait_for
-from zmq_datasource import register
+from tests.support.streams import new_session
 
 Options = dict[str, str]
 
@@ -109,13 +109,8 @@ def begin(
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    builder = SparkSession.builder.master(settings.pop("master")).config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.warehouse.dir", settings["sink"]["checkpointLocation"] + ".warehouse")
-    for name, value in settings.pop("conf", {}).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
+    directory = Path(settings["sink"]["checkpointLocation"] + ".session")
+    spark = new_session(directory, settings.pop("master"), settings.pop("conf", {}))
     stop = settings.pop("stop", None)
     query = begin(spark, **settings)
     while stop is None or not Path(stop).exists():

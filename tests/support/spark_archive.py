@@ -29,21 +29,11 @@ def main() -> None:
     from tests.conftest import JVM_OPTIONS  # noqa: PLC0415 - it sets the environment up
 
     os.environ["SPARK_SUBMIT_OPTS"] = f"{JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off"
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - only now
-
-    from tests.support import free_endpoint  # noqa: PLC0415
-    from tests.support.streams import feed, start  # noqa: PLC0415
-    from zmq_datasource import register  # noqa: PLC0415
+    from tests.support import free_endpoint  # noqa: PLC0415 - only now
+    from tests.support.streams import feed, new_session, start  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as directory:
-        session = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.sql.warehouse.dir", f"{directory}/warehouse")
-            .getOrCreate()
-        )
-        session.sparkContext.setLogLevel("ERROR")
-        register(session)
+        session = new_session(Path(directory))
         # A source, a sink and files: what most tests use.
         rows = session.range(100).selectExpr("cast(id as string) as value")
         rows.write.parquet(f"{directory}/rows")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +36,20 @@ def running(df: DataFrame, out: Path, **trigger: Any) -> Iterator[StreamingQuery
         yield query
     finally:
         query.stop()
+
+
+def new_session(
+    directory: Path, master: str = "local[2]", conf: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
+    """This process's first session, with the package's source and sink; what Spark writes is below a directory."""
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    places = {"spark.sql.warehouse.dir": f"{directory}/warehouse", "spark.local.dir": f"{directory}/local"}
+    for name, value in {**places, **conf}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    register(session)
+    return session
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from zmq_datasource.spark.datasource import ZmqDataSource
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = ["WeatheredSource", "run_query"]
 
@@ -72,10 +72,13 @@ def run_query(
     page = Page(Path(os.environ["WEATHER_FAILPOINTS"]))
     kills = page.kills
     from tests import conftest  # noqa: F401, PLC0415 - it sets the environment of Spark up
+    from tests.support.streams import new_session  # noqa: PLC0415 - Spark's own processes do without
 
     os.environ[_VARIABLE] = json.dumps(faults)
     (directory / "out").mkdir(parents=True, exist_ok=True)
-    session = _session(directory)
+    session = new_session(directory)
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(WeatheredSource)
     query = (
         session.readStream.format(WeatheredSource.name())
         .options(**options)
@@ -96,21 +99,6 @@ def run_query(
         print(error, file=sys.stderr)
         print(next((line for line in lines if "zmq_datasource.errors." in line), lines[-1]), file=sys.stderr)
         raise SystemExit(1)
-
-
-def _session(directory: Path) -> SparkSession:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - Spark's own processes do without
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.local.dir", str(directory / "local"))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    session.dataSource.register(WeatheredSource)
-    return session
 
 
 def _write(directory: Path, batch: DataFrame, number: int) -> None:
