@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
-import inspect
 import pkgutil
-import re
 import runpy
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
-import click
 import pytest
 
 import zmq_datasource
 from tests.support import REPOSITORY
 from zmq_datasource import errors
-from zmq_datasource.cli import main
-from zmq_datasource.options import ReadOptions, WriteOptions
-from zmq_datasource.options.parser import describe
 from zmq_datasource.spark.registration import why_workers_lack_package
 
 MODULES = [
@@ -45,70 +36,11 @@ def test_mutation_testing_names_files_that_exist() -> None:
         assert list(REPOSITORY.glob(name)), name
 
 
-def _is_command(line: str) -> bool:
-    """Whether the command line is understood, as far as the names of its commands and options go."""
-    command: click.Command = main
-    _, *words = line.split()
-    try:
-        while isinstance(command, click.Group) and words:
-            _, found, words = command.resolve_command(click.Context(command), words)
-            assert found is not None
-            command = found
-        command.make_context(None, [*words, "--help"])
-    except click.UsageError:
-        return False
-    except click.exceptions.Exit:  # after the help
-        return not isinstance(command, click.Group)
-    raise AssertionError(f"{line}: no help")
-
-
-def _has_argument(call: re.Match[str]) -> bool:
-    return call[2] in inspect.signature(getattr(zmq_datasource, call[1])).parameters
-
-
-def test_the_changelog_names_what_is_gone_and_what_there_is_instead() -> None:
-    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("| gone or moved | instead |\n| --- | --- |\n")
-    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].split("\n")]
-    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((REPOSITORY / "docs").glob("*.md")))
-    options = {option.name for kind in (ReadOptions, WriteOptions) for option in describe(kind)}
-    for gone, instead in rows:
-        for name in re.findall("`([^`]+)`", gone):
-            if name.startswith("zmq-datasource "):
-                assert not _is_command(name), name
-            if call := re.fullmatch(r"(\w+)\((\w+)=...\)", name):
-                assert not _has_argument(call), name
-        for name in re.findall("`([^`]+)`", instead):
-            if name.startswith("zmq-datasource "):
-                assert _is_command(name), name
-            elif call := re.fullmatch(r"(\w+)\((\w+)=...\)", name):
-                assert _has_argument(call), name
-            elif not name.startswith("make "):
-                assert name.partition("=")[0] in options or name in re.findall(r"\w+", pages), name
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_what_a_module_calls_public_exists(name: str) -> None:
     module = importlib.import_module(name)
     for public in getattr(module, "__all__", []):
         assert hasattr(module, public)
-
-
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    TopologicalSorter({name: set(_imports(name)) for name in MODULES}).prepare()  # CycleError has the circle
-
-
-def _imports(name: str) -> Iterator[str]:
-    """The modules that a module imports, also in functions and for types only."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    if not spec.origin.endswith(".py"):
-        return  # the compiled core
-    for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules = {f"{node.module}.{alias.name}" for alias in node.names} & set(MODULES)
-            yield from (modules or {node.module} & set(MODULES)) - {name}
 
 
 def test_every_error_that_can_reach_a_user_is_in_the_tree_that_is_documented() -> None:

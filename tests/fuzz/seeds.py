@@ -97,18 +97,6 @@ def replay() -> Iterator[bytes]:
     yield packed([b"", b"topic", b"\xff" * 8, b""])
 
 
-def offsets() -> Iterator[bytes]:
-    yield b'{"log": "a", "next": 5, "began": 4}'
-
-
-def options() -> Iterator[bytes]:
-    yield b"\0connect=tcp://a-0:1\nsocketType=SUB\ntopics=a,b\nrcvhwm=5\nwalFlushInterval=5 ms\nzmq.rcvbuf=1"
-    yield b"\1bind=tcp://*:5\nsocketType=PUB\nlinger=-1\nsndhwm=5\nframing=sequenced"
-    yield b'\2pull=ipc://a\ndurable=tcp://[::1]:5\nwalLocation=/l\nwalMaxBytes=5 GiB\ntopics=["a"]'
-    yield b'\0walLocation=/l\nstartingOffsets={"next": 5}'
-    yield b"\0walLocation=/l\nstartingOffsets=2026-01-01T00:00:00Z"
-
-
 def damage() -> Iterator[bytes]:
     """Bytes that are changed and cut off."""
     yield b""
@@ -121,10 +109,7 @@ def filling() -> Iterator[bytes]:
 
 
 def main() -> None:
-    made = {
-        seeds.__name__: seeds
-        for seeds in (framing, acknowledged, durable, chunks, replay, offsets, options, filling)
-    }
+    made = {seeds.__name__: seeds for seeds in (framing, acknowledged, durable, chunks, replay, filling)}
     for target, seeds in (made | dict.fromkeys(("sealed", "tables"), damage)).items():
         directory = CORPUS / target
         directory.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import zmq
 from tests.support import batch_of
 from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DamagedChunkError, OptionError, ProtocolError
+from zmq_datasource.errors import DamagedChunkError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import chunk_name
@@ -23,9 +23,8 @@ from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import read_reply
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
-from zmq_datasource.options import ProxyOptions, StreamReadOptions, WriteOptions
-from zmq_datasource.options.offsets import Offset
-from zmq_datasource.options.parser import OptionSet, parse
+from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options.parser import parse
 from zmq_datasource.proxy import fetch_protocol
 from zmq_datasource.source import chunk_server
 from zmq_datasource.source.intake import Arrival, Intake
@@ -118,7 +117,7 @@ def replay(data: bytes) -> None:
         read_reply(frames_of(data))
 
 
-# Files and texts.
+# Files.
 
 
 def _damaged(content: bytes, data: bytes) -> pa.Buffer:
@@ -208,22 +207,6 @@ def tables(data: bytes) -> None:
     assert not (unfit and found), "rows of a value that does not fit"
 
 
-def offsets(data: bytes) -> None:
-    """What a user or a checkpoint gives as an offset."""
-    with suppress(OptionError):
-        offset = Offset.from_json(data.decode("utf-8", "surrogateescape"))
-        assert Offset.from_json(offset.to_json()) == offset
-
-
-def options(data: bytes) -> None:
-    """Options, a line each; the first byte says whose."""
-    sets: list[type[OptionSet]] = [StreamReadOptions, WriteOptions, ProxyOptions]
-    kind = sets[(data or b"\0")[0] % len(sets)]
-    lines = data[1:].decode("utf-8", "replace").splitlines()
-    with suppress(OptionError):
-        parse(kind, dict(line.partition("=")[::2] for line in lines))
-
-
 # The core.
 
 
@@ -246,7 +229,7 @@ def filling(data: bytes) -> None:
             with mock.patch.object(core, "implementation", implementation):
                 inbox = core.Inbox()
             while (before := inbox.messages) < len(messages):
-                inbox.take(receiver, most, room)
+                inbox.take((receiver,), most, room)
                 assert inbox.messages > before, "nothing is taken though something is there"
             taken = inbox.hand_over().lists()
             taken.validate(full=True)
@@ -263,8 +246,6 @@ TARGETS: dict[str, Target] = {
         replay,
         sealed,
         tables,
-        offsets,
-        options,
         filling,
     )
 }
