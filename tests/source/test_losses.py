@@ -95,6 +95,20 @@ def test_each_framing_shows_losses_and_duplicates(name: str, tmp_path: Path) -> 
     assert gaps(tmp_path) == [(told[0] + 5, told[0] + 7)]
 
 
+def test_messages_before_the_first_one_count_from_where_the_user_says(tmp_path: Path) -> None:
+    counted = {"replayFrom": "earliest", "sequenceStart": 5}
+    with (
+        Publisher("vllm") as publisher,
+        ingesting(tmp_path, connect=publisher.endpoint, framing="vllm", **counted) as ingest,
+    ):
+        publisher.ask("wait-subscriber")
+        for command in ("set 20", "send 3", "topic other", "set 2", "send 3"):
+            publisher.ask(command)
+        wait_for_rows(ingest, 6)
+        assert (totals(ingest).lost, totals(ingest).restarts) == (15, 0)
+    assert gaps(tmp_path) == [(5, 19)]
+
+
 def test_the_losses_of_a_stalled_reader_are_counted_exactly() -> None:
     counters = SourceCounters()
     with Publisher("vllm", sndhwm=10) as publisher:

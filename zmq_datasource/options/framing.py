@@ -142,7 +142,8 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         Literal["latest", "earliest"],
         _numbered(
             "Where a query without a history starts: with what arrives from now on, or at the `earliest` message that "
-            "the publisher still has (`replayEndpoint`)."
+            "the publisher still has (`replayEndpoint`). With `earliest` and `sequenceStart`, each counter's messages "
+            "from there up to the first received one count as lost, also without `replayEndpoint`."
         ),
     ] = "latest"
 
@@ -160,6 +161,7 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         return preset._replace(
             by=preset.by if self.sequence_by is None else self.sequence_by,
             start=preset.start if self.sequence_start is None else self.sequence_start,
+            whole=preset.whole or (self.replay_from == "earliest" and self.sequence_start is not None),
         )
 
     @property
@@ -232,7 +234,12 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
 
     def _check_replay(self, numbering: Numbering) -> None:
         if not self.replay_endpoint:
-            self.refuse(("replay_from",), "needs replayEndpoint, where old messages are requested")
+            if not numbering.whole:
+                self.refuse(
+                    ("replay_from",),
+                    "needs replayEndpoint, where old messages are requested, or sequenceStart, from which those "
+                    "before the first received one count as lost",
+                )
             return
         if self.framing != "vllm":
             raise OptionError(

@@ -102,7 +102,8 @@ class Numbering(NamedTuple):
         restarts: Whether a publisher that starts again keeps its name and counts from ``start``. If not, a lower
             sequence never means a restart.
         window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
-        whole: Whether publishers are short-lived, so that messages before the first received one are missing, too.
+        whole: Whether messages before the first received one are missing, too: publishers are short-lived, or the user
+            has said where counters begin.
         replayed: Whether missing messages are asked for. Each number is taken once then, whether a replay brings it or
             the live flow.
     """

@@ -23,8 +23,8 @@ And these are the rules beside them:
   there on, and has messages before.
 * A counter that wraps goes from its last number to 0. "Less" is then the shorter way round, and the first number is a
   restart unless it follows the last.
-* Messages sent before the first received number are not tracked, unless publishers are short-lived (``whole``). Then
-  they are a gap.
+* Messages sent before the first received number are not tracked, unless publishers are short-lived, or the user says
+  where counters begin (``whole``). Then they are a gap.
 
 Losses are told once, in their order (``Gap.loss``): a gap when it is found or, where it is asked for, when no replay
 will fill it any more.
