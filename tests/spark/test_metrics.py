@@ -310,13 +310,15 @@ def test_a_write_outside_of_a_query_keeps_its_account_and_removes_old_days(
 ) -> None:
     pull, sink = bound(context, zmq.PULL)
     where = str(tmp_path / "metrics")
-    (tmp_path / "metrics" / "date=2026-01-01").mkdir(parents=True)
+    for day in ("2026-01-01", "2026-01-09"):  # the newest stays, whatever the clock says
+        (tmp_path / "metrics" / f"date={day}").mkdir(parents=True)
     kept = {"metricsLocation": where, "metricsRetention": "7d"}
     with Consuming(pull):
         for rows in (3, 4):
             values = spark.range(rows).selectExpr("string(id) AS value")
             values.write.format("zmq").mode("append").options(connect=sink, **kept).save()
-    assert not (tmp_path / "metrics" / "date=2026-01-01").exists()
+    days = sorted(path.name for path in (tmp_path / "metrics").glob("date=*"))
+    assert (days[0], len(days)) == ("date=2026-01-09", 2)
     assert sorted((row.sink, row.rows, row.sent) for row in sums(spark, where)) == [
         (f"PUSH {sink}", 3, 3),
         (f"PUSH {sink}", 4, 4),
