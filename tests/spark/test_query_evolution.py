@@ -246,15 +246,3 @@ def test_another_feed_under_the_name_of_a_feed_is_refused(
     assert said is not None
     assert said.startswith("DataLossError: reading: the offset is of log")
     assert "name()" in said
-
-
-def test_spark_refuses_feeds_without_names_and_feeds_of_one_name(
-    evolving: SparkSession, spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    feeds = Feeds(evolving, context, tmp_path)
-    with pytest.raises(PySparkException, match="UNNAMED_STREAMING_SOURCES_WITH_ENFORCEMENT"):
-        evolving.readStream.format("zmq").option("connect", "tcp://127.0.0.1:5556").load()
-    with pytest.raises(PySparkException, match="DUPLICATE_SOURCE_NAMES"):
-        feeds.start("aa")
-    with pytest.raises(PySparkException, match="SOURCE_NAMING_NOT_SUPPORTED"):
-        Feeds(spark, context, tmp_path).read("a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.spark.test_sink import write
-from tests.support import Socket, bound, free_endpoint, take, wait_for
+from tests.support import Socket, free_endpoint, wait_for
 from tests.support.publishers import Publisher
 from tests.support.streams import (
     feed,
@@ -83,31 +82,6 @@ def test_gaps_and_messages_that_do_not_fit_are_dataframes(spark: SparkSession, t
 
 
 # Our sink numbers.
-
-
-def split(messages: list[list[bytes]]) -> Iterator[tuple[bytes, int, bytes | None]]:
-    for frames in messages:
-        yield frames[1], int.from_bytes(frames[2], "big"), frames[3] if len(frames) == 4 else None
-
-
-def test_the_sink_numbers_the_rows_of_each_task_and_announces_their_end(
-    spark: SparkSession, context: Context
-) -> None:
-    pull, endpoint = bound(context, zmq.PULL)
-    df = spark.range(0, 200, 1, 2).selectExpr("concat('t', id % 3) as topic", "cast(id as string) as value")
-    write(df, connect=endpoint, framing="sequenced")
-    got = take(pull, 202)
-    by_publisher: dict[bytes, list[int]] = {}
-    ends = {}
-    for publisher, number, value in split(got):
-        if value is None:
-            ends[publisher] = number
-        else:
-            by_publisher.setdefault(publisher, []).append(number)
-    assert len(by_publisher) == 2
-    assert all(numbers == list(range(100)) for numbers in by_publisher.values())
-    assert ends == dict.fromkeys(by_publisher, 100)
-    assert {frames[0] for frames in got if len(frames) == 4} == {b"t0", b"t1", b"t2"}
 
 
 def test_the_source_counts_the_rows_that_the_sink_has_dropped(spark: SparkSession, tmp_path: Path) -> None:

@@ -178,24 +178,6 @@ def test_a_directory_that_is_gone_admits_no_client_until_it_is_back(
         pull.close(0)
 
 
-def test_a_certificate_with_another_name_is_logged(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
-    certificate = (keys.directory / "stranger.key").read_bytes()
-    (keys.allowed / "stranger.pub").write_bytes(certificate)
-    (keys.allowed / "stranger.key_secret").write_bytes((keys.directory / "stranger.key_secret").read_bytes())
-    (keys.allowed / "README.txt").write_text("Certificates of clients.")
-    (keys.allowed / "old").mkdir()
-    clients = authentication.Clients(str(keys.allowed))
-    assert not clients.callback("", keys.public("stranger"))
-    assert [record.getMessage() for record in caplog.records if "not named *.key" in record.getMessage()] == [
-        f"{keys.allowed}/stranger.key_secret is a certificate, and is not named *.key: its owner may not connect; it "
-        "has a secret key, so move it elsewhere",
-        f"{keys.allowed}/stranger.pub is a certificate, and is not named *.key: its owner may not connect; name it "
-        "stranger.pub.key",
-    ]
-    (keys.allowed / "stranger.pub").rename(keys.allowed / "stranger.pub.key")
-    assert clients.callback("", keys.public("stranger"))
-
-
 def test_strangers_do_not_fill_the_log(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
     known = authentication.Clients(str(keys.allowed))
     with caplog.at_level(logging.WARNING):

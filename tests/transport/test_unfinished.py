@@ -20,9 +20,6 @@ from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.proxy.fetch_protocol import MOST_FRAMES
 from zmq_datasource.proxy.fetch_wire import FetchWire
 from zmq_datasource.source.feed_receiver import FeedReceiver
-from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.spec import SocketSpec
-from zmq_datasource.transport.unfinished import Unfinished
 
 Context = zmq.Context[Socket]
 MIB = 1 << 20
@@ -122,30 +119,6 @@ def test_other_clients_stay_connected_and_lose_nothing(
 
         wait_for(all_came, "all of the honest client's requests")
         assert (got, disconnections()) == (sent, 1)
-
-
-def test_messages_that_wait_in_the_socket_are_not_held_against_their_sender(
-    context: Context, monkeypatch: pytest.MonkeyPatch, disconnections: Callable[[], int]
-) -> None:
-    monkeypatch.setattr(Unfinished, "check_seconds", 0.0)
-    monkeypatch.setattr(Unfinished, "spare_bytes", 0)
-    endpoint = free_endpoint()
-    spec = SocketSpec(kind="ROUTER", bind=Endpoints.read(endpoint), rcvhwm=1000, sndhwm=1000, linger=0)
-    opened = OpenSocket(spec)
-    try:
-        watched = Unfinished(opened, 1000)
-        dealer = context.socket(zmq.DEALER)
-        dealer.connect(endpoint)
-        wait_for(lambda: (watched.check_connections(), opened.watch.peers)[1], "the connection")
-        for _ in range(100):
-            dealer.send(bytes(1000))
-        for left in range(100, 0, -1):
-            assert opened.socket.poll(10_000), left
-            watched.check_connections()
-            watched.receive(2)
-    finally:
-        opened.close(0)
-    assert not disconnections()
 
 
 def test_a_server_keeps_one_frame_more_than_it_accepts(context: Context, tmp_path: Path) -> None:
