@@ -2,42 +2,30 @@
 
 Written from those formats' descriptions and not from this package, which it must not import.
 
-Usage: python -m tests.support.publishers FORMAT --endpoint ENDPOINT [--replay ENDPOINT] [--topic T] [...]
-
-It binds, prints ``ready`` and then obeys commands on stdin, one a line, with one line of JSON each:
+``Publisher.ask`` takes these commands:
 
     wait-subscriber [N]   wait until N (1) subscriptions are active
-    subscriptions         the active subscriptions in hex
+    subscriptions         nothing but the answer
+    requests              nothing but the answer
     send N [SIZE]         publish the next N messages, their values padded with spaces to SIZE bytes
     skip N                advance by N without publishing; vllm keeps them for a replay
     repeat N              publish the last message N more times
-    set N                 the next sequence is N, as after a restart
-    topic T               publish under another topic
-    raw HEX HEX ...       publish these frames as they are, "-" for an empty one
+    raw HEX HEX ...       publish these frames as they are
     control               publish that it ends (sequenced)
-    requests              the starting sequences of the replay requests so far (vllm)
-    quit
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import select
-import subprocess
-import sys
+import threading
 import time
 import uuid
 from collections import Counter, deque
-from typing import Any
+from typing import Any, Self
 
 import zmq
 
-from tests.support import REPOSITORY
 from tests.support.ports import free_port
 
-Frames = list[bytes]
 Socket = zmq.Socket[bytes]
 # Ends a replay.
 _END = b"\xff" * 8
@@ -47,144 +35,122 @@ def _u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
-class Server:
-    """The process: sockets, counters, and the commands as methods named ``do_*``."""
+class Publisher:
+    """A publisher in a thread; use it in a ``with`` block, after which its messages are sent.
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._topic: bytes = options.topic.encode()
-        # Between topic and number, with framing=sequenced.
-        self._publisher = [options.publisher.encode()] if options.format == "sequenced" else []
-        self._sequence = 0
-        self._message: int = options.values_from
-        self._last: Frames = []
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer)
-        self._topic_in_replay: bool = options.topic_in_replay
+    Args:
+        framing: ``vllm`` or ``sequenced``.
+        replay: The endpoint at which it answers requests for replays.
+        buffer: How many messages it keeps for them.
+        values_from: What the first value says; the next one says one more.
+        topic_in_replay: Whether replies have the topic, as those of newer vLLMs.
+    """
+
+    def __init__(
+        self,
+        framing: str,
+        endpoint: str | None = None,
+        *,
+        replay: str = "",
+        topic: str = "topic",
+        publisher: str = "",
+        buffer: int = 10_000,
+        values_from: int = 0,
+        topic_in_replay: bool = True,
+        sndhwm: int = 1000,
+    ) -> None:
+        self.endpoint = endpoint or f"tcp://127.0.0.1:{free_port()}"
+        self._topic = topic.encode()
+        # Between topic and number.
+        self._publisher = [(publisher or uuid.uuid4().hex).encode()] if framing == "sequenced" else []
+        self._topic_in_replay = topic_in_replay
+        self._sequence, self._message = 0, values_from
+        self._last: list[bytes] = []
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self._starts: list[int] = []
         self._subscriptions: Counter[bytes] = Counter()
         self._context: zmq.Context[Socket] = zmq.Context()
         self._pub = self._context.socket(zmq.XPUB)
         self._pub.setsockopt(zmq.XPUB_VERBOSER, 1)
-        if options.sndhwm is not None:
-            self._pub.setsockopt(zmq.SNDHWM, options.sndhwm)
-        self._pub.bind(options.endpoint)
-        self._poller = zmq.Poller()
-        self._poller.register(self._pub, zmq.POLLIN)
+        self._pub.setsockopt(zmq.SNDHWM, sndhwm)
+        self._pub.bind(self.endpoint)
         self._replay: Socket | None = None
-        if options.replay:
+        if replay:
             self._replay = self._context.socket(zmq.ROUTER)  # high-water marks as vLLM leaves them
-            self._replay.bind(options.replay)
-            self._poller.register(self._replay, zmq.POLLIN)
+            self._replay.bind(replay)
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
-    def run(self) -> None:
-        """Obey stdin until ``quit`` or its end, and answer the sockets meanwhile."""
-        print("ready", flush=True)
-        stdin = sys.stdin.fileno()
-        self._poller.register(stdin, zmq.POLLIN)
-        pending = b""
-        while True:
-            if stdin not in self._serve(None):
-                continue
-            if not (received := os.read(stdin, 65536)):
-                return
-            *lines, pending = (pending + received).split(b"\n")
-            for line in lines:
-                name, *arguments = line.decode().split() or [""]
-                answer = {"ok": True} if name == "quit" else self._obey(name, arguments)
-                print(json.dumps(answer), flush=True)
-                if name == "quit":
-                    return
+    def ask(self, command: str) -> dict[str, Any]:
+        """Obey a command.
 
-    def close(self) -> None:
-        self._context.destroy(linger=5000)
+        Returns:
+            ``next``, the number of the next message; ``starts``, the first numbers of the replay requests so far,
+            ``count`` of them; ``subscriptions``, in hexadecimal.
+        """
+        name, *arguments = command.split()
+        with self._lock:
+            self._serve()
+            getattr(self, f"_do_{name.replace('-', '_')}")(*arguments)
+            return {
+                "next": self._sequence,
+                "count": len(self._starts),
+                "starts": list(self._starts),
+                "subscriptions": sorted(topic.hex() for topic in self._subscriptions.elements()),
+            }
 
-    def _obey(self, name: str, arguments: list[str]) -> dict[str, Any]:
-        command = getattr(self, "do_" + name.replace("-", "_"), None)
-        if command is None:
-            return {"error": f"no such command: {name}"}
-        try:
-            answer: dict[str, Any] | None = command(*arguments)
-        except (TypeError, ValueError, IndexError, zmq.ZMQError) as error:
-            return {"error": f"{name}: {error}"}
-        return {"ok": True} if answer is None else answer
-
-    def do_wait_subscriber(self, count: str = "1") -> dict[str, Any] | None:
+    def _do_wait_subscriber(self, count: str = "1") -> None:
         deadline = time.monotonic() + 20
-        self._poller.unregister(sys.stdin.fileno())  # it waits its turn
-        try:
-            while self._subscriptions.total() < int(count):
-                if (left := deadline - time.monotonic()) <= 0:
-                    return {"error": "no subscriber within 20 s"}
-                self._serve(left)
-        finally:
-            self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        return None
+        while self._subscriptions.total() < int(count):
+            assert time.monotonic() < deadline, "no subscriber within 20 s"
+            self._pub.poll(100)
+            self._serve()
 
-    def do_subscriptions(self) -> dict[str, Any]:
-        self._serve(0)
-        return {"subscriptions": sorted(topic.hex() for topic in self._subscriptions.elements())}
+    def _do_subscriptions(self) -> None: ...
 
-    def do_send(self, count: str, size: str = "0") -> dict[str, Any]:
+    def _do_requests(self) -> None: ...
+
+    def _do_send(self, count: str, size: str = "0") -> None:
         for _ in range(int(count)):
-            self._serve_replay()
+            self._serve()
             sequence, value = self._next(int(size))
-            self._publish([self._topic, *self._publisher, _u64(sequence), value])
-        return {"next": self._sequence}
+            self._last = [self._topic, *self._publisher, _u64(sequence), value]
+            self._pub.send_multipart(self._last)
 
-    def do_skip(self, count: str) -> dict[str, Any]:
+    def _do_skip(self, count: str) -> None:
         for _ in range(int(count)):
             self._next()
-        return {"next": self._sequence}
 
-    def do_repeat(self, count: str) -> dict[str, Any]:
+    def _do_repeat(self, count: str) -> None:
         for _ in range(int(count)):
-            self._publish(self._last)
-        return {"next": self._sequence}
+            self._pub.send_multipart(self._last)
 
-    def do_set(self, sequence: str) -> dict[str, Any]:
-        self._sequence = int(sequence)
-        self._buffer.clear()  # a publisher that was restarted has nothing to replay
-        return {"next": self._sequence}
+    def _do_raw(self, *frames: str) -> None:
+        self._pub.send_multipart([bytes.fromhex(frame) for frame in frames])
 
-    def do_topic(self, topic: str = "") -> dict[str, Any]:
-        self._topic = topic.encode()
-        return {"next": self._sequence}
-
-    def do_raw(self, *frames: str) -> None:
-        self._pub.send_multipart([b"" if frame == "-" else bytes.fromhex(frame) for frame in frames])
-
-    def do_control(self) -> dict[str, Any]:
-        messages = [[b"", *self._publisher, _u64(self._sequence)]] if self._publisher else []
-        for frames in messages:
-            self._pub.send_multipart(frames)
-        return {"sent": [[frame.hex() for frame in frames] for frames in messages]}
-
-    def do_requests(self) -> dict[str, Any]:
-        self._serve_replay()
-        return {"count": len(self._starts), "starts": self._starts}
+    def _do_control(self) -> None:
+        if self._publisher:
+            self._pub.send_multipart([b"", *self._publisher, _u64(self._sequence)])
 
     def _next(self, size: int = 0) -> tuple[int, bytes]:
         sequence, value = self._sequence, str(self._message).encode().ljust(size)
         self._message += 1
-        self._sequence = sequence + 1
+        self._sequence += 1
         if self._replay is not None:
             self._buffer.append((sequence, value))
         return sequence, value
 
-    def _publish(self, frames: Frames) -> None:
-        self._pub.send_multipart(frames)
-        self._last = frames
+    def _run(self) -> None:
+        while not self._ended.wait(0.002):
+            with self._lock:
+                self._serve()
 
-    def _serve(self, seconds: float | None) -> dict[Any, int]:
-        """Wait for events and handle those of the sockets."""
-        events = dict(self._poller.poll(None if seconds is None else int(seconds * 1000)))
+    def _serve(self) -> None:
+        """Take subscriptions, and answer a request for a replay."""
         while self._pub.poll(0):
             kind, topic = (received := self._pub.recv())[:1], received[1:]
             self._subscriptions[topic] += 1 if kind == b"\x01" else -1
-        if self._replay in events:
-            self._serve_replay()
-        return events
-
-    def _serve_replay(self) -> None:
         if self._replay is None or not self._replay.poll(0):
             return
         request = self._replay.recv_multipart()
@@ -201,104 +167,18 @@ class Server:
         assert self._replay is not None
         self._replay.send_multipart([client, b"", *([topic] if self._topic_in_replay else []), *rest])
 
-
-class Publisher:
-    """One of these publishers as a process of its own, ended with the ``with`` block.
-
-    Options are those of the command line: ``Publisher("vllm", replay=free, topic_in_replay=False)``.
-    """
-
-    def __init__(self, name: str, endpoint: str | None = None, **options: str | int | bool) -> None:
-        self.endpoint = endpoint or free_endpoint()
-        arguments = ["--endpoint", self.endpoint]
-        for option, value in options.items():
-            flag = option.replace("_", "-")
-            if isinstance(value, bool):
-                arguments.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                arguments.append(f"--{flag}={value}")
-        self._received = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.publishers", name, *arguments],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-        try:
-            if (line := self._line(20)) != "ready":
-                raise AssertionError(f"publisher {name} said {line!r}, not ready")
-        except BaseException:
-            self.kill()
-            raise
-
-    def ask(self, command: str, seconds: float = 30) -> dict[str, Any]:
-        """Give a command, and return its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(command.encode() + b"\n")
-        answer: dict[str, Any] = json.loads(self._line(seconds))
-        if "error" in answer:
-            raise AssertionError(answer["error"])
-        return answer
-
     def kill(self) -> None:
-        """End it with SIGKILL; what its sockets still hold is lost."""
-        self._process.kill()
-        self._close(10)
+        """End it as a kill does: what its sockets still hold is lost."""
+        self._close(0)
 
-    def __enter__(self) -> Publisher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()  # the end of its input ends it, its messages sent
-        try:
-            self._close(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self._close(5000)
 
-    def _close(self, seconds: float) -> None:
-        self._process.wait(seconds)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _line(self, seconds: float) -> str:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._received:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._process.stdout], [], [], left)[0]:
-                raise AssertionError(f"publisher did not answer within {seconds:.0f} s")
-            if not (received := os.read(self._process.stdout.fileno(), 65536)):
-                raise AssertionError("publisher has ended")
-            self._received += received
-        line, _, self._received = self._received.partition(b"\n")
-        return line.decode()
-
-
-def free_endpoint() -> str:
-    """An endpoint that nobody is bound to; not the one of ``support``, which imports the package."""
-    return f"tcp://127.0.0.1:{free_port()}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="tests.support.publishers")
-    parser.add_argument("format", choices=("sequenced", "vllm"))
-    parser.add_argument("--endpoint", required=True)
-    parser.add_argument("--replay", default="")
-    parser.add_argument("--topic", default="topic")
-    parser.add_argument("--publisher", default=uuid.uuid4().hex.upper())
-    parser.add_argument("--buffer", type=int, default=10_000)
-    parser.add_argument("--values-from", type=int, default=0, help="what the first value says")
-    parser.add_argument("--topic-in-replay", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--sndhwm", type=int)
-    server = Server(parser.parse_args())
-    try:
-        server.run()
-    finally:
-        server.close()
-
-
-if __name__ == "__main__":
-    main()
+    def _close(self, linger: int) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join(30)
+            self._context.destroy(linger=linger)
