@@ -15,6 +15,7 @@ import zmq
 
 from tests.support import REPOSITORY, wait_for
 from tests.support.ports import free_port
+from tests.support.programs import environment
 from zmq_datasource.log import LogStorage, read_index
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -61,25 +62,7 @@ def sending(feed: zmq.Socket[bytes], directory: Path) -> bool:
 @pytest.fixture(scope="module")
 def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an environment with what declarative pipelines need beside PySpark."""
-    environment = tmp_path_factory.mktemp("pipelines") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    installed = subprocess.run(
-        [
-            environment / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            REPOSITORY,
-            "pyspark[pipelines]>=4.2",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if installed.returncode:
-        pytest.skip(f"pyspark[pipelines] is not to be had here: {installed.stderr.strip()[-200:]}")
-    return environment
+    return environment(tmp_path_factory.mktemp("pipelines") / "venv", "pyspark[pipelines]>=4.2")
 
 
 def test_a_declarative_pipeline_reads_the_log_and_sends_to_a_consumer(

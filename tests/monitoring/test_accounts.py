@@ -85,14 +85,6 @@ def test_a_batch_without_a_write_shows_zeros_and_the_total_before() -> None:
     assert totals(history, 2).total["rows"] == 0
 
 
-def test_a_batch_before_the_newest_can_be_executed_again() -> None:
-    history = BatchHistory()
-    for batch in range(5):
-        history.add(account(batch))
-    history.add(account(2, 3, execution="again"))
-    assert [totals(history, batch).total["rows"] for batch in range(5)] == [10, 20, 23, 33, 43]
-
-
 def test_memory_is_bounded_and_totals_forget_nothing() -> None:
     history = BatchHistory(most_batches=10, most_queries=3)
     for batch in range(30):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,12 +12,14 @@ from typing import Any
 
 import pytest
 import zmq
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import free_endpoint, wait_for
 from tests.support.ports import free_port
 from tests.support.programs import page, program
 from zmq_datasource import DurableSubscriber
+from zmq_datasource.cli import main
 from zmq_datasource.counters import SinkCounters, SourceCounters, figures
 from zmq_datasource.monitoring.accounts import SinkTotals
 from zmq_datasource.monitoring.http import HttpAddress
@@ -289,9 +289,7 @@ def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         arguments = [
             "proxy",
@@ -302,13 +300,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             "--prometheus",
             port,
         ]
-        ended = subprocess.run(
-            [sys.executable, "-m", "zmq_datasource", *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert ended.returncode == 2
-    assert f"127.0.0.1:{port}: Address already in use" in ended.stderr
-    assert "choose another port" in ended.stderr
+        ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 2
+    assert f"127.0.0.1:{port}: Address already in use" in ended.output
+    assert "choose another port" in ended.output

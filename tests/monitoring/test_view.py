@@ -138,12 +138,9 @@ def test_rates_go_on_after_the_clock_has_stepped_back() -> None:
     assert cells(text, "PUSH")[1] == "10"
 
 
-def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
+def test_names_are_shown_as_they_are_and_steer_no_terminal() -> None:
     text = shown([sink(sink="PUSH tcp://[fe80::1]:5557") | {"name": "etl[/prod]"}])
     assert "etl[/prod]: PUSH tcp://[fe80::1]:5557" in text
-
-
-def test_no_name_steers_the_terminal_that_shows_it() -> None:
     for width in (160, 60):
         text = shown([sink(sink="PUSH \x1b[2J") | {"name": "e\x1b]0;o\x07"}], width)
         assert "\x1b" not in text

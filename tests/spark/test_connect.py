@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.support import REPOSITORY, wait_for
 from tests.support.ports import free_port
+from tests.support.programs import environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -55,15 +55,8 @@ print(json.dumps({"received": received, "rows": rows.count(), "got": len(got)}))
 @pytest.fixture(scope="module")
 def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with the package and pyspark-client, and without pyspark."""
-    python = tmp_path_factory.mktemp("thin") / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
-    wanted = [str(REPOSITORY), "pyspark-client>=4.2", "pandas<3"]
-    installed = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *wanted], capture_output=True, text=True, check=False
-    )
-    if installed.returncode:
-        pytest.skip(f"pyspark-client is not to be had here: {installed.stderr.strip()[-200:]}")
-    return python
+    made = environment(tmp_path_factory.mktemp("thin") / "venv", "pyspark-client>=4.2", "pandas<3")
+    return made / "bin" / "python"
 
 
 @contextmanager

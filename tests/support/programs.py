@@ -9,6 +9,21 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPOSITORY
+
+
+def environment(directory: Path, *wanted: str) -> Path:
+    """A virtual environment with the package and what else is wanted. Skips the test where that cannot be had."""
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+    command = [directory / "bin" / "python", "-m", "pip", "install", "--quiet", str(REPOSITORY), *wanted]
+    installed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"{wanted} is not to be had here: {installed.stderr.strip()[-200:]}")
+    return directory
 
 
 @contextmanager
