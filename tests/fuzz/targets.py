@@ -10,12 +10,11 @@ from unittest import mock
 import pyarrow as pa
 import zmq
 
-from tests.support import batch_of
+from tests.support import batch_of, facts_of
 from zmq_datasource.acknowledged.protocol import Data, decode, rows_of
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, ProtocolError
-from zmq_datasource.log.chunk import encode_chunk, read_chunk, times_of
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.chunk import encode_chunk, read_chunk
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.framing import to_rows
@@ -137,8 +136,7 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     """A chunk of three batches, and its values."""
     values = [b"%d" % number * number for number in range(30)]
     batches = [batch_of(values[begin : begin + 10]) for begin in range(0, 30, 10)]
-    facts = ChunkFacts(0, len(values), times_of(batches), 0)
-    return b"".join(encode_chunk(batches, facts.to_metadata())), values
+    return b"".join(encode_chunk(batches, facts_of(batches))), values
 
 
 class _InMemory:

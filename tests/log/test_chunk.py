@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support import DATA, REPOSITORY, batch_of, flips, log_rows
+from tests.support import DATA, REPOSITORY, batch_of, facts_of, flips, log_rows
 from zmq_datasource.errors import (
     DamagedChunkError,
     DataLossError,
@@ -30,10 +30,9 @@ from zmq_datasource.log.chunk import (
     fingerprint,
     read_chunk,
     read_facts,
-    times_of,
     write_chunk,
 )
-from zmq_datasource.log.facts import ChunkFacts, Times
+from zmq_datasource.log.facts import ChunkFacts, Times, pack
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -51,13 +50,8 @@ def storage(tmp_path: Path) -> LogStorage:
     return made
 
 
-def facts(batches: list[pa.RecordBatch], first: int = 0) -> ChunkFacts:
-    end = first + sum(batch.num_rows for batch in batches)
-    return ChunkFacts(first, end, times_of(batches), times_of(batches).latest)
-
-
 def put(storage: LogStorage, batches: list[pa.RecordBatch], first: int = 0) -> str:
-    return write_chunk(storage, batches, facts(batches, first), {}).name
+    return write_chunk(storage, batches, facts_of(batches, first)).name
 
 
 def write(storage: LogStorage, *sizes: int) -> str:
@@ -99,7 +93,7 @@ def test_the_documented_lines_add_the_id(storage: LogStorage) -> None:
 def test_rows_have_the_ids_that_the_name_says_and_the_framing(storage: LogStorage) -> None:
     batch = decode_plain(raw_of([[b"topic", b"value %d" % i] for i in range(4)]), [(0, 4)])
     framed = batch.replace_schema_metadata({FRAMING: b"sequenced"})
-    name = write_chunk(storage, [framed] * 2, facts([framed] * 2, 7), {b"state": b"x" * 10_000}).name
+    name = put(storage, [framed] * 2, 7)
     rows = list(read_chunk(storage, name, 9, 13))
     assert [row.column("id").to_pylist() for row in rows] == [[9, 10], [11, 12]]
     assert all(row.schema.equals(LOG_SCHEMA) for row in rows)
@@ -134,7 +128,7 @@ def test_a_truncated_chunk_is_named(storage: LogStorage, length: int) -> None:
 
 def test_a_chunk_with_fewer_rows_than_it_says_is_damaged(storage: LogStorage) -> None:
     rows = batch_of([b"v"] * 5)
-    storage.put_chunk(0, encode_chunk([rows], facts([rows, rows]).to_metadata()))
+    storage.put_chunk(0, encode_chunk([rows], facts_of([rows, rows])))
     with pytest.raises(DamagedChunkError, match="has the ids up to 4, and was written up to id 9"):
         values(storage, chunk_name(0), 0, 10)
 
@@ -161,7 +155,7 @@ def test_a_batch_in_the_place_of_another_one_is_damage(storage: LogStorage) -> N
     """Batches of one length: a single bit of the footer may have one of them read twice."""
     batches = [batch_of([b"value %d" % i]) for i in range(2)]
     checksums = [{CHECKSUM: fingerprint(batch, before)} for before, batch in enumerate(batches)]
-    checksums[0] |= facts(batches).to_metadata()
+    checksums[0] |= facts_of(batches).to_metadata()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, MESSAGE_SCHEMA) as writer:
         for batch, checksum in reversed(list(zip(batches, checksums, strict=True))):
@@ -201,7 +195,7 @@ def test_a_missing_chunk_is_data_loss_and_says_where_to_look(storage: LogStorage
 )
 def test_a_fingerprint_survives_the_way_through_a_file(messages: list[bytes | list[bytes]]) -> None:
     batch = decode_plain(raw_of(messages), [(7, len(messages))])
-    content = pa.py_buffer(b"".join(encode_chunk([batch], {})))
+    content = pa.py_buffer(b"".join(encode_chunk([batch], facts_of([batch]))))
     read, _ = pa.ipc.open_file(content).get_batch_with_custom_metadata(0)
     assert fingerprint(read, 5) == fingerprint(batch, 5) != fingerprint(batch, 6)
     assert read.equals(batch)
@@ -222,7 +216,9 @@ def test_the_format_of_a_log_never_changes() -> None:
     assert table.column("frames").to_pylist()[2:5] == [None, [b"\xff", b"bad topic"], [b"a", b"b", b"c"]]
     storage, begin = LogStorage(str(GOLDEN)), 1_700_000_000_000_000
     assert read_saved_state(storage) == b"two"
-    assert read_facts(storage, chunk_name(4)) == ChunkFacts(4, 6, Times(begin + 2, begin + 2), begin + 2)
+    assert read_facts(storage, chunk_name(4)) == ChunkFacts(
+        4, 6, Times(begin + 2, begin + 2), begin + 2, pack(b"two")
+    )
 
 
 def test_a_log_of_an_older_format_is_refused_with_what_to_do(tmp_path: Path) -> None:

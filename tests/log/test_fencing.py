@@ -15,10 +15,9 @@ import pyarrow as pa
 import pytest
 
 from tests.log.orders import Check, Note, Now, Process, Request, Steps, World, every_order
-from tests.support import batch_of
+from tests.support import batch_of, facts_of
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogFormatError, LogLockedError
-from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import HeadWriter, read_head
 from zmq_datasource.log.index import ChunkIndex
@@ -26,7 +25,6 @@ from zmq_datasource.log.layout import LOG_NAME, Chunk, parse_chunk_name
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
-from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 
 T = TypeVar("T")
@@ -129,7 +127,7 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
         _running[0] = name
         _retry(tries, lambda: storage.open_log(name))
         opened = _retry(tries, lambda: open_for_writing(storage, 0.0))
-        end, past = opened.chunks.durable_end, opened.past
+        end = opened.chunks.durable_end
         contents = ChunkIndex()
         contents.replace(opened.chunks)
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
@@ -139,12 +137,9 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
             first, end = end, end + count
             rows = [b"%s%d.%d" % (name.encode(), number, i) for i in range(count)]
             batches = [batch_of(rows)]
-            times = times_of(batches)
-            past = max(past, times.latest)
-            facts = ChunkFacts(first, end, times, past)
-            state = state_metadata(b"", end)
+            facts = facts_of(batches, first)
             try:
-                chunk = _retry(tries, lambda: write_chunk(storage, batches, facts, state))  # noqa: B023 - called at once
+                chunk = _retry(tries, lambda: write_chunk(storage, batches, facts))  # noqa: B023 - called at once
             except LogLockedError:
                 store.may_delete = False
                 with suppress(LogLockedError):

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from tests.log.machines import Machines, fill, numbered
-from tests.support import batch_of, need, wait_for
+from tests.support import batch_of, facts_of, need, wait_for
 from zmq_datasource.errors import DataLossError, DiskFaultError
-from zmq_datasource.log.chunk import encode_chunk, times_of
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.chunk import encode_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, merged_name
 from zmq_datasource.log.merging import Merger, choose_run
 from zmq_datasource.log.reader import Deletions, first_since, read_index, read_slices, slices
-from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 
@@ -192,8 +190,7 @@ def test_a_merged_chunk_that_is_half_needed_stays(log: Log) -> None:
 def test_two_writers_may_have_merged_differently(log: Log) -> None:
     """Merged chunks that overlap have the same rows."""
     rows = [batch_of([b"%d" % number]) for number in range(6)]
-    facts = ChunkFacts(0, 6, times_of(rows), 0)
-    content = encode_chunk(rows, {**facts.to_metadata(), **state_metadata(b"", 6)})
+    content = encode_chunk(rows, facts_of(rows))
     parts = log.log.covering(4, 8)
     merger = Merger(log.storage, log.log, 1 << 20, fan_in=2)
     merger._merge(parts)
@@ -208,7 +205,8 @@ def test_the_rows_of_a_chunk_that_was_replaced_since_planning_are_not_read(log: 
     storage = log.machines.storage()
     pieces = slices(read_index(storage).covering(2, 4), 2, 4)
     log.merge()
-    stray = encode_chunk([batch_of([b"x"])], ChunkFacts(2, 3, times_of([batch_of([b"x"])]), 0).to_metadata())
+    other = [batch_of([b"x"])]
+    stray = encode_chunk(other, facts_of(other, 2))
     storage.store.put_new(storage.key("00000000000000000002.arrow"), stray)
     with pytest.raises(DataLossError):
         list(read_slices(storage, pieces))

@@ -17,10 +17,9 @@ import pyarrow as pa
 import pytest
 
 from tests.log.orders import bytes_of
-from tests.support import batch_of
+from tests.support import batch_of, facts_of
 from zmq_datasource.errors import DataLossError, DiskFaultError, KeyTakenError, LogLockedError
-from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
@@ -28,7 +27,6 @@ from zmq_datasource.log.layout import Chunk, parse_chunk_name
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
-from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content, Entry
 
@@ -269,10 +267,9 @@ def writer(process: Process) -> None:
             if act < 0.6 or not contents.chunks:
                 first = contents.durable_end
                 values = [b"%s.%d.%d" % (process.name.encode(), number, i) for i in range(rng.randint(1, 3))]
-                batches, end = [batch_of(values)], first + len(values)
-                facts = ChunkFacts(first, end, times_of(batches), 0)
-                state = state_metadata(b"", end)
-                chunk = repeated(lambda: write_chunk(storage, batches, facts, state))  # noqa: B023
+                batches = [batch_of(values)]
+                facts = facts_of(batches, first)
+                chunk = repeated(lambda: write_chunk(storage, batches, facts))  # noqa: B023
                 assert dict(enumerate(values, first)).items() <= simulation.rows.items(), "acknowledged"
                 contents.add(chunk)
             elif act < 0.85:

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.sequences.test_sequences import memory
-from tests.support import batch_of, flips, log_rows, need, stream_options
+from tests.support import batch_of, facts_of, flips, log_rows, need, stream_options
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError
-from zmq_datasource.log.chunk import read_metadata, times_of, write_chunk
+from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
@@ -49,13 +49,6 @@ def writer(location: Path, carried: Any, **options: Any) -> LogWriter:
     )
     made.open()
     return made
-
-
-def put(location: Path, first: int, rows: pa.RecordBatch, state: dict[bytes, bytes]) -> None:
-    """A chunk with this entry for the state."""
-    end = first + rows.num_rows
-    facts = ChunkFacts(first, end, times_of([rows]), 0)
-    write_chunk(LogStorage(str(location)), [rows], facts, state)
 
 
 def saved(location: Path) -> bytes:
@@ -104,18 +97,14 @@ def test_a_state_is_text_in_the_file(tmp_path: Path) -> None:
     log = writer(tmp_path, Carrying("\0" * 1000))
     log.append(batch_of([b"v"]))
     log.close()
-    entry = read_metadata(LogStorage(str(tmp_path)), newest(tmp_path).name)[b"state"]
+    entry = read_facts(LogStorage(str(tmp_path)), newest(tmp_path).name).to_metadata()[b"chunk"]
     assert entry.isascii()
     assert entry.decode().isprintable()
-    assert len(entry) < 100
+    assert len(entry) < 200
 
 
-def test_the_entry_of_a_state_never_changes(tmp_path: Path) -> None:
-    log = writer(tmp_path, None)
-    entry = {b"state": b"81a7051fd6813cca KLUv/SAFKQAAdGhyZWU="}
-    put(tmp_path, 0, batch_of([b"v"] * 3), entry)
-    assert saved(tmp_path) == b"three"
-    log.close()
+def test_the_text_of_a_state_never_changes() -> None:
+    assert replace(facts_of([batch_of([b"v"])]), packed="KLUv/SAFKQAAdGhyZWU=").state == b"three"
 
 
 def test_an_older_chunk_is_not_taken_for_the_newest(tmp_path: Path) -> None:
@@ -126,17 +115,6 @@ def test_an_older_chunk_is_not_taken_for_the_newest(tmp_path: Path) -> None:
     shutil.copy(newest(tmp_path), tmp_path / "chunks" / chunk_name(1))
     with pytest.raises(DamagedChunkError, match=chunk_name(1)):
         saved(tmp_path)
-
-
-def test_a_chunk_without_the_entry_is_damaged(tmp_path: Path) -> None:
-    log = writer(tmp_path, None)
-    log.append(batch_of([b"v"]))
-    log.close()
-    put(tmp_path, 1, batch_of([b"v"]), {})
-    with pytest.raises(DamagedChunkError, match="there is none"):
-        saved(tmp_path)
-    with pytest.raises(DamagedChunkError, match="there is none"):
-        writer(tmp_path, None)
 
 
 # A crash between any two durable steps.
@@ -269,7 +247,7 @@ def test_no_flipped_bit_gives_wrong_frames_or_a_wrong_state(tmp_path: Path) -> N
     log.close()
     path = newest(tmp_path)
     whole, right = path.read_bytes(), saved(tmp_path)
-    at_metadata = [at for name in (b"framing", b"state") for at in _places(whole, name)]
+    at_metadata = [at for name in (b"framing", b"chunk") for at in _places(whole, name)]
     for position in flips(path, sorted({p for at in at_metadata for p in range(at - 8, at + 40)}), 0x01):
         with suppress(DamagedChunkError):
             (batch,) = log_rows(tmp_path).to_batches()
@@ -319,7 +297,7 @@ def test_no_flipped_bit_hides_the_state_or_gives_an_older_one(tmp_path: Path) ->
     path, storage = small_chunk(tmp_path), LogStorage(str(tmp_path))
     right, noticed = saved(tmp_path), 0
     assert right == b"two"  # its checksum covers the end of the chunk
-    entry = path.read_bytes().rindex(read_metadata(storage, path.name)[b"state"])
+    entry = path.read_bytes().rindex(read_facts(storage, path.name).to_metadata()[b"chunk"])
     for bit in range(8):
         for position in flips(path, range(path.stat().st_size), 1 << bit):
             try:

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.support import batch_of
+from tests.support import batch_of, facts_of
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.chunk import read_facts, times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.chunk import read_facts, write_chunk
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import first_since, read_index
@@ -77,7 +76,7 @@ def test_the_first_message_since_a_time_is_found_after_any_change_of_the_clock(
     for times in chunks:
         rows = [batch_of([b"v"], at) for at in times]
         past = max(past, *times)
-        first = write_chunk(storage, rows, ChunkFacts(first, first + len(rows), times_of(rows), past), {}).end
+        first = write_chunk(storage, rows, replace(facts_of(rows, first), past=past)).end
     index = read_index(storage)
     kept = index.covering(sum(map(len, chunks[: min(deleted, len(chunks) - 1)])), index.durable_end)
     every = list(enumerate(itertools.chain(*chunks)))[kept[0].first :]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support import batch_of
-from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts
+from msgspec.structs import replace
+
+from tests.support import batch_of, facts_of
+from zmq_datasource.log.chunk import write_chunk
+from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.proxy.view import Cursor, LogView, Progress
 
@@ -18,14 +20,15 @@ def test_a_cursor_does_not_read_past_deleted_ids(tmp_path: Path) -> None:
     names = []
     for first in (0, 10, 20):
         parts = [batch_of([b"%d" % i for i in range(first, first + 10)])]
-        facts = ChunkFacts(first, first + 10, times_of(parts), 0)
-        names.append(write_chunk(log, parts, facts, {}).name)
+        names.append(write_chunk(log, parts, facts_of(parts, first)).name)
     view = LogView(log)
     view.follow(Progress(0, 30))
     cursor = Cursor(view, 0)
     read = cursor.read(10, 1 << 20)
     assert read is not None
     assert read.column("id").to_pylist() == list(range(10))
+    head = HeadWriter(log)
+    head.write(replace(head.take_over(), deleted=20))
     for name in names[:2]:
         Path(log.path_of(name)).unlink()
     view.follow(Progress(20, 30))

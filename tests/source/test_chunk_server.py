@@ -19,12 +19,11 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.support import REPOSITORY, Socket, at_failpoints, batch_of, free_endpoint, wait_for
+from tests.support import REPOSITORY, Socket, at_failpoints, batch_of, facts_of, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogFetchError
 from zmq_datasource.log import Deletions, Found, read_facts, read_slices, slices
-from zmq_datasource.log.chunk import read_chunk, times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.chunk import read_chunk, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_server import (
@@ -78,13 +77,7 @@ def add(log: LogStorage, first: int, values: list[bytes], batches: int = 1) -> C
     size = len(values) // batches
     parts = [batch_of(values[begin : begin + size]) for begin in range(0, len(values), size)]
     Path(log.path_of("")).mkdir(exist_ok=True)
-    facts = ChunkFacts(
-        first,
-        first + len(values),
-        times_of(parts),
-        0,
-    )
-    return write_chunk(log, parts, facts, {})
+    return write_chunk(log, parts, facts_of(parts, first))
 
 
 def read(

@@ -68,8 +68,8 @@ _CHANGING = ("position", "subscriber")
 _CHUNK = re.compile(r"(?:[0-9]{20}-)?([0-9]{20})\.arrow")
 # At the end of an Arrow file: the length of the footer, and the magic.
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 6
-# What a message begins with, and the name of the state among the metadata of a batch.
-_CONTINUATION, _STATE_KEY = b"\xff" * 4, b"\5\0\0\0state\0"
+# What a message begins with, and the name of the facts among the metadata of a batch, which have the state.
+_CONTINUATION, _FACTS_KEY = b"\xff" * 4, b"\5\0\0\0chunk\0"
 
 
 def has_hole(kind: str, victim: str) -> bool:
@@ -228,7 +228,7 @@ def _footer_of(content: bytes) -> range:
 
 def _state_of(content: bytes) -> range:
     """The bytes of the message of a chunk's last batch that say what it is, and carry the state."""
-    start = content.rindex(_CONTINUATION, 0, content.rindex(_STATE_KEY))
+    start = content.rindex(_CONTINUATION, 0, content.rindex(_FACTS_KEY))
     return range(start, start + 8 + int.from_bytes(content[start + 4 : start + 8], "little"))
 
 

@@ -77,14 +77,14 @@ class _Memory:
         return parts
 
 
-def encode_chunk(batches: Iterable[pa.RecordBatch], metadata: Mapping[bytes, bytes]) -> Iterator[Part]:
+def encode_chunk(batches: Iterable[pa.RecordBatch], facts: ChunkFacts) -> Iterator[Part]:
     """Encode messages (``messages.columns.MESSAGE_SCHEMA``) as the content of a chunk, an Arrow IPC file.
 
     Two batches at a time are in memory.
 
     Args:
         batches: At least one.
-        metadata: The metadata of the last batch.
+        facts: The chunk's facts.
     """
     memory, rest = _Memory(), iter(batches)
     first = next(rest)
@@ -93,7 +93,7 @@ def encode_chunk(batches: Iterable[pa.RecordBatch], metadata: Mapping[bytes, byt
     with pa.ipc.new_file(memory, MESSAGE_SCHEMA.with_metadata(first.schema.metadata)) as writer:
         while batch is not None:
             following = next(rest, None)
-            beside = metadata if following is None else {}
+            beside = facts.to_metadata() if following is None else {}
             writer.write_batch(batch, custom_metadata={CHECKSUM: fingerprint(batch, before), **beside})
             before += batch.num_rows
             yield from memory.take()
@@ -101,14 +101,8 @@ def encode_chunk(batches: Iterable[pa.RecordBatch], metadata: Mapping[bytes, byt
     yield from memory.take()
 
 
-def write_chunk(
-    storage: LogStorage, batches: Iterable[pa.RecordBatch], facts: ChunkFacts, state: Mapping[bytes, bytes]
-) -> Chunk:
+def write_chunk(storage: LogStorage, batches: Iterable[pa.RecordBatch], facts: ChunkFacts) -> Chunk:
     """Write messages as a chunk. A call that failed may be repeated.
-
-    Args:
-        facts: The chunk's facts.
-        state: The writer's state (``state_metadata``).
 
     Raises:
         LogLockedError: Another writer has given out these ids.
@@ -118,7 +112,7 @@ def write_chunk(
 
     def content() -> Iterator[Part]:
         nonlocal size
-        for part in encode_chunk(batches, {**facts.to_metadata(), **state}):
+        for part in encode_chunk(batches, facts):
             size += len(part)
             yield part
 
@@ -132,45 +126,30 @@ def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
     return Times(min(one["min"].value for one in found), max(one["max"].value for one in found))
 
 
-def read_metadata(storage: OpensChunks, name: str) -> Mapping[bytes, bytes]:
-    """Read the metadata of a chunk's last batch.
+def read_facts(storage: OpensChunks, name: str) -> ChunkFacts:
+    """Read the facts of a chunk.
 
     Raises:
-        DamagedChunkError: The file is not an Arrow file.
+        DamagedChunkError: The file is not an Arrow file, or its facts are damaged, or were written for another place.
         DiskFaultError: The file cannot be opened now.
         FileNotFoundError: The file is gone.
     """
     try:
         with storage.open_sealed(name, whole=False) as file:
-            return _metadata_of(pa.ipc.open_file(file, options=LENGTHS_ONLY))
+            return _facts_in(pa.ipc.open_file(file, options=LENGTHS_ONLY), name)
     except FileNotFoundError:
         raise
-    except (OSError, pa.ArrowException) as e:
+    except (OSError, pa.ArrowException, ValueError) as e:
         raise unreadable(f"opening chunk {storage.path_of(name)}", e) from e
 
 
-def _metadata_of(reader: pa.ipc.RecordBatchFileReader) -> Mapping[bytes, bytes]:
+def _facts_in(reader: pa.ipc.RecordBatchFileReader, name: str) -> ChunkFacts:
+    """The facts in the file of a chunk with this name; ValueError if they are damaged, or of another chunk."""
     if not reader.num_record_batches:
-        return {}
-    return dict(reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)[1] or {})
-
-
-def read_facts(storage: OpensChunks, name: str) -> ChunkFacts:
-    """Read the facts of a chunk. Raises what ``read_metadata`` and ``facts_of`` do."""
-    return facts_of(storage, name, read_metadata(storage, name))
-
-
-def facts_of(storage: OpensChunks, name: str, metadata: Mapping[bytes, bytes]) -> ChunkFacts:
-    """The facts in a chunk's metadata.
-
-    Raises:
-        DamagedChunkError: The facts are damaged, or were written for another place.
-    """
-    try:
-        facts = ChunkFacts.from_metadata(metadata)
-        facts.check_place(first_id_in(name))
-    except ValueError as e:
-        raise DamagedChunkError.of(f"opening chunk {storage.path_of(name)}: {e}") from e
+        raise ValueError("it has no rows")
+    metadata = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)[1]
+    facts = ChunkFacts.from_metadata(metadata or {})
+    facts.check_place(first_id_in(name))
     return facts
 
 
@@ -208,10 +187,7 @@ def read_chunk(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = ChunkFacts.from_metadata(
-                retry_reading(partial(_metadata_of, lengths), storage.retry_seconds)
-            )
-            facts.check_place(chunk_first)
+            facts = retry_reading(partial(_facts_in, lengths, name), storage.retry_seconds)
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException, ValueError) as e:

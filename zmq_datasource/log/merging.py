@@ -4,7 +4,7 @@ The rules:
 
 * Only chunks that lie one after the other are merged, and never the newest one, whose key says which id is next.
 * Each batch is verified. A damaged chunk stays as it is, and its neighbours are merged without it. The state of the
-  last chunk is copied with its checksum.
+  last chunk is copied.
 * The merged chunk is put by ``put_new``, and then its parts are deleted. After a crash in between, the parts lie in the
   merged chunk. They count for nobody (``index.counting``), and the next writer deletes them.
 * A chunk of tier k has 8 times the bytes of one of tier k - 1. Chunks up to a tier are merged if they give one of a
@@ -22,15 +22,15 @@ from functools import reduce
 from typing import NamedTuple
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError, LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log.chunk import damage_of, encode_chunk, facts_of, read_chunk, read_metadata
+from zmq_datasource.log.chunk import damage_of, encode_chunk, read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts, Times
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, first_id_in, merged_name
-from zmq_datasource.log.state import state_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.rows import messages_of
 
@@ -90,7 +90,6 @@ class _Part(NamedTuple):
     """A verified chunk."""
 
     facts: ChunkFacts
-    state: dict[bytes, bytes]
     batches: list[pa.RecordBatch]
 
     def may_follow(self, other: _Part) -> bool:
@@ -185,8 +184,8 @@ class Merger:
         if len(parts) < 2:
             return
         last, times = parts[-1], reduce(Times.union, (it.facts.times for it in parts))
-        facts = ChunkFacts(run[0].first, last.facts.end, times, last.facts.past)
-        content = encode_chunk(_joined(parts), {**facts.to_metadata(), **last.state})
+        facts = replace(last.facts, first=run[0].first, times=times)
+        content = encode_chunk(_joined(parts), facts)
         name = merged_name(facts.first, facts.end)
         failpoints.reach("log.merge.before_put")
         entry = storage.put_merged(name, content)
@@ -211,10 +210,9 @@ class Merger:
             if self._ending.is_set():
                 return []
             try:
-                metadata = read_metadata(storage, chunk.name)
-                facts = facts_of(storage, chunk.name, metadata)
+                facts = read_facts(storage, chunk.name)
                 rows = read_chunk(storage, chunk.name, chunk.first, chunk.end, modified=chunk.modified)
-                part = _Part(facts, state_of(metadata), [messages_of(batch) for batch in rows])
+                part = _Part(facts, [messages_of(batch) for batch in rows])
             except DamagedChunkError as e:
                 _log.warning("a chunk stays as it is, because it is damaged: %s", e)
                 part = None

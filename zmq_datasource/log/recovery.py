@@ -10,7 +10,6 @@ from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.files import sync_directory, writing
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, read_index
-from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
@@ -69,9 +68,9 @@ def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkI
         storage.remove_temporaries()
         if newest is None:
             return index, b"", 0
-        facts, saved = read_facts(storage, newest.name), read_saved_state(storage, newest.first)
+        facts = read_facts(storage, newest.name)
     except FileNotFoundError as e:
         raise LogLockedError(
             f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"
         ) from e
-    return index, saved, facts.past
+    return index, facts.state, facts.past

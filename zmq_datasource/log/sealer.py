@@ -19,11 +19,10 @@ import pyarrow as pa
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts, Times
+from zmq_datasource.log.facts import ChunkFacts, Times, pack
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
-from zmq_datasource.log.state import state_metadata
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold
 
@@ -223,8 +222,8 @@ class Sealer:
             return
         times = job.times
         self._past = max(self._past, times.latest)
-        facts, state = ChunkFacts(job.first, job.end, times, self._past), state_metadata(job.state, job.end)
-        chunk = self._retrier.retry(lambda: write_chunk(self._storage, job.batches(), facts, state))
+        facts = ChunkFacts(job.first, job.end, times, self._past, pack(job.state))
+        chunk = self._retrier.retry(lambda: write_chunk(self._storage, job.batches(), facts))
         self._index.add(chunk)
         self._sealed_bytes += job.size
         self._on_sealed()
