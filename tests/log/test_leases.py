@@ -218,6 +218,24 @@ def test_time_in_which_a_machine_was_stopped_is_not_silence(storage: LogStorage,
     assert writers.silence("desk") <= 5
 
 
+def test_a_lease_that_is_written_during_a_look_is_not_silent_for_that_long(
+    storage: LogStorage, files: LeaseFiles
+) -> None:
+    writers, store = Writers(storage), storage.store
+    assert isinstance(store, Watched)
+    writers.start()
+
+    def write_after_a_stall(verb: str, key: str) -> None:
+        store.before = None
+        writers.monotonic += 3.0
+        files.write(Lease("desk", 1, 60.0))
+
+    store.before = write_after_a_stall
+    writers.look()
+    writers.look()
+    assert writers.silence("desk") == 1.0
+
+
 def test_10_000_leases_cost_one_listing_after_they_were_read_once(
     storage: LogStorage, files: LeaseFiles
 ) -> None:

@@ -1,17 +1,19 @@
-"""Writers, readers and followers of one log, stepped in an order that a seed decides, with kills, stalls and faults.
+"""Writers, queries, tasks and followers of one log, stepped in an order that a seed decides, with kills and faults.
 
-The processes are real code over a store in memory. Each request is a step, and one process runs at a time. The checker
-knows the promises only: ids are contiguous and never reused, the same range gives the same rows, what is acknowledged
-stays until it is deleted, and a follower sees each row once.
+The processes are real code over a store in memory. Each request is a step, and one process runs at a time. Time passes
+with the steps, and the wall clock jumps. The checker knows the promises only: ids are contiguous and never reused, the
+same range gives the same rows, what is acknowledged stays until it is deleted, nothing is deleted that a query needs,
+no lease is dropped before its timeout, and a follower sees each row once.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -23,14 +25,17 @@ from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk, parse_chunk_name
+from zmq_datasource.log.layout import HEAD_NAME, READERS_NAME, Chunk, parse_chunk_name
+from zmq_datasource.log.leases import Leases, Reader
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
+from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content, Entry
 
 Rows = dict[int, bytes]
+TIMEOUT, DAY = 5.0, 86_400.0
 
 
 class Killed(BaseException):
@@ -38,10 +43,35 @@ class Killed(BaseException):
 
 
 class Hold:
+    """The lock of the log protects nothing here: each process that asks gets it. The name of a query is one's own."""
+
     lost = None
 
+    def __init__(self, names: dict[str, Process], key: str, process: Process | None) -> None:
+        self._names, self._key = names, key
+        if process is not None and key.startswith(READERS_NAME):
+            if key in names:
+                raise LogLockedError(f"{key} is held by {names[key].name}")
+            names[key] = process
+
     def release(self) -> None:
-        """Locks protect nothing here: each process that asks gets them."""
+        self._names.pop(self._key, None)
+
+
+class Need(NamedTuple):
+    """What a query needs.
+
+    Attributes:
+        next: All ids from this one on; None until it has chosen.
+        timeout: Seconds for which this holds without a sign of life.
+        alive_at: When its lease was written.
+        starts: How many writers had started by then.
+    """
+
+    next: int | None
+    timeout: float
+    alive_at: float
+    starts: int
 
 
 class Process:
@@ -68,7 +98,20 @@ class Process:
         except BaseException as e:
             self.error = e
         self.done = True
+        for key in [key for key, holder in self.simulation.holds.items() if holder is self]:
+            del self.simulation.holds[key]
         self.simulation.baton.release()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.step("wait", "")
+        self.simulation.now += seconds
+
+    def monotonic(self) -> float:
+        return self.simulation.now
+
+    def wall(self) -> float:
+        return 1e9 + self.simulation.now + self.simulation.jump
 
     def step(self, verb: str, key: str) -> bool:
         """Wait for the next turn; return whether the answer is lost."""
@@ -129,13 +172,14 @@ class Connection:
             raise KeyTakenError(f"{key} is taken")
 
     def put(self, key: str, content: bytes) -> None:
-        raise AssertionError("nothing here is replaced")
+        self._step("put", key, lambda it: it.put(key, content))
 
     def delete(self, key: str) -> None:
-        self._step("delete", key, lambda it: it.objects.pop(key, None))
+        self._step("delete", key, lambda it: it.delete(key, self._process))
 
     def hold(self, key: str, wait: float) -> Hold:
-        return Hold()
+        assert self._simulation is not None
+        return Hold(self._simulation.holds, key, self._process)
 
     def holder(self, key: str) -> str | None:
         return None
@@ -146,6 +190,8 @@ class Simulation:
 
     Attributes:
         rows: Each row that was ever given an id in the log.
+        needs: What each query needs, by the key of its lease.
+        done: The checkpoint of each query.
         history: Each step, in order.
     """
 
@@ -155,6 +201,10 @@ class Simulation:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.made = 0
         self.rows: Rows = {}
+        self.needs: dict[str, Need] = {}
+        self.done: dict[str, int] = {}
+        self.holds: dict[str, Process] = {}
+        self.now, self.jump, self.starts = 0.0, 0.0, 0
         self.history: list[str] = []
         self.baton = threading.Semaphore(0)
 
@@ -181,22 +231,54 @@ class Simulation:
         if first is not None and first == len(self.rows):
             values = pa.ipc.open_file(pa.BufferReader(content)).read_all().column("value").to_pylist()
             self.rows |= dict(enumerate(values, first))
+        if key.startswith(f"{HEAD_NAME}/") and key == max(
+            it for it in self.objects if it.startswith(f"{HEAD_NAME}/")
+        ):
+            self.check_needs(json.loads(content)["deleted"])
         return True
+
+    def put(self, key: str, content: bytes) -> None:
+        self.made += 1
+        self.objects[key] = content, self.made
+        if key in self.needs:
+            self.needs[key] = self.needs[key]._replace(alive_at=self.now, starts=self.starts)
+
+    def delete(self, key: str, process: Process | None) -> None:
+        self.objects.pop(key, None)
+        need = self.needs.get(key)
+        if need is not None and process is not None and process.name.startswith("writer"):
+            # Each start of a writer may count a tenth of the timeout, by the wall clock.
+            silent = self.now - need.alive_at + 0.1 * need.timeout * (self.starts - need.starts)
+            assert silent >= need.timeout, f"{key} was dropped after {self.now - need.alive_at} s"
+            del self.needs[key]
+
+    def check_needs(self, deleted: int) -> None:
+        """Nothing is deleted that a query needs whose lease is there."""
+        for key, need in self.needs.items():
+            assert need.next is None or deleted <= need.next, (
+                f"{key} needs {need.next}, and {deleted} is deleted"
+            )
 
     # The processes.
 
     def run(self) -> None:
-        kinds = [writer, writer, writer, reader, reader, follower]
+        names = random.Random(self.seed)
+        uuid.uuid4 = lambda: uuid.UUID(int=names.getrandbits(128))  # type: ignore[assignment]
+        kinds = [writer, writer, writer, writer, reader, query, query, query, follower]
         waiting = [Process(self, f"{kind.__name__}{n}", kind) for n, kind in enumerate(kinds)]
         first = waiting.pop(0)
         running, processes = [first], [first, *waiting]
+        stalls, jumps = self.rng.choice((0.01, 0.03, 0.1)), self.rng.choice((0.0, 0.005, 0.03))
         while running:
             if (waiting and self.rng.random() < 0.02) or (len(running) == 1 and waiting and running[0].done):
                 running.append(waiting.pop(self.rng.randrange(len(waiting))))
             process = self.rng.choices(running, [it.weight for it in running])[0]
-            if self.rng.random() < 0.03:  # it is faster or slower from now on, or stalls for long
-                process.weight = self.rng.choice((0.01, 1, 10))
+            if self.rng.random() < stalls:  # it is faster or slower from now on, or stalls for long
+                process.weight = self.rng.choice((0.001, 1, 10))
             process.killed = process.killed or self.rng.random() < 0.001
+            self.now += self.rng.choice((0.0, 0.01, 0.1))
+            if self.rng.random() < jumps:
+                self.jump = self.rng.choice((-365 * DAY, -8 * DAY, 0.0, 8 * DAY, 365 * DAY))
             process.turn.release()
             self.baton.acquire()
             if process.done:
@@ -216,6 +298,7 @@ class Simulation:
         begin = read_head(storage).deleted
         wanted = {id_: value for id_, value in self.rows.items() if id_ >= begin}
         assert read_all(storage) == wanted
+        self.check_needs(begin)
         opened = open_for_writing(storage, 0.0)
         contents = ChunkIndex()
         contents.replace(opened.chunks)
@@ -252,19 +335,31 @@ def repeated(act: Callable[[], Any]) -> Any:
 
 
 def writer(process: Process) -> None:
-    """Writes, merges and deletes in any order, until it has lost the log or is done."""
+    """Writes, merges, looks at the leases and deletes in any order, until it has lost the log or is done."""
     storage, rng, simulation = process.storage, process.rng, process.simulation
-    uuid.uuid4 = lambda: uuid.UUID(int=rng.getrandbits(128))  # type: ignore[assignment]
     try:
         repeated(storage.open_log)
         opened = repeated(lambda: open_for_writing(storage, 0.0))
-        contents, head = ChunkIndex(), opened.head
+        contents = ChunkIndex()
         contents.replace(opened.chunks)
+        leases = Leases(storage, TIMEOUT, clock=process.monotonic)
+        retention = Retention(
+            storage,
+            contents,
+            leases,
+            seconds=rng.choice((0.0, 10.0)),
+            max_bytes=1 << 30,
+            chunk_bytes=1,
+            clock=process.wall,
+            monotonic=process.monotonic,
+        )
+        simulation.starts += 1
+        repeated(lambda: retention.begin(opened.head))
         merger = Merger(storage, contents, 1 << 30, fan_in=2)
         repeated(merger.remove_leftovers)
-        for number in range(8):
+        for number in range(rng.randint(2, 16)):
             act = rng.random()
-            if act < 0.6 or not contents.chunks:
+            if act < 0.4 or not contents.chunks:
                 first = contents.durable_end
                 values = [b"%s.%d.%d" % (process.name.encode(), number, i) for i in range(rng.randint(1, 3))]
                 batches = [batch_of(values)]
@@ -272,15 +367,13 @@ def writer(process: Process) -> None:
                 chunk = repeated(lambda: write_chunk(storage, batches, facts))  # noqa: B023
                 assert dict(enumerate(values, first)).items() <= simulation.rows.items(), "acknowledged"
                 contents.add(chunk)
-            elif act < 0.85:
+            elif act < 0.6:
                 repeated(merger.merge_once)
-            elif contents.chunks > 1:
-                contents.delete_below(contents.all[0].end)
-                changed = type(head.head)(deleted=contents.earliest)
-                repeated(lambda: head.write(changed))  # noqa: B023
-                while (gone := contents.deleting) is not None:
-                    repeated(lambda: storage.delete_chunk(gone))
-                    contents.deleted()
+            else:
+                for _ in range(rng.randint(1, 4)):
+                    process.wait(rng.random())
+                    retention.tidy()
+        repeated(retention.end)
     except (LogLockedError, DataLossError):  # another writer has the log
         pass
 
@@ -298,6 +391,64 @@ def reader(process: Process) -> None:
             assert repeated(lambda: read_index(storage)).earliest > index.earliest
         else:
             assert found.items() <= process.simulation.rows.items()
+
+
+class Quiet(Reader):
+    """A lease without its thread: the query writes it."""
+
+    def _keep(self) -> None:
+        pass
+
+
+def query(process: Process) -> None:
+    """Comes and goes, reads, moves, and is silent for a while."""
+    storage, rng, needs, done = (
+        process.storage,
+        process.rng,
+        process.simulation.needs,
+        process.simulation.done,
+    )
+    repeated(storage.open_log)
+    name = rng.choice((None, "desk", process.name))
+    query = name or process.name
+    for _ in range(rng.randint(1, 3)):
+        try:
+            lease = repeated(lambda: Quiet(storage, name, TIMEOUT))
+        except LogLockedError:  # another one has the name, or a writer is dropping it
+            process.wait(1.0)
+            continue
+        key = f"{READERS_NAME}/{lease.name}.json"
+        known = needs.setdefault(key, Need(None, TIMEOUT, process.simulation.now, 0))
+        announced = repeated(lease.open)
+        earliest = repeated(lambda: read_index(storage)).earliest
+        if query not in done:
+            begins = lease.found is not None and lease.found.begins
+            done[query] = lease.found.next if lease.found is not None and begins else max(announced, earliest)
+            repeated(lambda: lease.begin(done[query]))  # noqa: B023
+        assert known.next is None or earliest <= done[query], f"{key} needs {done[query]}, not {earliest}"
+        done[query] = max(done[query], earliest)
+        needs[key] = needs[key]._replace(next=done[query])
+        for _ in range(rng.randint(0, 5)):
+            process.wait(rng.choice((0.1, 1.0, 2.0)))
+            done[query] = _read_on(process, done[query])
+            lease.move(done[query])
+            needs[key] = needs[key]._replace(next=done[query])
+            if rng.random() < 0.7:
+                repeated(lease.write)
+        lease.close()
+        process.wait(rng.choice((0.0, 1.0, TIMEOUT)))
+
+
+def _read_on(process: Process, start: int) -> int:
+    """Read some of what follows an id; return the id after it."""
+    process.may_fail = False  # a task repeats what the store refuses, with pauses
+    index = read_index(process.storage)
+    assert index.earliest <= start
+    end = process.rng.randint(start, max(start, index.durable_end))
+    found = read(process.storage, index.covering(start, end), start, end)
+    assert found.items() <= process.simulation.rows.items()
+    process.may_fail = True
+    return end
 
 
 def follower(process: Process) -> None:
@@ -322,6 +473,7 @@ def follower(process: Process) -> None:
 @pytest.fixture(autouse=True)
 def without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogStorage, "request_interval", 0.0)
+    monkeypatch.setattr(Retention, "look_seconds", 0.0)
     monkeypatch.setattr(uuid, "uuid4", uuid.uuid4)  # the processes replace it
 
 

@@ -257,7 +257,7 @@ class Reader:
         found = self.found
         if found is not None and found.begins:
             self._lease = msgspec.structs.replace(self._lease, next=found.next, begins=True)
-        self._retrier.retry(self._write)
+        self._retrier.retry(self.write)
         announced = self._retrier.retry(lambda: read_head(self._storage)).announced
         self._thread.start()
         return announced
@@ -265,7 +265,7 @@ class Reader:
     def begin(self, next_id: int) -> None:
         """Record where a query without a checkpoint begins, so that it begins there again after a crash."""
         self._lease = msgspec.structs.replace(self._lease, next=next_id, begins=True)
-        self._retrier.retry(self._write)
+        self._retrier.retry(self.write)
 
     def move(self, next_id: int) -> None:
         """Note that the query needs nothing below this id any more. The lease is written a moment later.
@@ -283,7 +283,7 @@ class Reader:
         """Write the lease a last time, and release the name. The lease stays until its timeout."""
         with self._ended():
             if self._written is not None:
-                self._write()
+                self.write()
 
     def discard(self) -> None:
         """Release the name, and leave the lease as it was found. Called if the query could not start."""
@@ -314,7 +314,8 @@ class Reader:
         except LogError as e:
             self._faults.warn("writing the lease of reader %r: %s", self.name, e)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the lease now. The thread does that, too."""
         with self._writing:
             self._check_hold()
             # Noted also if the store refuses, so that the write is not repeated at once.
@@ -341,7 +342,7 @@ class Reader:
                 self._woken.wait(left)
             else:
                 with self._warning():
-                    self._write()
+                    self.write()
 
 
 class _Seen(NamedTuple):
@@ -404,8 +405,9 @@ class Leases:
             LogError: As ``look``.
         """
         gap = max(0.0, now - head.at)
-        self._seen, self._silent, self._looked_at = {}, head.silent, self._clock()
+        self._seen, self._silent = {}, head.silent
         self._read_changed(lambda lease: min(gap, _LARGEST_GAP * self._timeout(lease)))
+        self._looked_at = self._clock()
         for key, lease in self._undamaged().items():
             if lease.next > end:
                 raise DataLossError(
@@ -428,10 +430,11 @@ class Leases:
         Raises:
             LogError: The leases cannot be listed or read now, or another process has the log.
         """
-        now = self._clock()
-        step = min(now - self._looked_at, self._longest_step)
+        step = min(self._clock() - self._looked_at, self._longest_step)
         self._read_changed(lambda lease: step)
-        self._looked_at = now
+        self._looked_at = (
+            self._clock()
+        )  # a lease that was written during the look has not been silent for as long
         self._drop_silent(make_room)
         leases = self._undamaged().values()
         self.slowest = min(leases, key=lambda lease: lease.next, default=None)

@@ -51,6 +51,7 @@ class Retention:
             Otherwise only those that no lease needs make room before their retention has passed.
         unsealed_bytes: Returns the bytes of messages that are not in a chunk yet.
         clock: Returns seconds since the epoch.
+        monotonic: Returns monotonic seconds.
 
     Attributes:
         needed: The lowest id that a reader still needs; the first id of the log while that is not known.
@@ -71,6 +72,7 @@ class Retention:
         discards: bool = False,
         unsealed_bytes: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
         self._index = index
@@ -81,7 +83,7 @@ class Retention:
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
         self._discards = discards
         self._unsealed_bytes = unsealed_bytes
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         self._looked_at = -math.inf
         self._next_silence = 0.0
         self._tidying = threading.Lock()
@@ -117,7 +119,7 @@ class Retention:
         self._leases.continue_from(head.head, self._clock(), self._index.durable_end)
         self.needed = self._index.earliest
         self._uncached = self._index.durable_end
-        self._looked_at, self._next_silence = -math.inf, time.monotonic() + _SILENCE_SECONDS
+        self._looked_at, self._next_silence = -math.inf, self._monotonic() + _SILENCE_SECONDS
 
     def end(self) -> None:
         """Write the silence of leases for the next writer."""
@@ -146,7 +148,7 @@ class Retention:
             LogLockedError: Another process has the log.
         """
         with self._tidying:
-            now = time.monotonic()
+            now = self._monotonic()
             if now < self._looked_at + self._pause:
                 return
             self._looked_at = now
@@ -195,7 +197,7 @@ class Retention:
         self._index.delete_below(below)
 
     def _delete(self) -> None:
-        deadline = time.monotonic() + _ROUND_SECONDS
+        deadline = self._monotonic() + _ROUND_SECONDS
         # From the front, so that a crash leaves no hole.
         while chunk := self._index.deleting:
             try:
@@ -204,7 +206,7 @@ class Retention:
                 _log.warning("%s", e)
                 return
             self._index.deleted()
-            if time.monotonic() >= deadline:
+            if self._monotonic() >= deadline:
                 self._looked_at = -math.inf
                 return
 
@@ -229,7 +231,7 @@ class Retention:
     def _write_head(self, **changes: int) -> None:
         changed = replace(self._head.head, **changes, silent=self._leases.silent, at=self._clock())
         self._head.write(changed)
-        self._next_silence = time.monotonic() + _SILENCE_SECONDS
+        self._next_silence = self._monotonic() + _SILENCE_SECONDS
 
     def _write_silence(self) -> None:
         if self._leases.silent != self._head.head.silent:
