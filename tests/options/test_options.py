@@ -219,6 +219,12 @@ REFUSALS = [
     (WriteOptions, {**FEED, **DEALER, "noblock": "true"}, "noblock", "nothing is dropped"),
     (
         WriteOptions,
+        {**FEED, "noblock": "true", "deadLetterLocation": "/x"},
+        "noblock=true drops rows",
+        "sendTimeout=0s",
+    ),
+    (
+        WriteOptions,
         {**FEED, **DEALER, "deadLetterLocation": "/x"},
         "deadLetterLocation",
         "whole or not at all",

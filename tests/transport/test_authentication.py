@@ -25,7 +25,6 @@ from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.proxy.fetch_protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
@@ -97,9 +96,8 @@ def keys(tmp_path: Path) -> Keys:
 
 
 @pytest.fixture(autouse=True)
-def _looks_often_and_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication.Clients, "check_seconds", 0.0)
-    monkeypatch.setattr(SendingSocket, "handshake_seconds", 20.0)
 
 
 def given(options: dict[str, str]) -> dict[str, Any]:

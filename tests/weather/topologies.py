@@ -264,7 +264,7 @@ class _Plain(_SinkToSource):
         )
         # What finds no room is a dead letter, and with a short queue much finds none.
         self.letters = world.directory / "letters" if world.extras.random() < 0.5 else None
-        letters = {"deadLetterLocation": str(self.letters), "noblock": "true", "sndhwm": "10"}
+        letters = {"deadLetterLocation": str(self.letters), "sendTimeout": "0s", "sndhwm": "10"}
         self.journal = world.directory / "sink.jsonl"
         world.process(
             "sink",
@@ -279,7 +279,7 @@ class _Plain(_SinkToSource):
                 "socketType": writes,
                 "connect": before,
                 "framing": self.framing,
-                "noblock": str(self.noblock).lower(),
+                "noblock": str(self.noblock and self.letters is None).lower(),
                 "connectTimeout": "5s",
                 "sendTimeout": "10s",
                 "linger": "10s",

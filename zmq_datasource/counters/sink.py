@@ -14,7 +14,7 @@ from zmq_datasource.counters.metric import counted, declared, state
 # ``sendTimeout``. ``connection_lost``: a connection was lost that may have held the message.
 # ``null``: the row has no value.
 _DROP_REASONS = ("hwm", "no_peer", "connection_lost", "null")
-_DEAD_LETTER_REASONS = ("hwm", "no_peer", "timeout", "connection_lost", "null")
+_DEAD_LETTER_REASONS = ("no_peer", "timeout", "null")
 
 
 @dataclass
@@ -53,8 +53,7 @@ class SinkCounters:
         "deadLettered",
         "messages",
         "The number of messages that were not sent and are kept at `deadLetterLocation`, in all and for each reason: "
-        "`hwm`, `no_peer`, `connection_lost`, `null`, or `timeout`. With `timeout` the task had waited, and the queue "
-        "was still full.",
+        "`no_peer`, `null`, or `timeout`. With `timeout` the task had waited, and the queue was still full.",
         "batch",
         by="reason",
         keys=_DEAD_LETTER_REASONS,

@@ -48,8 +48,8 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         bool,
         doc(
             "What happens to a message when the queue is full. If true, it is dropped and counted (`hwm`). If "
-            "false, the task waits up to `sendTimeout` and then fails. With `deadLetterLocation` the message "
-            "becomes a dead letter instead."
+            "false, the task waits up to `sendTimeout`; then the message becomes a dead letter "
+            "(`deadLetterLocation`), or the task fails."
         ),
     ] = False
     send_timeout: Annotated[
@@ -167,6 +167,11 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "linger=0 drops the messages that are queued when a task ends, and needs noblock=true; set a longer "
                 "linger"
+            )
+        if self.noblock and self.dead_letter_location is not None:
+            raise OptionError(
+                "noblock=true drops rows, and deadLetterLocation keeps them: remove one. A row that finds a full queue "
+                "becomes a dead letter at once with sendTimeout=0s"
             )
         if self.metrics_location is None:
             self.refuse(("metrics_retention",), "needs metricsLocation")

@@ -1,24 +1,19 @@
-"""The rows that a lost connection may take along, and how often they are sent again. Pure.
+"""The rows that a task keeps, to send them again if a connection is lost. Pure.
 
 A PUSH gets no acknowledgements. It can only see that all queues of this machine are empty: then the next machine has
-all rows. But that machine may be a load balancer or a tunnel with a memory of its own. So ``KEEP`` bytes of rows stay
-here even then.
+all rows. But that machine may be a load balancer or a tunnel with a memory of its own. So rows are forgotten only after
+all queues were seen empty, and even then the newest ``KEEP`` bytes stay.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from zmq_datasource.errors import ConnectionLostError
-
 # A TCP connection on Linux holds at most 4 MB at one end and 6 MB at the other, unless the system is configured
-# otherwise, and a middlebox makes two connections of one. A task has about twice ``KEEP`` in memory, as the Arrow
-# columns that Spark has made; more while the queues do not become empty.
+# otherwise, and a middlebox makes two connections of one.
 KEEP = 32 << 20
 
 # The overhead of a row: headers on the wire, offsets in Arrow.
@@ -64,88 +59,40 @@ class RowBatch:
 class InFlight:
     """The rows to send again if a connection were lost now.
 
+    A task has about twice ``keep`` in memory, and more while the queues do not become empty.
+
     Args:
         keep: At least this many bytes of the newest rows stay here.
 
     Attributes:
         batches: The oldest first.
+        bytes: The bytes of all rows here.
     """
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
-        self.batches: deque[RowBatch] = deque()
-        self._bytes = 0
-        self._check_at = 2 * keep
-
-    def __bool__(self) -> bool:
-        return bool(self.batches)
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all rows here, without those that were given up after they were added."""
-        return sum(batch.size for batch in self.batches)
-
-    def add(self, batch: RowBatch) -> bool:
-        """Keep rows that libzmq has accepted. Returns whether to check the queues now, to forget what has left."""
-        self.batches.append(batch)
-        self._bytes += batch.size
-        return self._bytes >= self._check_at
-
-    def checked(self, all_sent: bool) -> None:
-        """Forget rows, or put off the next check, after a check of the queues.
-
-        Args:
-            all_sent: Whether all queues of this machine were empty. If so, forget all rows but the newest ``keep``
-                bytes. If not, the next check is due after another quarter of ``keep``.
-        """
-        if all_sent:
-            self._bytes = self.bytes
-            while self.batches and self._bytes - self.batches[0].size >= self._keep:
-                self._bytes -= self.batches.popleft().size
-        self._check_at = max(2 * self._keep, self._bytes + self._keep // 4)
+        self.clear()
 
     def clear(self) -> None:
         """Forget all rows."""
-        self.batches.clear()
-        self._bytes = 0
-        self._check_at = 2 * self._keep
+        self.batches: deque[RowBatch] = deque()
+        self.bytes = 0
+        self._look_at = 2 * self._keep
 
+    def add(self, batch: RowBatch) -> bool:
+        """Keep rows that libzmq has accepted. Returns whether to look now whether all queues are empty."""
+        self.batches.append(batch)
+        self.bytes += batch.size
+        return self.bytes >= self._look_at
 
-class ResendLimit:
-    """Bounds how often rows are sent again, one lost connection after the other.
+    def looked(self, empty: bool) -> None:
+        """Forget all rows but the newest ``keep`` bytes, if all queues of this machine were seen ``empty``.
 
-    Args:
-        seconds: After this time and three attempts, the next attempt is refused.
-        endpoints: For the text of the error.
-    """
-
-    _LEAST_ATTEMPTS = 3
-    _LONGEST_PAUSE = 2.0
-
-    def __init__(
-        self,
-        seconds: float,
-        endpoints: str,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._seconds, self._endpoints = seconds, endpoints
-        self._clock, self._sleep = clock, sleep
-        self._deadline = clock() + seconds
-        self._made = 0
-
-    def next(self) -> None:
-        """Count an attempt. From the second one on, wait before it: 100 ms, doubled each time, up to 2 s.
-
-        Raises:
-            ConnectionLostError: There have been enough attempts.
+        If not, a consumer takes nothing at present. The task looks again when it keeps twice as much.
         """
-        if self._made >= self._LEAST_ATTEMPTS and self._clock() >= self._deadline:
-            raise ConnectionLostError(
-                f"sending to {self._endpoints}: {self._made + 1} connections were lost, one after the other for "
-                f"{self._seconds}, before their rows had left. Find out why the peer or the network ends them (a row "
-                "larger than the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
-            )
-        if self._made:
-            self._sleep(min(0.05 * 2**self._made, self._LONGEST_PAUSE))
-        self._made += 1
+        self.bytes = sum(
+            batch.size for batch in self.batches
+        )  # rows may have been given up since they were added
+        while empty and self.batches and self.bytes - self.batches[0].size >= self._keep:
+            self.bytes -= self.batches.popleft().size
+        self._look_at = 2 * max(self.bytes, self._keep)

@@ -6,28 +6,30 @@ The rules:
   alone: it waits, is retried, or is given up. Then the rows after it continue (``Delivery``).
 * A row counts as sent when the socket has accepted it. ``finish`` then waits until it has left this machine.
 * What a PUSH has sent may be lost with a connection, and nothing shows which rows were in that connection. So all rows
-  that are ``in_flight`` are sent again. With ``noblock`` no row is sent twice: these rows no longer count as sent.
-* A connection that ended in order, after the peer's machine had received everything, took nothing along. ``noblock``
-  relies on this. A task that may send rows again relies on it only at its end, if the peer does not come back: then the
-  peer is a consumer that has the last row and leaves. Earlier, the peer may be one that cannot take a row, or a
-  middlebox with a memory of its own.
+  that are ``in_flight`` are sent again, or no longer count as sent (``noblock``).
+* At the end of a task, a consumer that has the last row may leave. If its connection has ended in order, after the
+  peer's machine had received everything, nothing was in it. Earlier this is not looked at: the peer may be a middlebox
+  with a memory of its own.
 * A row whose value is null is no message. It is dropped or becomes a dead letter, and the rows after it continue.
-* A PUB sends each row once, to the subscribers that are connected."""
+* A PUB sends each row once, to the subscribers that are connected.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import Self
 
 import pyarrow as pa
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.errors import NoPeerError, SendTimeoutError
+from zmq_datasource.errors import ConnectionLostError, NoPeerError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.in_flight import KEEP, InFlight, ResendLimit, RowBatch
-from zmq_datasource.sink.sending_socket import SHORT_WAIT, SendingSocket
+from zmq_datasource.sink.in_flight import KEEP, InFlight, RowBatch
+from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 from zmq_datasource.transport.core import (
     Column,
@@ -42,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 # The rows of one call into the core, in which Python handles no signal.
 _ROWS_PER_CALL = 10_000
+# Seconds. While rows are sent, a queue is full again and again, for some 100 µs.
+SHORT_WAIT = 0.1
 
 
 class Delivery:
@@ -78,37 +82,67 @@ class Delivery:
         if not again:
             self._counters.rows += len(batch)
             self._unsent.leave_out_nulls(batch)
+        start = 0
         try:
-            self._send_all(sock, batch, messages, again)
+            for end in (*sorted(batch.given_up), len(batch)):  # leave out rows that were given up before
+                while start < end:
+                    start = self._send_some(
+                        sock, batch, messages, start, min(end, start + _ROWS_PER_CALL), again
+                    )
+                start = end + 1
         finally:
             self._counters.blocked_seconds += messages.waited_seconds
-
-    def _send_all(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, again: bool) -> None:
-        start = 0
-        for end in (*sorted(batch.given_up), len(batch)):  # leave out rows that were given up before
-            while start < end:
-                start = self._send_some(sock, batch, messages, start, min(end, start + _ROWS_PER_CALL), again)
-            start = end + 1
 
     def _send_some(
         self, sock: SendingSocket, batch: RowBatch, messages: Outbox, start: int, end: int, again: bool
     ) -> int:
         """Send rows up to one for which there is no room, and handle that one. Returns the position of the next row."""
-        at = sock.send(messages, start, end, self._short_wait) if sock.has_peer else start
-        if at > start:
-            self._is_stuck = False
-        if at < end and sock.has_peer and self._retry(sock, messages, at):
-            at = end = at + 1  # the next call sends the rows after it
-        self._count_sent(batch, messages, start, at, again)
-        if at == end:
-            return end
-        self._give_up(sock, batch, messages, at, again)
-        return at + 1
+        at = start
+        if sock.has_peer:
+            at = sock.send(messages, start, end, min(SHORT_WAIT, self._wait_seconds))
+            self._is_stuck = self._is_stuck and at == start
+        is_given_up = at < end and not (sock.has_peer and self._retry(sock, messages, at))
+        if at < end and not is_given_up:
+            at += 1
+        self._count(batch, messages.size(start, at), at - start, again)
+        if is_given_up:
+            self._give_up(sock, batch, messages, at, again)
+        return at + is_given_up
 
     @property
-    def _short_wait(self) -> float:
-        is_waiting = not (self._options.noblock or self._is_stuck)
-        return min(SHORT_WAIT, self._options.send_timeout) if is_waiting else 0.0
+    def _wait_seconds(self) -> float:
+        """How long to wait for room for a row."""
+        return 0.0 if self._options.noblock or self._is_stuck else self._options.send_timeout
+
+    def _retry(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
+        """Wait for room for a row, and then retry up to ``maxRetries`` times. Returns whether it was sent."""
+
+        def send_now() -> bool:
+            return sock.send(messages, at, at + 1, self._wait_seconds) > at
+
+        self._is_stuck = not (send_now() or (not self._is_stuck and self._unsent.retry(send_now)))
+        return not self._is_stuck
+
+    def _count(self, batch: RowBatch, size: int, rows: int, again: bool) -> None:
+        if again:
+            self._counters.resent += rows
+            return
+        batch.sent += rows
+        batch.sent_bytes += size
+        self._counters.sent += rows
+        self._counters.bytes += size
+
+    def _give_up(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, at: int, again: bool) -> None:
+        if again:  # it had counted as sent
+            self._count(batch, -messages.size(at, at + 1), -1, again=False)
+        if not self._unsent.continues:
+            raise SendTimeoutError(
+                f"sending row {batch.first + at} of this task: every queue has been full for "
+                f"{self._options.send_timeout} ({sock.peers_now()} peers up, sndhwm={self._options.sndhwm}). The "
+                "consumer is too slow or has stopped. Raise sendTimeout or maxRetries, set deadLetterLocation to keep "
+                "such rows, or set noblock=true to drop and count them"
+            )
+        self._unsent.give_up(batch, at, has_peers=sock.has_peer and sock.peers_now() > 0)
 
     def _columns(self, batch: RowBatch) -> list[Column]:
         """The frames of each message, in their order."""
@@ -134,59 +168,17 @@ class Delivery:
             return False
         return True
 
-    def _retry(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
-        """Wait for room for a row, and then retry up to ``maxRetries`` times. Returns whether it was sent."""
-
-        def send_now() -> bool:
-            return sock.send(messages, at, at + 1) > at or self._wait(sock, messages, at)
-
-        sent = self._wait(sock, messages, at) or (not self._is_stuck and self._unsent.retry(send_now))
-        self._is_stuck = not sent
-        return sent
-
-    def _wait(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
-        """Wait up to ``sendTimeout`` for room for a row. Returns whether it was sent."""
-        if self._options.noblock or self._is_stuck:
-            return False
-        return sock.send(messages, at, at + 1, wait=self._options.send_timeout) > at
-
-    def _give_up(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, at: int, again: bool) -> None:
-        if again:  # it had counted as sent
-            size = messages.size(at, at + 1)
-            batch.sent -= 1
-            batch.sent_bytes -= size
-            self._counters.sent -= 1
-            self._counters.bytes -= size
-        if not self._unsent.continues:
-            raise self._timed_out(sock, batch.first + at)
-        self._unsent.give_up(batch, at, has_peers=sock.has_peer and sock.peers_now() > 0)
-
-    def _count_sent(self, batch: RowBatch, messages: Outbox, start: int, end: int, again: bool) -> None:
-        if again:
-            self._counters.resent += end - start
-            return
-        size = messages.size(start, end)
-        batch.sent += end - start
-        batch.sent_bytes += size
-        self._counters.sent += end - start
-        self._counters.bytes += size
-
-    def _timed_out(self, sock: SendingSocket, row: int) -> SendTimeoutError:
-        return SendTimeoutError(
-            f"sending row {row} of this task: every queue has been full for {self._options.send_timeout} "
-            f"({sock.peers_now()} peers up, sndhwm={self._options.sndhwm}). The consumer is too slow or has stopped. "
-            "Raise sendTimeout or maxRetries, set deadLetterLocation to keep such rows, or set noblock=true to drop "
-            "and count them"
-        )
-
 
 # libzmq reports the end of a connection before it drops the connection's queue, which must get no more rows.
 _QUEUE_DROP_SECONDS = 0.05
 # A peer that cannot take a row hangs up at once. So rows that were sent again count as sent if no connection is lost
 # for this long.
 _QUIET_SECONDS = 0.1
-# How long a task that keeps only the number of its rows waits for empty queues. If they are not, it checks again later.
-_COUNTS_SECONDS = 0.01
+# How often rows are sent again at least, one lost connection after the other, and the longest pause before.
+_LEAST_ATTEMPTS, _LONGEST_PAUSE = 3, 2.0
+# A task that keeps many rows looks whether all queues are empty. It waits while the peers take something, and no longer
+# than this while they take nothing.
+_STALL_SECONDS = 1.0
 # How long a task waits at its end for a peer whose connection has ended.
 _RETURN_SECONDS = 0.5
 # How long closing waits for the queue of such a peer, which may be empty.
@@ -262,52 +254,62 @@ class Sender:
         self._delivery.send(sock, batch)
         if self._is_pub:
             return
-        if not self._unsent.needs_rows:
+        if self._options.noblock:
             batch.drop_columns()
-        check_is_due = self.in_flight.add(batch)
+        look = self.in_flight.add(batch)
         sock.hold_connections()  # those that were made meanwhile, too
-        if check_is_due:
-            most = math.inf if self._unsent.needs_rows else _COUNTS_SECONDS
-            flushed = sock.wait_until_flushed(self._options.send_timeout, most)
-            self.in_flight.checked(flushed and not sock.losses() and sock.all_connected)
+        if look:
+            empty = sock.wait_until_flushed(_STALL_SECONDS, 0.0 if self._options.noblock else math.inf)
+            self.in_flight.looked(empty and not sock.losses() and sock.all_connected)
 
     # Lost connections.
 
-    def _recover(self, attempts: ResendLimit | None = None) -> bool:
+    def _recover(self, attempts: Iterator[None] | None = None) -> None:
         """Send the rows again, or write them off, if connections were lost since the last call.
 
         Args:
             attempts: The attempts so far; given by ``finish``, when the task has no more rows and consumers may leave.
 
-        Returns:
-            Whether rows were sent again.
-
         Raises:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
             SendTimeoutError: As in ``send``.
         """
-        sock, noblock, at_end, sent_again = self.socket, self._options.noblock, attempts is not None, False
-        while not self._is_pub and sock.losses():
+        sock, at_end = self.socket, attempts is not None
+        while sock.losses():
             time.sleep(_QUEUE_DROP_SECONDS)
             sock.process_commands()
-            relies_on_order = noblock or (at_end and not sock.wait_until_connected(_RETURN_SECONDS))
+            has_left = at_end and not sock.wait_until_connected(_RETURN_SECONDS)
             losses = sock.losses()
-            is_harmless = relies_on_order and sock.ended_in_order(losses)
+            is_harmless = has_left and sock.ended_in_order(losses)
             sock.mark_handled(losses)
-            if is_harmless or not self.in_flight:
+            if is_harmless or not self.in_flight.batches:
                 continue
-            if noblock:
+            if self._options.noblock:
                 self._write_off()
                 continue
-            attempts = attempts or self._new_attempts()
-            attempts.next()
+            attempts = attempts or self._attempts()
+            next(attempts)
             self._send_again()
-            sent_again = True
             sock.wait_until_flushed(self._options.send_timeout, quiet=_QUIET_SECONDS)
-        return sent_again
 
-    def _new_attempts(self) -> ResendLimit:
-        return ResendLimit(self._options.send_timeout, self._options.endpoints)
+    def _attempts(self) -> Iterator[None]:
+        """Bound how often rows are sent again, one lost connection after the other, with a pause between two attempts.
+
+        Raises:
+            ConnectionLostError: There have been enough attempts.
+        """
+        seconds = self._options.send_timeout
+        deadline = time.monotonic() + seconds
+        for made in itertools.count():
+            if made >= _LEAST_ATTEMPTS and time.monotonic() >= deadline:
+                raise ConnectionLostError(
+                    f"sending to {self._options.endpoints}: {made + 1} connections were lost, one after the other for "
+                    f"{seconds}, before their rows had left. Find out why the peer or the network ends them (a row "
+                    "larger than the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
+                )
+            if made:
+                time.sleep(min(0.05 * 2**made, _LONGEST_PAUSE))
+            yield
 
     def _send_again(self) -> None:
         batches = list(self.in_flight.batches)
@@ -338,27 +340,27 @@ class Sender:
             NoPeerError: A connection was lost, and there is no peer to which its rows could be sent again.
             ConnectionLostError, SendTimeoutError: As in ``send``.
         """
-        attempts = self._new_attempts()
+        attempts = self._attempts()
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
-        self._recover(attempts)
         while True:
+            self._recover(attempts)
             queued = self._delivery.announce_end(self.socket) or self._may_be_queued
             deadline = time.monotonic() + linger
             self.socket.hold_connections()
-            if linger and queued:  # else the wait is for connections that have nothing of this task
-                self.socket.wait_until_flushed(linger, linger)
-            if self._recover(attempts):
-                continue
+            # A task that has queued nothing would wait for connections that have nothing of it.
+            flushed = not queued or self.socket.wait_until_flushed(linger, linger)
+            if self.socket.losses() or (not flushed and time.monotonic() < deadline):
+                continue  # a connection has ended
             if self._close(deadline):
                 return self.counters
-            attempts.next()
+            next(attempts)
             self._open_again()
             self._send_again()
 
     @property
     def _may_be_queued(self) -> bool:
         """Whether a queue may still have a row that counts as sent."""
-        return self.counters.sent > 0 and (self._is_pub or bool(self.in_flight))
+        return self.counters.sent > 0 and (self._is_pub or bool(self.in_flight.batches))
 
     def _open_again(self) -> None:
         try:
@@ -368,23 +370,18 @@ class Sender:
 
     def _close(self, deadline: float) -> bool:
         """Close the socket. Returns False if rows are to be sent again through another one."""
-        options, counters, sock = self._options, self.counters, self.socket
+        counters, sock = self.counters, self.socket
         counters.peers, counters.sndhwm = sock.watch.peers, sock.sndhwm
-        may_repeat = self._may_be_queued and not self._is_pub and not options.noblock
         linger = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))
-        is_gone = may_repeat and not sock.all_connected
-        if is_gone:
-            # libzmq does not connect again while it lingers, so the queue of a peer that has gone stays as it is.
+        # libzmq does not connect again while it lingers, so the queue of a peer that has gone stays as it is.
+        has_left = not (self._is_pub or self._options.noblock or sock.all_connected)
+        if has_left:
             linger = _GONE_MS if linger < 0 else min(linger, _GONE_MS)
         if not self._may_be_queued:
             linger = 0
-        flushed, lost = sock.close(linger)
-        flushed = flushed or not linger
-        if may_repeat and (lost or (is_gone and not flushed)):
-            return False
-        if lost and self.in_flight:
-            self._write_off()
-        if not flushed and counters.sent:
+        if not sock.close(linger) and linger:
+            if has_left:
+                return False
             self._flush_timed_out()
         if self._is_pub and sock.watch.lost:
             _log.warning(

@@ -20,10 +20,6 @@ from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
 
-# Seconds. While rows are sent, a queue is full again and again, for some 100 µs. So a wait up to this time keeps the
-# handles open: see ``hold_connections``.
-SHORT_WAIT = 0.1
-
 
 class SendingSocket:
     """A PUSH or PUB socket that has waited for its peers; for one thread.
@@ -35,15 +31,11 @@ class SendingSocket:
     Attributes:
         watch: The connections that are up, and the number of lost ones.
         has_peer: Whether a peer had come when waiting ended. If not, the task sends nothing.
-        handshake_seconds: How long to wait for other handshakes that have begun, once all expected peers are there. A
-            peer that is refused while rows are sent would look like a lost connection.
 
     Raises:
         OptionError, EndpointError: The socket cannot be opened with these options.
         NoPeerError: The peers have not come within ``connectTimeout``.
     """
-
-    handshake_seconds = 0.2
 
     def __init__(self, options: WriteOptions, continues: bool) -> None:
         self._options = options
@@ -75,7 +67,6 @@ class SendingSocket:
             self._count_subscriptions()
             missing = self._missing()
             if not missing:
-                self._wait_for_handshakes()
                 return
             left = deadline - time.monotonic()
             if left <= 0:
@@ -88,15 +79,6 @@ class SendingSocket:
             )
         _log.warning("no peer within %s: %s", self._options.connect_timeout, missing)
         self._continue_without()
-
-    def _wait_for_handshakes(self) -> None:
-        deadline = time.monotonic() + self.handshake_seconds
-        while not self._is_pub and self.watch.handshakes.unsure:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self.watch.monitor.poll(math.ceil(left * 1000))
-            self.watch.update()
 
     def _missing(self) -> str:
         """The peers that have not come yet, in words. Empty if all are there."""
@@ -171,15 +153,7 @@ class SendingSocket:
         Returns:
             The position of the message for which there is no room, or ``end``.
         """
-        at = messages.give(self._socket, start, end, min(wait, SHORT_WAIT))
-        if at == end or wait <= SHORT_WAIT:
-            return at
-        # Waiting may take long. So hold no handles meanwhile: see ``hold_connections``.
-        self.release_connections()
-        try:
-            return messages.give(self._socket, at, end, wait - SHORT_WAIT)
-        finally:
-            self.hold_connections()
+        return messages.give(self._socket, start, end, wait)
 
     def process_commands(self) -> None:
         """Make libzmq notice which queues have room again, and which connections have ended."""
@@ -193,36 +167,24 @@ class SendingSocket:
     # Lost connections.
 
     def hold_connections(self) -> None:
-        """Take a second handle on each connection of a PUSH. It shows later how the connection has ended.
-
-        While a handle is open, a peer does not notice that libzmq has closed the connection. So call
-        ``release_connections`` before anything that may take long.
-        """
+        """Take a second handle on each connection of a PUSH, which shows later how the connection has ended."""
         if self._is_pub:  # what a PUB has sent is never sent again
             return
-        held = self.watch.handles()
-        # Until a loss is handled, keep the old handles: they show how the lost connection has ended.
-        if self.watch.possibly_lost == self._handled_losses:
-            self.release_connections()
-        for handle in held:
+        for handle in self.watch.handles():
             if self._handles.setdefault(handle.inode, handle) is not handle:
                 handle.sock.close()
 
-    def release_connections(self) -> None:
-        """Close all handles."""
-        for handle in self._handles.values():
-            handle.sock.close()
-        self._handles = {}
-
     def losses(self) -> int:
-        """The number of connections that were lost and not yet marked as handled."""
+        """The number of connections of a PUSH that were lost and not yet marked as handled."""
         self.watch.update()
-        return self.watch.possibly_lost - self._handled_losses
+        return 0 if self._is_pub else self.watch.possibly_lost - self._handled_losses
 
     def mark_handled(self, losses: int) -> None:
         """Leave this many losses out of ``losses`` from now on, and close all handles."""
         self._handled_losses += losses
-        self.release_connections()
+        for handle in self._handles.values():
+            handle.sock.close()
+        self._handles = {}
 
     def ended_in_order(self, losses: int) -> bool:
         """Whether this many connections have ended after the peer's machine had received everything."""
@@ -232,17 +194,14 @@ class SendingSocket:
         """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
         return self._open.wait_until_flushed(stall_seconds, most, quiet)
 
-    def close(self, linger: int) -> tuple[bool, bool]:
+    def close(self, linger: int) -> bool:
         """Wait until the queued messages have left, and close the socket. May be called again.
 
         Args:
             linger: How many milliseconds to wait; -1 waits without a limit.
 
         Returns:
-            Whether all messages have left, and whether messages may be lost with a connection that ended meanwhile.
+            Whether all messages have left.
         """
-        try:
-            flushed = self._open.socket.closed or self._open.close(linger, list(self._handles.values()))
-        finally:
-            self.release_connections()
-        return flushed, self._open.lost
+        self.mark_handled(0)
+        return self._open.socket.closed or self._open.close(linger)

@@ -26,8 +26,6 @@ from zmq_datasource.options import WriteOptions
 from zmq_datasource.options.types import Location
 from zmq_datasource.sink.in_flight import RowBatch
 
-# The reason of rows that may have been lost with a connection.
-_LOST = "connection_lost"
 _LONGEST_INTERVAL = 10.0
 _STAGED_BYTES = 8 << 20
 _ROW_SCHEMA = pa.schema(
@@ -51,8 +49,6 @@ class Unsent:
 
     Attributes:
         continues: Whether a task continues when a row cannot be sent. If not, the first such row fails the task.
-        needs_rows: Whether the content of sent rows is kept as long as they may be lost with a connection: then the
-            task sends them again, or makes them dead letters. If not, it keeps only their number.
     """
 
     def __init__(
@@ -62,7 +58,6 @@ class Unsent:
         self._dead_letters = dead_letters
         self._counters = counters
         self.continues = options.noblock or dead_letters is not None
-        self.needs_rows = not options.noblock or dead_letters is not None
 
     def leave_out_nulls(self, batch: RowBatch) -> None:
         """Drop or keep the rows whose value is null. They keep their numbers in the task."""
@@ -94,18 +89,13 @@ class Unsent:
         )
 
     def write_off(self, batches: Iterable[RowBatch]) -> int:
-        """Count rows as lost with a connection, and no longer as sent. Drop or keep them. Returns how many rows."""
+        """Count rows as dropped with a connection, and no longer as sent. Returns how many rows."""
         lost = 0
         for batch in batches:
             lost += batch.sent
-            self._counters.sent -= batch.sent
             self._counters.bytes -= batch.sent_bytes
-            if self._dead_letters is None:  # the content of the rows may be gone
-                self._counters.dropped[_LOST] += batch.sent
-            else:
-                for at in range(len(batch)):
-                    if at not in batch.given_up:
-                        self._give_up(batch, at, _LOST)
+        self._counters.sent -= lost
+        self._counters.dropped["connection_lost"] += lost
         return lost
 
     def _give_up(self, batch: RowBatch, at: int, reason: str) -> None:

@@ -5,8 +5,7 @@ descriptor may belong to another file. So a connection is identified by its inod
 (``dup``), which remains valid when libzmq closes its own.
 
 A handshake that succeeds or fails is only reported for an endpoint. With several connections at one endpoint it is not
-known which one is meant. Then ``Handshakes`` assumes the newest, because a silent peer is usually an old one, and
-``unsure`` says so."""
+known which one is meant. Then ``Handshakes`` assumes the newest, because a silent peer is usually an old one."""
 
 from __future__ import annotations
 
@@ -410,14 +409,6 @@ class Handshakes:
     def shaking(self) -> int:
         """How many connections have not shaken hands."""
         return sum(map(len, self._shaking.values()))
-
-    @property
-    def unsure(self) -> bool:
-        """Whether it is unknown for some connections whether they have shaken hands."""
-        return any(
-            shaking and next(iter(shaking.values())) <= self._unsure.get(endpoint, -1)
-            for endpoint, shaking in self._shaking.items()
-        )
 
     def connected(self, endpoint: str, descriptor: int) -> None:
         """A connection was made, and its handshake begins."""

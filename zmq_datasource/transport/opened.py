@@ -24,7 +24,6 @@ from zmq_datasource.transport.connections import (
     bytes_passed,
     connect_to,
     ended,
-    ended_in_order,
     io_threads_sleep,
     threads,
     unwritten,
@@ -55,10 +54,6 @@ class OpenSocket:
         prepare: Called with the socket before it is bound or connected.
         check_hosts: Whether to refuse a host that does not resolve; the resolver may take a moment.
 
-    Attributes:
-        lost: After ``close``: whether a connection has ended, perhaps with unread messages. Connections in ``before``
-            count, too.
-
     Raises:
         OptionError, EndpointError: The socket cannot be opened like this; nothing stays open.
     """
@@ -80,7 +75,6 @@ class OpenSocket:
             self._context, self.socket, spec.connect, bool(spec.bind), security_of(options_of(spec))
         )
         self._threads = threads() - others
-        self.lost = False
         self._authenticator = None
         try:
             self._authenticator = authenticate(self._context, spec)
@@ -92,15 +86,12 @@ class OpenSocket:
             self.close(linger=0)
             raise
 
-    def close(self, linger: int, before: Sequence[Handle] = ()) -> bool:
+    def close(self, linger: int) -> bool:
         """Close the socket, and wait up to ``linger`` milliseconds (-1: without limit) for its queued messages.
 
         libzmq's own linger waits until its queues are empty, but loses up to 8 kB that it has taken from a queue and
         could not write because the kernel's buffer was full: the last messages to a slow consumer. So this waits
         for the kernel first.
-
-        Args:
-            before: Handles from an earlier ``PeerWatch.handles``, also on connections that have ended since.
 
         Returns:
             Whether all messages have left. libzmq does not say so, but it closes before the end of its linger only
@@ -108,9 +99,6 @@ class OpenSocket:
         """
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
-            # Read before handles() reads new events. A connection whose end they report has no handle in ``held``, so
-            # its end must count below.
-            lost_before = self.watch.possibly_lost
             held = self._handles(stack) if linger else []
             written = wait_until_written([handle.sock for handle in held], deadline, self._threads)
             left = 0 if linger < 0 else deadline - time.monotonic()
@@ -122,11 +110,7 @@ class OpenSocket:
                 self._authenticator.stop()
             self._context.term()
             streams = [handle.sock for handle in held if handle.ipc]
-            read, broken = _end_streams(streams, deadline)
-            if linger:
-                known = {handle.inode for handle in held}
-                held += [handle for handle in before if handle.inode not in known]
-            self.lost = broken or not ended_in_order(held, self.watch.possibly_lost - lost_before)
+            read = _end_streams(streams, deadline)
         return written and read and time.monotonic() < deadline
 
     def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
@@ -194,26 +178,22 @@ def _warn_of_open_ways(spec: SocketSpec) -> None:
             )
 
 
-def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> tuple[bool, bool]:
+def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
     """End these ipc connections for sending, and wait until each peer has read everything and hung up.
 
     If a unix socket is closed instead, the peer learns it at once, even with unread data; its libzmq then drops this
     data if its own queue is full. Over tcp the end comes after the data.
 
     Returns:
-        Whether all peers have hung up by the deadline, and whether one did so before it had read everything.
+        Whether all peers have read everything by the deadline.
     """
     for sock in socks:
         with suppress(OSError):  # the peer has hung up already
             sock.shutdown(stdlib_socket.SHUT_WR)
-    broken = False
-    for sock in socks:
-        try:
-            if not _hung_up(sock, deadline):
-                return False, broken
-        except OSError:
-            broken = True
-    return True, broken
+    try:
+        return all(_hung_up(sock, deadline) for sock in socks)
+    except OSError:
+        return False
 
 
 def _hung_up(sock: stdlib_socket.socket, deadline: float) -> bool:
