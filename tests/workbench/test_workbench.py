@@ -13,7 +13,7 @@ from rich.console import Console
 from zmq_datasource.cli import main
 from zmq_datasource.errors import WorkbenchError
 from zmq_datasource.workbench import results
-from zmq_datasource.workbench.experiment import Experiment, ExperimentResult, run
+from zmq_datasource.workbench.experiment import Experiment, ExperimentResult, account, run
 from zmq_datasource.workbench.results import plot, row, table, write_csv
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -28,6 +28,19 @@ FORGOTTEN = 9
 
 def made_up(**experiment: object) -> ExperimentResult:
     return ExperimentResult(Experiment(**experiment), 900, 100, 0.25, 890, 10, 0.001, 0.02, 1 << 20, 0, 1.5)  # type: ignore[arg-type]
+
+
+def test_the_account_compares_the_numbers_of_the_messages() -> None:
+    assert account(bytes([1, 0, 1, 1]), bytes([1, 0, 0, 1])) == {
+        "sent": 3,
+        "dropped": 1,
+        "received": 2,
+        "lost": 1,
+    }
+    # The sums would add up: as many are lost as came without being counted, or came twice.
+    for came in ([1, 1, 0, 1], [2, 0, 0, 1]):
+        with pytest.raises(WorkbenchError, match=r"1 of 4 messages came more often .* message [01] was sent"):
+            account(bytes([1, 0, 1, 1]), bytes(came))
 
 
 @pytest.mark.spark  # processes

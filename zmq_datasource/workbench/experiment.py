@@ -1,9 +1,8 @@
 """A sender and a slow consumer, each in a process of its own, and the account of every message.
 
-After each run these equations hold::
-
-    messages = sent + dropped          (the sender's account)
-    sent     = received + lost         (lost: dropped in silence, or given up when linger ran out)
+Each message has a number. The sender notes which numbers its socket accepted, and the consumer which ones came. After
+each run every number is one of these, or the run is an error (``account``): *dropped* (refused by the socket),
+*received*, or *lost* (accepted and never received: dropped in silence, or given up when linger ran out).
 
 The sender sends as the package's sink does. It refreshes the socket's events before it counts a message as dropped, and
 it measures how long it waits for a full queue.
@@ -20,7 +19,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
@@ -164,18 +163,33 @@ def run(experiment: Experiment) -> ExperimentResult:
         answer = _wait_for_answer(sender, patience, "the sender to end")
         consumer.send("end")
         took = _wait_for_answer(consumer, patience, "the consumer to end")
-    result = ExperimentResult(
-        experiment,
-        **answer,
-        **took,
-        lost=answer["sent"] - took["received"],
-    )
-    if result.sent + result.dropped != experiment.messages or result.lost < 0:
+    return ExperimentResult(experiment, **account(answer.pop("accepted"), took.pop("came")), **answer, **took)
+
+
+def account(accepted: bytes, came: bytes) -> dict[str, int]:
+    """The account of a run, from what both sides have noted of each number.
+
+    Args:
+        accepted: For each number, 1 if the sender's socket accepted the message, else 0.
+        came: For each number, how often the consumer has received it.
+
+    Raises:
+        WorkbenchError: A message came that the sender counts as dropped, or came twice.
+    """
+    wrong = [number for number, (sent, times) in enumerate(zip(accepted, came, strict=True)) if times > sent]
+    if wrong:
+        first = wrong[0]
         raise WorkbenchError(
-            f"accounting for an experiment: {experiment.messages} messages, {result.sent} sent, {result.dropped} "
-            f"dropped, {result.received} received; this should add up"
+            f"accounting for an experiment: {len(wrong)} of {len(accepted)} messages came more often than they were "
+            f"sent; message {first} was sent {accepted[first]} times, and came {came[first]} times"
         )
-    return result
+    sent, received = sum(accepted), sum(came)
+    return {
+        "sent": sent,
+        "dropped": len(accepted) - sent,
+        "received": received,
+        "lost": sum(sent > times for sent, times in zip(accepted, came, strict=True)),
+    }
 
 
 def _expected_seconds(experiment: Experiment) -> float:
@@ -230,6 +244,7 @@ def _consume(pipe: Connection, experiment: Experiment) -> None:
 
 def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, Any]:
     latencies = array("d")
+    came = bytearray(experiment.messages)
     began = time.monotonic()
     free = began + experiment.stall
     last = began
@@ -243,12 +258,13 @@ def _take(pipe: Connection, socket: zmq.Socket[bytes], experiment: Experiment) -
             continue
         message = socket.recv()
         last = time.monotonic()
-        _, sent_at = _HEADER.unpack_from(message)
+        number, sent_at = _HEADER.unpack_from(message)
+        came[number] += 1
         latencies.append(last - sent_at)
         free = last + experiment.consume
     ordered = sorted(latencies)
     return {
-        "received": len(ordered),
+        "came": bytes(came),
         "p50": ordered[len(ordered) // 2] if ordered else 0.0,
         "p99": ordered[len(ordered) * 99 // 100] if ordered else 0.0,
         "seconds": last - began,
@@ -298,7 +314,7 @@ def _send(pipe: Connection, experiment: Experiment) -> None:
 def _offer_all(socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, Any]:
     padding = b"x" * (experiment.size - HEADER_BYTES)
     interval = 1 / experiment.rate if experiment.rate else 0.0
-    sent = dropped = 0
+    accepted = bytearray(experiment.messages)
     blocked = 0.0
     due = time.monotonic()
     for number in range(experiment.messages):
@@ -306,23 +322,16 @@ def _offer_all(socket: zmq.Socket[bytes], experiment: Experiment) -> dict[str, A
             wait_until(due)
             due += interval
         message = _HEADER.pack(number, time.monotonic()) + padding
-        if _offer(socket, message):
-            sent += 1
-            continue
-        if experiment.mode in ("block", "fill"):
+        accepted[number] = _offer(socket, message)
+        if not accepted[number] and experiment.mode in ("block", "fill"):
             before = time.monotonic()
-            try:
+            with suppress(zmq.Again):
                 socket.send(message)
-                sent += 1
-            except zmq.Again:
-                dropped += 1
+                accepted[number] = True
             blocked += time.monotonic() - before
-            if dropped and experiment.mode == "fill":
-                dropped = experiment.messages - sent
+            if not accepted[number] and experiment.mode == "fill":
                 break
-        else:
-            dropped += 1
-    return {"sent": sent, "dropped": dropped, "blocked": blocked}
+    return {"accepted": bytes(accepted), "blocked": blocked}
 
 
 def _offer(socket: zmq.Socket[bytes], message: bytes) -> bool:
