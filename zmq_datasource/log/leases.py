@@ -29,9 +29,8 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, NamedTuple
+from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 import xxhash
@@ -281,36 +280,37 @@ class Reader:
 
     def close(self) -> None:
         """Write the lease a last time, and release the name. The lease stays until its timeout."""
-        with self._ended():
-            if self._written is not None:
-                self.write()
+        self._end(self._write_again)
 
     def discard(self) -> None:
         """Release the name, and leave the lease as it was found. Called if the query could not start."""
-        with self._ended():
-            if self.found is None:
-                self._files.remove(self.name)
-            elif self._written is not None:
-                self._files.write(self.found)
+        self._end(self._undo)
 
-    @contextmanager
-    def _ended(self) -> Iterator[None]:
-        """End the thread before the body, and release the name after it."""
+    def _write_again(self) -> None:
+        if self._written is not None:
+            self.write()
+
+    def _undo(self) -> None:
+        if self.found is None:
+            self._files.remove(self.name)
+        elif self._written is not None:
+            self._files.write(self.found)
+
+    def _end(self, last: Callable[[], None]) -> None:
+        """End the thread, do this as the last act, and release the name."""
         self._closed = True
         self._woken.set()
         try:
             if self._thread.ident is not None:
                 self._thread.join(_JOIN_SECONDS)
-            with self._warning():
-                yield
+            self._try(last)
         finally:
             self._hold.release()
 
-    @contextmanager
-    def _warning(self) -> Iterator[None]:
+    def _try(self, write: Callable[[], None]) -> None:
         """Only warn of an error: with an older lease the log keeps too much."""
         try:
-            yield
+            write()
         except LogError as e:
             self._faults.warn("writing the lease of reader %r: %s", self.name, e)
 
@@ -341,15 +341,7 @@ class Reader:
             if (left := due - time.monotonic()) > 0:
                 self._woken.wait(left)
             else:
-                with self._warning():
-                    self.write()
-
-
-class _Seen(NamedTuple):
-    """A lease as a writer has seen it last: None, with no entry, if it is damaged."""
-
-    entry: Entry | None
-    lease: Lease | None
+                self._try(self.write)
 
 
 class Leases:
@@ -381,7 +373,8 @@ class Leases:
         self._clock = clock
         # A step counts at most three times as long as it should be: a stopped machine sees no change, either.
         self._longest_step = 3 * max(1.0, storage.request_interval)
-        self._seen: dict[str, _Seen] = {}
+        self._leases: dict[str, Lease] = {}  # as of the last look, without damaged ones
+        self._entries: dict[str, Entry] = {}
         self._silent: dict[str, float] = {}
         self._looked_at = clock()
         self._faults = LimitedLog(__name__, "leases that cannot be read")
@@ -405,10 +398,10 @@ class Leases:
             LogError: As ``look``.
         """
         gap = max(0.0, now - head.at)
-        self._seen, self._silent = {}, head.silent
+        self._leases, self._silent = {}, head.silent
         self._read_changed(lambda lease: min(gap, _LARGEST_GAP * self._timeout(lease)))
         self._looked_at = self._clock()
-        for key, lease in self._undamaged().items():
+        for key, lease in self._leases.items():
             if lease.next > end:
                 raise DataLossError(
                     f"opening {self._storage}: it ends at id {end}, and reader {lease.name!r} has read the ids below "
@@ -436,39 +429,37 @@ class Leases:
             self._clock()
         )  # a lease that was written during the look has not been silent for as long
         self._drop_silent(make_room)
-        leases = self._undamaged().values()
-        self.slowest = min(leases, key=lambda lease: lease.next, default=None)
-        if len(leases) < len(self._seen) or (self.slowest is None and self._keeps_unread):
+        self.slowest = min(self._leases.values(), key=lambda lease: lease.next, default=None)
+        if len(self._leases) < len(self._entries) or (self.slowest is None and self._keeps_unread):
             return 0
         return None if self.slowest is None else self.slowest.next
 
-    def _undamaged(self) -> dict[str, Lease]:
-        return {key: seen.lease for key, seen in self._seen.items() if seen.lease is not None}
-
     def _read_changed(self, step: Callable[[Lease], float]) -> None:
         """Read the leases that have changed, and those that are damaged; add ``step`` to the silence of the others."""
-        found: dict[str, _Seen] = {}
+        leases: dict[str, Lease] = {}
         silent: dict[str, float] = {}
-        for key, entry in self._files.entries().items():
-            seen = self._seen.get(key)
-            if seen is None or seen.entry != entry:
+        entries = self._files.entries()
+        for key, entry in list(entries.items()):
+            lease = self._leases.get(key)
+            if lease is None or self._entries[key] != entry:
                 try:
-                    seen = _Seen(entry, self._files.read(key))
+                    lease = self._files.read(key)
                 except LogFormatError as e:
                     self._faults.warn("%s", e)
-                    found[key] = _Seen(None, None)
                     continue
-            if (lease := seen.lease) is not None:  # otherwise it was deleted meanwhile
-                found[key] = seen
+            if lease is None:  # it was deleted meanwhile
+                del entries[key]
+            else:
+                leases[key] = lease
                 known = self._silent.get(lease.beat)
                 silent[lease.beat] = 0.0 if known is None else known + step(lease)
-        self._seen, self._silent = found, silent
+        self._leases, self._entries, self._silent = leases, entries, silent
 
     def _timeout(self, lease: Lease) -> float:
         return self._retention if lease.timeout is None else lease.timeout
 
     def _drop_silent(self, make_room: int) -> None:
-        leases = self._undamaged()
+        leases = self._leases
         if any(lease.timeout is not None and lease.next < make_room for lease in leases.values()):
             make_room = 0
         silent: dict[str, Lease] = {}
@@ -488,7 +479,7 @@ class Leases:
         except LogLockedError:
             return
         try:
-            if self._files.find(key) != self._seen[key].entry:  # it has run meanwhile
+            if self._files.find(key) != self._entries[key]:  # it has run meanwhile
                 return
             self._storage.check_writer()  # another writer may have the log, and keep this lease for longer
             option = "readerTimeout" if lease.subscriber is None else "subscriberExpiry"
@@ -504,7 +495,7 @@ class Leases:
                 "walRetention: it has no name" if lease.timeout is None else option,
             )
             self._files.remove(key)
-            del self._seen[key]
+            del self._leases[key], self._entries[key]
         finally:
             hold.release()
 
