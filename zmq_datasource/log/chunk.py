@@ -7,7 +7,7 @@ checks what ties rows to ids: the place in the chunk's facts, and the number of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -177,17 +177,18 @@ def read_chunk(
     """
     path, chunk_first = storage.path_of(name), first_id_in(name)
     next_id = chunk_first
+    retry = partial(retry_reading, seconds=storage.retry_seconds)
     with ExitStack() as stack:
         try:
-            file, reader = retry_reading(lambda: _open(storage, name, whole, modified), storage.retry_seconds)
-            stack.enter_context(file)
+            file = stack.enter_context(retry(partial(storage.open_sealed, name, whole, modified)))
+            reader = retry(partial(pa.ipc.open_file, file))
             schema, count = reader.schema, reader.num_record_batches
             if not schema.equals(MESSAGE_SCHEMA):
                 raise DamagedChunkError.of(
                     f"opening chunk {path}: its schema is not that of a chunk: {schema}"
                 )
             lengths = pa.ipc.open_file(file, options=LENGTHS_ONLY)
-            facts = retry_reading(partial(_facts_in, lengths, name), storage.retry_seconds)
+            facts = retry(partial(_facts_in, lengths, name))
         except FileNotFoundError as e:
             raise _gone(path, start, end) from e
         except (OSError, pa.ArrowException, ValueError) as e:
@@ -198,16 +199,13 @@ def read_chunk(
                 return
             try:
                 if next_id < start:
-                    skipped = retry_reading(
-                        partial(lengths.get_batch, position), storage.retry_seconds
-                    ).num_rows
+                    skipped = retry(partial(lengths.get_batch, position)).num_rows
                     if next_id + skipped <= start:
                         next_id += skipped
                         continue
-                read = partial(reader.get_batch_with_custom_metadata, position)
-                batch, metadata = retry_reading(read, storage.retry_seconds)
+                batch, metadata = retry(partial(reader.get_batch_with_custom_metadata, position))
                 first, next_id = next_id, next_id + batch.num_rows
-                intact = is_intact(batch, metadata, first - chunk_first)
+                intact = (metadata or {}).get(CHECKSUM) == fingerprint(batch, first - chunk_first)
             except FileNotFoundError as e:
                 # A bucket's object is read in parts, and may be deleted between two of them.
                 raise _gone(path, start, end) from e
@@ -231,17 +229,6 @@ def read_chunk(
             )
 
 
-def _open(
-    storage: OpensChunks, name: str, whole: bool, modified: float | None
-) -> tuple[pa.NativeFile, pa.ipc.RecordBatchFileReader]:
-    file = storage.open_sealed(name, whole, modified)
-    try:
-        return file, pa.ipc.open_file(file)
-    except BaseException:
-        file.close()
-        raise
-
-
 def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:
     """Read a whole chunk, and say what is damaged; None if nothing is.
 
@@ -263,15 +250,6 @@ def _gone(path: str, start: int, end: int) -> DataLossError:
         "with walRetention, where the log is written; restore what was removed; share walLocation, or have the driver "
         "serve the log to a streaming read with serveLog=tcp://*:PORT"
     )
-
-
-def is_intact(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, before: int) -> bool:
-    """Whether a batch is unchanged, given its metadata and the number of rows before it in the file.
-
-    Raises:
-        ValueError: See ``fingerprint``.
-    """
-    return metadata is not None and metadata.get(CHECKSUM) == fingerprint(batch, before)
 
 
 def fingerprint(batch: pa.RecordBatch, before: int) -> bytes:
