@@ -22,11 +22,13 @@ from tests.support import (
     write_options,
 )
 from tests.support.middlebox import Middlebox
-from zmq_datasource.acknowledged.attempt_files import Attempt, AttemptFiles
+from zmq_datasource.acknowledged.attempt_files import AttemptFiles, Stored
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import TransactionError
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.spark.job import Job, TaskReport
+from zmq_datasource.spark.write_commit import commit_batch
 
 pytestmark = pytest.mark.spark  # no Spark, but slow processes and kills
 Context = zmq.Context[Socket]
@@ -112,17 +114,28 @@ def test_a_commit_that_is_repeated_has_no_effect(tmp_path: Path) -> None:
     assert values(tmp_path) == ["a"]
 
 
+def test_a_repeated_batch_without_rows_is_compared(tmp_path: Path) -> None:
+    """A batch that differs when it is computed again. The account says 0 rows, and the log would have one."""
+    endpoint = free_endpoint()
+    options = write_options(socketType="DEALER", connect=endpoint)
+    with receiving(tmp_path, endpoint):
+        commit(endpoint, [stage(endpoint, "a", number=7)], 1, number=7)
+        commit_batch(options, [TaskReport(Job("q", 8, True, ("q", 8)))])
+        with pytest.raises(TransactionError, match="it is in the log with 1 rows"):
+            commit_batch(options, [TaskReport(Job("q", 7, True, ("q", 7)))])
+
+
 def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = free_endpoint()
     finish, go_on, forcing = AttemptFiles.finish, threading.Event(), threading.Event()
 
-    def slowly(self: AttemptFiles, attempt: str, size: int, figures: Attempt) -> int:
+    def slowly(self: AttemptFiles, name: str, stored: Stored) -> Stored:
         if not forcing.is_set():
             forcing.set()
             go_on.wait(20)
-        return finish(self, attempt, size, figures)
+        return finish(self, name, stored)
 
     monkeypatch.setattr(AttemptFiles, "finish", slowly)
     with receiving(tmp_path, endpoint):
@@ -165,8 +178,8 @@ def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path)
         with pytest.raises(TransactionError):
             commit(endpoint, [first, second], 2)
         assert values(tmp_path) == []
-        again = stage(endpoint, "b", partition=1)
-        assert not commit(endpoint, [first, again], 2)
+        again = [stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)]
+        assert not commit(endpoint, again, 2)
     assert values(tmp_path) == ["a", "b"]
 
 

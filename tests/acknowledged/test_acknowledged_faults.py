@@ -13,9 +13,8 @@ import zmq
 from tests.acknowledged.test_acknowledged import receiving, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError
-from zmq_datasource.acknowledged.acceptor import Acceptor
+from zmq_datasource.acknowledged.acceptor import Acceptor, Terms
 from zmq_datasource.acknowledged.sender_session import SenderSession
-from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, Sessions
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.spark.job import Job
@@ -28,9 +27,10 @@ def _stop_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_sooner(monkeypatch)
 
 
-def sessions_of(ingest: FeedReceiver) -> Sessions:
+def sessions_of(ingest: FeedReceiver) -> int:
+    """How many attempts are being received."""
     assert isinstance(ingest.filler, Acceptor)
-    return ingest.filler.reception.attempts.sessions
+    return ingest.filler.reception.receiving
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_sender_that_only_asks_takes_no_place(context: Context, tmp_path: Path
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint) as ingest:
         asking = RawSender(context, endpoint)
-        for number in range(SENDER_BOUNDS.places + 1):
+        for number in range(Terms._field_defaults["places"] + 1):
             answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
             assert (answer["kind"], answer["busy"]) == ("W", False)
         assert not sessions_of(ingest)
@@ -88,11 +88,10 @@ def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "where",
     [
-        "attempts.rows_of",
+        "acts.rows_of",
         "reception.decode",
-        "attempts.StagedFile.append",
-        "attempts.StagedFile.finish",
-        "attempts.Staging.add",
+        "attempt_files.AttemptFiles.append",
+        "attempt_files.AttemptFiles.finish",
     ],
 )
 def test_an_unexpected_error_refuses_one_message_and_is_logged(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support import log_at, log_rows
+from zmq_datasource.acknowledged.acts import Acts
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.protocol import (
     Commit,
@@ -23,10 +24,9 @@ from zmq_datasource.acknowledged.protocol import (
     End,
     Message,
     Staged,
-    decode,
     encode,
 )
-from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
+from zmq_datasource.acknowledged.reception import Reception, Terms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.writer import LogWriter
@@ -40,9 +40,7 @@ _MESSAGE_ROWS, _ROW_BYTES = 1000, 1000
 class Receiver:
     """A reception that fills a log, without a socket; in a ``with`` block."""
 
-    def __init__(
-        self, location: Path | str, retry_timeout: float = 0.0, most_staged_bytes: int = 1 << 30
-    ) -> None:
+    def __init__(self, location: Path | str) -> None:
         self.counters, self.now = SourceCounters(), 0.0
         self.storage = log_at(location)
         self.files = AttemptFiles(self.storage.directory)
@@ -51,29 +49,19 @@ class Receiver:
             self.storage,
             chunk_bytes=1 << 26,
             max_bytes=1 << 40,
-            retry_timeout=retry_timeout,
             carried=self.transactions,
         )
         self._forcing = ThreadPoolExecutor(1)
-        self._most_staged_bytes = most_staged_bytes
 
     def __enter__(self) -> Self:
         self.log.open()
         assert self.transactions.restore(self.log.saved)
-        self.reception = Reception(
-            AcceptorTerms(100.0, self._most_staged_bytes),
-            self.counters,
-            self.files,
-            self.transactions,
-            self.log,
-            self._forcing,
-            lambda: 1.0,
-        )
-        self.reception.recover(0.0)
+        self.reception = Reception(Terms(100.0, 1 << 30), self.transactions, self.counters)
+        self.acts = Acts(self.reception, self.files, self.log, self._forcing, lambda: 1.0)
+        self.acts.recover(0.0)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.reception.close()
         self._forcing.shutdown()
         self.log.close()
 
@@ -85,15 +73,16 @@ class Receiver:
         return self.heard()
 
     def heard(self) -> list[Message]:
-        return [decode(frames)[0] for _, frames in self.reception.answers()]
+        self.acts.do(self.now)
+        answers = [answer.message for answer in self.acts.answers]
+        self.acts.answers.clear()
+        return answers
 
     def settled(self) -> list[Message]:
         """Wait until nothing is being written. Returns the answers."""
         answers = self.heard()
-        self.reception.cut()
-        while self.reception.busy:
+        while self.acts.busy:
             time.sleep(0.001)  # other threads need the interpreter
-            self.reception.answer_completed(self.now)
             answers += self.heard()
         return answers
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import socket as stdlib_socket
 import subprocess
 import sys
@@ -28,8 +29,7 @@ from zmq_datasource import (
     SocketError,
     TransactionError,
 )
-from zmq_datasource.acknowledged.protocol import Committed, decode
-from zmq_datasource.acknowledged.reception import Reception
+from zmq_datasource.acknowledged.protocol import Committed, Message, Taken, encode
 
 pytestmark = pytest.mark.spark  # no Spark, but slow processes and kills
 FAST = {"zmq.reconnect_ivl": "20"}
@@ -132,6 +132,29 @@ def test_a_name_continues_its_numbers_and_belongs_to_one_producer(tmp_path: Path
     assert log_rows(tmp_path).column("sequence").to_pylist() == [0, 1, 2]
 
 
+def test_a_producer_is_told_what_an_older_copy_of_the_log_has_lost(tmp_path: Path) -> None:
+    endpoint, log, copy = free_endpoint(), tmp_path / "log", tmp_path / "copy"
+    with Producer(endpoint, name="p") as producer:
+        with receiving(log, endpoint):
+            producer.send("a")
+            producer.flush()
+        shutil.copytree(log, copy)
+        with receiving(log, endpoint):
+            for value in ("b", "c"):
+                producer.send(value)
+                producer.flush()
+        shutil.rmtree(log)
+        copy.rename(log)
+        with receiving(log, endpoint):
+            producer.send("d")
+            with pytest.raises(
+                TransactionError, match=r"transaction 0 of this name, and 2 was acknowledged.* lost"
+            ):
+                producer.flush()
+            producer.close()
+    assert values(log) == ["a"]
+
+
 def test_a_flush_that_fails_can_be_repeated(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     with Producer(endpoint, connectTimeout="100ms", sendTimeout="300ms", **FAST) as producer:
@@ -148,8 +171,8 @@ def test_a_flush_that_fails_can_be_repeated(tmp_path: Path) -> None:
     assert values(tmp_path) == ["a", "b"]
 
 
-def without_committed(answers: list[tuple[bytes, list[Any]]]) -> list[tuple[bytes, list[Any]]]:
-    return [(peer, frames) for peer, frames in answers if not isinstance(decode(frames)[0], Committed)]
+def encode_without_committed(message: Message) -> list[Any]:
+    return encode(Taken(attempt="0" * 32, received=0) if isinstance(message, Committed) else message)
 
 
 def test_a_flush_without_an_answer_is_found_in_the_log_and_later_messages_follow(
@@ -158,12 +181,11 @@ def test_a_flush_without_an_answer_is_found_in_the_log_and_later_messages_follow
     """The commit took place, but its answer was lost. Then more messages are sent."""
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint), Producer(endpoint, sendTimeout="300ms") as producer:
-        answers = Reception.answers
-        monkeypatch.setattr(Reception, "answers", lambda self: without_committed(answers(self)))
-        producer.send("a")
-        with pytest.raises(SendTimeoutError):
-            producer.flush()
-        monkeypatch.setattr(Reception, "answers", answers)
+        with monkeypatch.context() as patch:
+            patch.setattr("zmq_datasource.acknowledged.acceptor.encode", encode_without_committed)
+            producer.send("a")
+            with pytest.raises(SendTimeoutError):
+                producer.flush()
         producer.send("b")
         producer.flush()
         assert producer.last_committed == 1

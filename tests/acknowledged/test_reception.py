@@ -1,21 +1,19 @@
-"""The receiving side without a socket, with a clock that the test moves."""
+"""The state machine of the receiving side: in any order of losses, repeats and kills, and message by message."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from pathlib import Path
+import random
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from zmq_datasource.acknowledged.attempt_files import AttemptFiles
+from zmq_datasource.acknowledged.attempt_files import Stored
 from zmq_datasource.acknowledged.protocol import (
     Abort,
+    Aborted,
     Commit,
     Committed,
     Data,
@@ -27,605 +25,645 @@ from zmq_datasource.acknowledged.protocol import (
     Taken,
     Welcome,
     as_text,
-    decode,
     digest_of,
+    digest_of_rows,
     encode,
+    rows_of,
 )
-from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.sessions import SENDER_BOUNDS, AttemptSession, SenderBounds, Sessions
-from zmq_datasource.acknowledged.staging import StagedFile
-from zmq_datasource.acknowledged.transactions import CommittedTransactions
+from zmq_datasource.acknowledged.reception import (
+    Act,
+    Answer,
+    Append,
+    Asked,
+    Check,
+    Finish,
+    Reception,
+    Remove,
+    Terms,
+    Write,
+)
+from zmq_datasource.acknowledged.sender_session import SenderSession
+from zmq_datasource.acknowledged.transactions import SILENT_SECONDS, CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogWriteError, RefusedError
-from zmq_datasource.log import StoredRows
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.errors import (
+    DamagedChunkError,
+    DiskFaultError,
+    LogWriteError,
+    ProtocolError,
+    SocketError,
+)
 from zmq_datasource.messages.packed import pack_columns
 
-ATTEMPT, OTHER = "a" * 32, "b" * 32
-TIMEOUT, RETRY = 100.0, 60.0
+A, B, C = (letter * 32 for letter in "abc")
+TIMEOUT, RETRY, SIZE = 100.0, 60.0, 1000
+TERMS = Terms(TIMEOUT, 1 << 20, retry_seconds=RETRY)
 
 
-class AtOnce(Executor):
-    """Runs each task before ``submit`` returns, unless ``waits`` is true."""
+class World:
+    """The machine with a disk and a log in memory. ``kill`` leaves only what was durable.
 
-    def __init__(self) -> None:
-        self.waits = False
-        self.left: list[Callable[[], None]] = []
+    Attributes:
+        holds: The kinds of acts that wait until ``release``.
+        fault: Why the disk takes no rows now.
+        files: The staged attempts: what they have, and their values.
+        log: The committed transactions with their values, in the order of the log.
+    """
 
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-
-        def act() -> None:
-            try:
-                done.set_result(fn(*args, **kwargs))
-            except Exception as e:
-                done.set_exception(e)
-
-        self.left.append(act)
-        if not self.waits:
-            self.do()
-        return done
-
-    def do(self) -> None:
-        while self.left:
-            self.left.pop()()
-
-
-class Log:
-    """A log in memory. Its chunks are durable when the test calls ``sync``."""
-
-    def __init__(self) -> None:
-        self.full = False
-        self.rows: list[bytes] = []
-        self.cuts: list[Future[int]] = []
-        self.failure: LogWriteError | None = None
-
-    def append_stored(self, rows: StoredRows) -> None:
-        if self.failure is not None:
-            raise self.failure
-        for batch in rows.read():
-            self.rows += batch.column("value").to_pylist()
-
-    def cut(self) -> Future[int]:
-        self.cuts.append(Future())
-        return self.cuts[-1]
-
-    def sync(self) -> None:
-        for cut in self.cuts:
-            cut.set_result(len(self.rows))
-        self.cuts.clear()
-
-
-class Side:
-    """A reception with its disk and its log."""
-
-    def __init__(
-        self,
-        path: Path,
-        most_staged_bytes: int = 1 << 20,
-        log: Log | None = None,
-        kept: bytes = b"",
-        most_attempts: int = 1000,
-    ) -> None:
+    def __init__(self, terms: Terms = TERMS, limit: int = 10) -> None:
+        self.terms, self.limit = terms, limit
         self.now = 0.0
-        self.disk, self.log, self.counters = AtOnce(), log or Log(), SourceCounters()
-        self.path = path
-        self.transactions = CommittedTransactions(self.counters, 10)
-        assert self.transactions.restore(kept)
-        storage = LogStorage(str(path))
-        storage.open_log()
-        self.reception = Reception(
-            AcceptorTerms(TIMEOUT, most_staged_bytes, most_attempts, RETRY),
-            self.counters,
-            AttemptFiles(storage.directory),
-            self.transactions,
-            self.log,
-            self.disk,
-            lambda: 1.0,
-        )
-        self.reception.recover(self.now)
+        self.holds: tuple[type[Act], ...] = ()
+        self.fault: Exception | None = None
+        self.files: dict[str, tuple[Stored, list[bytes]]] = {}
+        self.log: list[tuple[str, int, list[bytes]]] = []
+        self.saved = b""
+        self.kill()
 
-    def tell(
-        self, *messages: Message, rows: pa.RecordBatch | None = None, peer: bytes = b"p"
-    ) -> list[Message]:
-        """Send messages. Returns the answers."""
-        for message in messages:
-            buffers = [] if rows is None else [bytes(memoryview(b)) for b in pack_columns(rows)[1]]  # type: ignore[arg-type]
-            self.reception.receive(peer, [bytes(f) for f in encode(message, buffers)], self.now)
-        self.reception.cut()
+    def kill(self) -> None:
+        self.counters = SourceCounters()
+        self.transactions = CommittedTransactions(self.counters, self.limit)
+        assert self.transactions.restore(self.saved)
+        self.machine = Reception(self.terms, self.transactions, self.counters)
+        self.held: list[Act] = []
+        self.values: dict[str, list[bytes]] = {}
+        self.appended: list[tuple[Asked, bytes, list[bytes]]] = []
+        for name, (stored, _) in self.files.items():
+            self.machine.recover(name, stored, self.now)
+        self.run()
+
+    def run(self) -> list[tuple[bytes, Message]]:
+        """Do what the machine asks for. Returns the answers."""
+        answers = []
+        while self.machine.acts:
+            act = self.machine.acts.popleft()
+            if isinstance(act, Answer):
+                answers.append((act.peer, act.message))
+            elif isinstance(act, self.holds):
+                self.held.append(act)
+            else:
+                self.do(act)
+        return answers
+
+    def do(self, act: Act) -> None:
+        machine = self.machine
+        match act:
+            case Write(attempt, data, buffers):
+                if self.fault is not None:
+                    machine.failed(act, self.fault, self.now)
+                    return
+                rows, before = rows_of(data, buffers, 0), attempt.stored
+                self.values.setdefault(attempt.name, []).extend(rows.column("value").to_pylist())
+                stored = before._replace(messages=before.messages + 1, rows=before.rows + len(rows))
+                digest = before.digest + digest_of_rows(rows)
+                machine.written(attempt, stored._replace(digest=digest, size=before.size + SIZE))
+            case Finish(attempt):
+                self.files[attempt.name] = attempt.stored, self.values[attempt.name]
+                machine.finished(attempt, attempt.stored, self.now)
+            case Check(asked):
+                if any(name not in self.files for name in asked.names):
+                    machine.failed(act, DamagedChunkError("a file is damaged"), self.now)
+                else:
+                    machine.checked(asked)
+            case Append(asked):
+                machine.appended(asked)
+                rows = [value for name in asked.names for value in self.files[name][1]]
+                self.appended.append((asked, self.transactions.state(), rows))
+            case Remove(name):
+                self.files.pop(name, None)
+                self.values.pop(name, None)
+
+    def release(self, at: int = 0) -> list[Message]:
+        self.do(self.held.pop(at))
         return self.answers()
 
-    def data(self, *values: bytes, index: int = 0, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
-        rows = pa.record_batch({"value": list(values)})
-        message = Data(
-            attempt=attempt,
-            producer="q",
-            number=number,
-            partition=0,
-            index=index,
-            rows=len(values),
-            columns=["value"],
-        )
-        return self.tell(message, rows=rows)
+    def write(self) -> None:
+        """Write the oldest transaction that was appended to the log."""
+        asked, self.saved, rows = self.appended.pop(0)
+        self.log.append((asked.producer, asked.transaction.number, rows))
+        self.machine.durable(asked)
 
-    def end(self, rows: int, messages: int = 1, attempt: str = ATTEMPT, number: int = 0) -> list[Message]:
-        return self.tell(
-            End(attempt=attempt, producer="q", number=number, partition=0, messages=messages, rows=rows)
-        )
-
-    def stage(self, value: bytes = b"a", attempt: str = ATTEMPT, number: int = 0) -> None:
-        """An attempt of one row that is staged."""
-        self.data(value, attempt=attempt, number=number)
-        self.end(1, attempt=attempt, number=number)
-        self.wait(0)
-
-    def commit(
-        self, rows: int, attempt: str = ATTEMPT, number: int = 0, digest: str | None = None
-    ) -> list[Message]:
-        return self.tell(Commit(producer="q", number=number, attempts=[attempt], rows=rows, digest=digest))
+    # Message by message.
 
     def answers(self) -> list[Message]:
-        return [decode(frames)[0] for _, frames in self.reception.answers()]
+        return [answer for _, answer in self.run()]
 
-    def wait(self, seconds: float) -> list[Message]:
-        self.now += seconds
-        self.reception.check_timeouts(self.now)
-        self.reception.answer_completed(self.now)
+    def tell(self, *messages: Message, peer: bytes = b"p", buffers: Any = ()) -> list[Message]:
+        for message in messages:
+            self.machine.receive(peer, [bytes(f) for f in encode(message, buffers)], self.now)
         return self.answers()
 
-    @property
-    def files(self) -> list[str]:
-        return [file.name for file in (self.path / "chunks" / "staging").iterdir()]
+    def data(
+        self, *values: bytes, index: int = 0, attempt: str = A, number: int = 0, **more: Any
+    ) -> list[Message]:
+        peer = more.pop("peer", b"p")
+        part = {"producer": "q", "partition": 0, **more}
+        columns, buffers = pack_columns(pa.record_batch({"value": list(values)}))
+        message = Data(attempt=attempt, number=number, index=index, rows=len(values), columns=columns, **part)
+        return self.tell(message, buffers=buffers, peer=peer)
 
+    def end(
+        self, rows: int = 1, messages: int = 1, attempt: str = A, number: int = 0, **more: Any
+    ) -> list[Message]:
+        part = {"producer": "q", "partition": 0, **more}
+        return self.tell(End(attempt=attempt, number=number, messages=messages, rows=rows, **part))
 
-@pytest.fixture
-def side(tmp_path: Path) -> Side:
-    return Side(tmp_path)
+    def stage(self, value: bytes = b"a", attempt: str = A, number: int = 0, **more: Any) -> None:
+        """An attempt of one row that is staged."""
+        assert self.data(value, attempt=attempt, number=number, **more) == [
+            Taken(attempt=attempt, received=1)
+        ]
+        assert self.end(attempt=attempt, number=number, **more) == [Staged(attempt=attempt, rows=1)]
+
+    def commit(
+        self, attempt: str = A, number: int = 0, rows: int = 1, digest: str | None = None, producer: str = "q"
+    ) -> list[Message]:
+        return self.tell(
+            Commit(producer=producer, number=number, attempts=[attempt], rows=rows, digest=digest)
+        )
+
+    def committed(self, producer: str, number: int = 0) -> list[str]:
+        """Stage, commit and write a transaction; the codes of refusals."""
+        attempt = uuid.uuid4().hex
+        refused = codes(self.data(b"x", attempt=attempt, number=number, producer=producer))
+        if not refused:
+            self.end(attempt=attempt, number=number, producer=producer)
+            self.commit(attempt, number, producer=producer)
+            self.write()
+            assert len(self.answers()) == 1
+        return refused
+
+    def wait(self, seconds: float) -> list[Message]:
+        """Let time pass in which messages are received."""
+        self.now += seconds
+        self.machine.check_timeouts(self.now)
+        return self.answers()
 
 
 def codes(answers: list[Message]) -> list[str]:
     return [answer.code for answer in answers if isinstance(answer, Refusal)]
 
 
-def test_nothing_is_answered_before_it_is_on_the_disk(side: Side) -> None:
-    side.disk.waits = True
-    (welcome,) = side.tell(Hello(attempt=ATTEMPT, producer="q"))
-    assert isinstance(welcome, Welcome)
-    assert (welcome.busy, welcome.received, welcome.committed) == (False, 0, None)
-    assert side.data(b"a", b"b") == [Taken(attempt=ATTEMPT, received=1)]
-    assert side.end(2) == []
-    assert side.wait(1) == []
-    assert side.reception.busy
-    side.disk.do()
-    assert side.wait(1) == [Staged(attempt=ATTEMPT, rows=2)]
-    assert side.commit(2) == []
-    assert side.wait(1) == []
-    side.log.sync()
-    assert side.wait(1) == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
-    assert (side.log.rows, side.files, side.reception.busy) == ([b"a", b"b"], [], False)
+# In any order.
 
 
-steps = st.lists(st.sampled_from(["H", "D0", "D1", "E", "M", "sync", "restart"]), max_size=25)
+class Senders:
+    """Two producers with the real sessions of senders, and a network that loses, delays and repeats.
+
+    Each commits three transactions, of two parts or of one. A task may run twice. A driver may die at any time; then it
+    sends the transaction again, perhaps in other parts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.world = World()
+        self.is_calm = False
+        self.sessions: dict[bytes, SenderSession] = {}
+        self.inboxes: dict[bytes, list[list[bytes]]] = {}
+        self.network: list[
+            tuple[bytes, bool, list[bytes]]
+        ] = []  # peer, whether it goes to the receiver, frames
+        self.acknowledged: set[tuple[str, int]] = set()
+        self.producers = [self.produce(name) for name in "xy"]
+
+    def produce(self, producer: str) -> Iterator[None]:
+        for number in range(3):
+            values = [b"%s %d %d" % (producer.encode(), number, row) for row in range(4)]
+            while (producer, number) not in self.acknowledged:
+                parts = self.random.choice(([values], [values[:2], values[2:]], [values[:1], values[1:]]))
+                try:
+                    yield from self.send(producer, number, parts)
+                except SocketError:  # the batch is repeated
+                    continue
+
+    def send(self, producer: str, number: int, parts: list[list[bytes]]) -> Iterator[None]:
+        attempts, committed, digest = [], False, 0
+        for partition, values in enumerate(parts):
+            tries = []
+            for _ in range(self.random.choice((1, 1, 2))):  # a speculative task
+                task = self.session(producer, number, partition)
+                task.greet(self.world.now)
+                yield from self.answered(task)
+                committed = task.committed is not None and task.committed >= number
+                if not committed:
+                    for value in values:
+                        batch = pa.record_batch({"value": [value]})
+                        size, frames = task.pack(batch)
+                        task.wait_for_room(size, self.world.now)
+                        yield from self.answered(task)
+                        task.send_packed(size, frames, 1)
+                    task.wait_until_taken(self.world.now)
+                    yield from self.answered(task)
+                    task.end(self.world.now)
+                    yield from self.answered(task)
+                    tries.append(task.attempt)
+            attempts += [self.random.choice(tries)] if tries else []
+            digest += digest_of(pa.record_batch({"value": values}))
+        driver = self.session(producer, number, 0)
+        rows = sum(map(len, parts))
+        driver.commit(attempts, rows, digest, self.world.now)
+        yield from self.answered(driver)
+        self.acknowledged.add((producer, number))
+
+    def session(self, producer: str, number: int, partition: int) -> SenderSession:
+        session = SenderSession(producer, number, partition, 20.0, "the receiver")
+        peer = self.random.randbytes(8)
+        self.sessions[peer], self.inboxes[peer] = session, []
+        return session
+
+    def answered(self, session: SenderSession) -> Iterator[None]:
+        inbox = next(self.inboxes[peer] for peer, it in self.sessions.items() if it is session)
+        while session.waiting:
+            if not self.is_calm and self.random.random() < 0.005:
+                raise SocketError("the driver dies")
+            yield
+            while inbox:
+                session.receive(inbox.pop(0), self.world.now)
+            session.wake(self.world.now)
+
+    def step(self) -> None:
+        world, roll = self.world, self.random.random() if not self.is_calm else self.random.uniform(0.1, 1)
+        world.holds = () if self.is_calm else (Finish, Check, Append)
+        if roll < 0.02:
+            world.kill()
+        elif roll < 0.04 and self.sessions:
+            self.random.choice(list(self.sessions.values())).reconnected(world.now)
+        elif roll < 0.1 and self.network:
+            del self.network[self.random.randrange(len(self.network))]  # lost
+        elif roll < 0.15:
+            world.now += self.random.choice((0.1, 3.0))
+            world.machine.check_timeouts(world.now)
+        elif roll < 0.25 and world.held:
+            world.do(world.held.pop(self.random.randrange(len(world.held))))
+        elif roll < 0.3 and world.appended:
+            world.write()
+        elif roll < 0.7 and self.network:
+            self.deliver(self.random.randrange(min(len(self.network), 8)))
+        else:
+            self.producers = [it for it in self.producers if self.goes_on(it)]
+        self.network += [(peer, False, [bytes(f) for f in encode(message)]) for peer, message in world.run()]
+        for peer, session in self.sessions.items():
+            while session.outbox:
+                self.network.append((peer, True, [bytes(f) for f in session.outbox.popleft()]))
+
+    def goes_on(self, producer: Iterator[None]) -> bool:
+        return self.random.random() < 0.3 or next(producer, self) is None
+
+    def deliver(self, at: int) -> None:
+        peer, is_request, frames = self.network[at]
+        if self.is_calm or self.random.random() < 0.9:  # else it comes again
+            del self.network[at]
+        if is_request:
+            self.world.machine.receive(peer, frames, self.world.now)
+        else:
+            self.inboxes[peer].append(frames)
 
 
-@given(steps)
-@settings(max_examples=60, deadline=None)
-def test_a_transaction_counts_once_in_any_order_of_loss_delay_and_repetition(
-    tmp_path_factory: pytest.TempPathFactory, taken: list[str]
-) -> None:
-    """The sender sends any message at any time, and the receiver may restart."""
-    side = Side(tmp_path_factory.mktemp("log"))
-    acts: dict[str, Callable[[], list[Message]]] = {
-        "H": lambda: side.tell(Hello(attempt=ATTEMPT, producer="q")),
-        "D0": lambda: side.data(b"a"),
-        "D1": lambda: side.data(b"b", index=1),
-        "E": lambda: side.end(2, messages=2),
-        "M": lambda: side.commit(2),
-        "sync": lambda: (side.log.sync(), side.wait(0))[1],
-    }
-    staged = committed = False
-    for step in taken:
-        if step == "restart":
-            side.log.sync()  # the log itself loses nothing
-            side.wait(0)
-            side = Side(side.path, log=side.log, kept=side.transactions.state())
-            continue
-        answers = acts[step]() + side.wait(0)
-        staged = staged or any(isinstance(answer, Staged) for answer in answers)
-        committed = committed or any(isinstance(answer, Committed) for answer in answers)
-        assert not committed or side.log.rows == [b"a", b"b"]
-    # A staged attempt can be committed, and a committed one again.
-    if staged:
-        answers = side.commit(2)
-        side.log.sync()
-        answers += side.wait(0)
-        assert any(isinstance(answer, Committed) for answer in answers)
-    assert side.log.rows in ([], [b"a", b"b"])
+@pytest.mark.parametrize("tens", range(10))
+def test_each_transaction_is_in_the_log_once_in_any_order_of_losses_repeats_and_kills(tens: int) -> None:
+    for seed in range(20 * tens, 20 * tens + 20):
+        senders = Senders(seed)
+        for _ in range(600):
+            senders.step()
+            known = {(producer, number) for producer, number, _ in senders.world.log}
+            assert senders.acknowledged <= known, f"seed {seed}: acknowledged and lost"
+        senders.is_calm = True
+        for _ in range(20_000):
+            if not senders.producers:
+                break
+            senders.step()
+        assert not senders.producers, f"seed {seed} does not come to an end"
+        for name in "xy":
+            found = [
+                (number, sorted(rows)) for producer, number, rows in senders.world.log if producer == name
+            ]
+            wanted = [(n, [b"%s %d %d" % (name.encode(), n, row) for row in range(4)]) for n in range(3)]
+            assert found == wanted, f"seed {seed}"
+        assert not senders.world.files
 
 
-def on_disk(side: Side) -> int:
-    return sum(file.stat().st_blocks * 512 for file in (side.path / "chunks" / "staging").iterdir())
+# Message by message.
 
 
-def test_staged_attempts_and_one_of_many_messages_are_bounded_on_disk(tmp_path: Path) -> None:
-    """A row of one byte becomes a file of 2 kB in Arrow, which takes whole blocks on disk."""
-    most = 64 << 10
-    side = Side(tmp_path / "attempts", most)
-    for number in range(100):
-        attempt = f"{number:032x}"
-        if codes(side.data(b"x", attempt=attempt, number=number)):
-            break
-        side.end(1, attempt=attempt, number=number)
-        side.wait(0)
-    assert number >= 8
-    assert on_disk(side) <= most
-    side = Side(tmp_path / "messages", most)
-    for index in range(1000):
-        if codes(side.data(b"x", index=index)):
-            break
-        assert on_disk(side) <= most
-    assert 50 <= index < 999
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
-def test_the_number_of_staged_attempts_is_bounded(tmp_path: Path) -> None:
-    side = Side(tmp_path, most_attempts=3)
-    attempts = [f"{number:032x}" for number in range(4)]
-    for number, attempt in enumerate(attempts[:3]):
-        side.stage(b"x", attempt, number)
-    assert codes(side.data(b"x", attempt=attempts[3], number=3)) == ["no_room"]
-    side.commit(1, attempt=attempts[0])
-    side.log.sync()
-    side.wait(0)
-    assert codes(side.data(b"x", attempt=attempts[3], number=3)) == []
+def test_nothing_is_answered_before_it_is_on_the_disk(world: World) -> None:
+    world.holds = (Write, Finish, Check, Append)
+    assert world.tell(Hello(attempt=A, producer="q")) == [
+        Welcome(attempt=A, received=0, committed=None, by=None, busy=False)
+    ]
+    assert world.data(b"a", b"b") == []
+    assert world.release() == [Taken(attempt=A, received=1)]
+    assert world.end(2) == []
+    assert world.release() == [Staged(attempt=A, rows=2)]
+    assert world.commit(rows=2) == world.release() == world.release() == []
+    world.write()
+    assert world.answers() == [Committed(producer="q", number=0, again=False, by=A)]
+    assert (world.log, world.files) == ([("q", 0, [b"a", b"b"])], {})
 
 
-def test_a_repeated_attempt_replaces_the_one_before(tmp_path: Path) -> None:
-    side = Side(tmp_path, most_attempts=3)
-    for number in range(9):
-        attempt = f"{number:032x}"
-        assert codes(side.data(b"x", attempt=attempt)) == []
-        side.end(1, attempt=attempt)
-        side.wait(0)
-    assert len(side.files) <= 3
+def test_what_is_said_again_is_answered_as_before_and_done_once(world: World) -> None:
+    taken, staged = Taken(attempt=A, received=1), Staged(attempt=A, rows=1)
+    assert world.data(b"a") == world.data(b"a") == [taken]
+    world.holds = (Finish,)
+    assert world.end() == world.end() == []
+    assert world.release() == world.end() == [staged]
+    assert world.data(b"a") == [taken]
+    assert world.commit() + world.commit() == []
+    world.write()
+    assert world.answers() == [Committed(producer="q", number=0, again=False, by=A)] * 2
+    assert world.commit() == [Committed(producer="q", number=0, again=True, by=A)]
+    assert codes(world.data(b"a")) == ["unknown"]
 
 
-def test_a_restart_finds_the_attempts_that_are_whole(tmp_path: Path) -> None:
-    side = Side(tmp_path)
-    side.data(b"a", b"b")
-    side.end(2)
-    side.data(b"c", attempt=OTHER, number=1)
-    side.end(1, attempt=OTHER, number=1)
-    side.wait(0)
-    torn = tmp_path / "chunks" / "staging" / OTHER
-    torn.write_bytes(torn.read_bytes()[:-8])
-    (torn.parent / ("c" * 32)).write_bytes(b"")
-    os.mkfifo(torn.parent / ("d" * 32))
-    (torn.parent / f".{'e' * 32}").write_bytes(b"of a crashed writer")
-    side = Side(tmp_path)
-    assert side.end(2) == [Staged(attempt=ATTEMPT, rows=2)]
-    assert codes(side.end(1, attempt=OTHER, number=1)) == ["unknown"]
-    assert len(side.files) == 1
+def test_a_message_after_a_missing_one_is_not_taken(world: World) -> None:
+    world.data(b"a")
+    assert world.data(b"c", index=2) == [Taken(attempt=A, received=1)]
+    assert world.data(b"b", index=1) == [Taken(attempt=A, received=2)]
+    assert codes(world.end(2, messages=4)) == ["protocol"]
 
 
-def test_a_message_after_a_missing_one_is_not_taken(side: Side) -> None:
-    side.data(b"a")
-    assert side.data(b"c", index=2) == [Taken(attempt=ATTEMPT, received=1)]
-    assert side.data(b"b", index=1) == [Taken(attempt=ATTEMPT, received=2)]
-    assert side.data(b"d", index=3) == [Taken(attempt=ATTEMPT, received=2)]
-    assert codes(side.end(2, messages=4)) == ["protocol"]
-
-
-def test_silent_senders_and_attempts_without_a_commit_are_discarded(side: Side) -> None:
-    side.data(b"a")
-    side.end(1)
-    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
-    side.data(b"b", attempt=OTHER, number=1)
-    side.wait(TIMEOUT)
-    assert len(side.files) == 2  # its producer is sending
-    side.wait(1)
-    assert side.files == []
-    assert codes(side.commit(1)) == ["unknown"]
-    assert codes(side.data(b"c", index=1, attempt=OTHER, number=1)) == ["unknown"]
-
-
-@pytest.mark.parametrize("staged", [True, False])
-def test_timeouts_stand_still_while_nothing_is_received(staged: bool, side: Side) -> None:
-    side.data(b"a")
-    if staged:
-        side.end(1)
-        side.wait(0)
-    side.now += 2 * TIMEOUT  # a full log
-    side.reception.extend_timeouts(side.now)
-    assert side.wait(TIMEOUT) == []
-    assert codes(side.end(1)) == []
-    side.wait(0)
-    assert side.commit(1) == []
-
-
-@pytest.mark.parametrize("staged", [True, False])
-def test_silent_senders_are_discarded_in_spite_of_many_pauses(staged: bool, side: Side) -> None:
-    """A log that is as full as it may be pauses many times a second."""
-    side.data(b"a")
-    if staged:
-        side.end(1)
-        side.wait(0)
-    for _ in range(4):
-        assert len(side.files) == 1
-        side.wait(TIMEOUT / 3)
-        side.now += 1
-        side.reception.extend_timeouts(side.now)
-    side.wait(0)
-    assert side.files == []
-
-
-def test_what_is_said_again_is_answered_as_before_and_done_once(side: Side) -> None:
-    side.data(b"a")
-    assert side.data(b"a") == [Taken(attempt=ATTEMPT, received=1)]
-    assert side.end(1) + side.end(1) == []
-    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
-    assert side.end(1) == [Staged(attempt=ATTEMPT, rows=1)]
-    assert side.data(b"a") == []  # a copy that was long on its way
-    assert len(side.files) == 1
-    assert side.commit(1) + side.commit(1) == []
-    side.log.sync()
-    assert [type(answer) for answer in side.wait(0)] == [Committed, Committed]
-    (again,) = side.commit(1)
-    assert isinstance(again, Committed)
-    assert again.again
-    assert codes(side.data(b"a")) == ["unknown"]
-
-
-def test_a_commit_discards_other_attempts_at_the_transaction(side: Side) -> None:
-    side.stage()
-    side.data(b"a", attempt=OTHER)
-    side.data(b"later", attempt="c" * 32, number=1)
-    side.commit(1)
-    side.log.sync()
-    side.wait(0)
-    assert codes(side.data(b"b", attempt=OTHER, index=1)) == ["unknown"]
-    assert codes(side.data(b"b", attempt="c" * 32, number=1, index=1)) == []
-
-
-def test_other_rows_under_a_number_that_is_being_committed_are_refused(side: Side) -> None:
-    """Two drivers of one query commit at the same moment."""
-    older = "c" * 32
-    for attempt, number, value in ((older, 2, b"c"), (ATTEMPT, 3, b"a"), (OTHER, 3, b"b")):
-        side.stage(value, attempt, number)
-    digests = {value: as_text(digest_of(pa.record_batch({"value": [value]}))) for value in (b"a", b"b", b"c")}
-    assert side.commit(1, ATTEMPT, 3, digests[b"a"]) == []
-    assert codes(side.commit(1, OTHER, 3, digests[b"b"])) == ["conflict"]
-    assert codes(side.commit(1, older, 2, digests[b"c"])) == ["conflict"]
-    assert side.commit(1, ATTEMPT, 3, digests[b"a"]) == []
-    side.log.sync()
-    assert side.wait(0) == [Committed(producer="q", number=3, again=False, by=ATTEMPT)] * 2
-    assert side.log.rows == [b"a"]
-    assert codes(side.data(b"d", attempt="d" * 32, number=2)) == ["conflict"]
-    assert "d" * 32 not in side.files
-
-
-def test_a_commit_waits_while_the_log_is_full(side: Side) -> None:
-    side.stage()
-    side.log.full = True
-    assert side.commit(1) + side.commit(1) + side.wait(1) == []
-    side.log.full = False
-    assert side.wait(1) + side.commit(1) == []
-    side.log.sync()
-    assert len(side.wait(1)) == 1
-    assert side.log.rows == [b"a"]
-
-
-def test_an_attempt_without_room_frees_what_it_had(tmp_path: Path) -> None:
-    side = Side(tmp_path, most_staged_bytes=3000)
-    side.data(b"x" * 1000)
-    assert codes(side.data(b"x" * 3000, index=1)) == ["no_room"]
-    assert side.files == []
-    assert codes(side.data(b"x" * 1000, attempt=OTHER)) == []
-
-
-def test_a_commit_is_answered_if_the_log_fails_only_after_it(side: Side) -> None:
-    for number, attempt in enumerate((ATTEMPT, OTHER)):
-        side.stage(b"%d" % number, attempt, number)
-        side.commit(1, attempt=attempt, number=number)
-    first, second = side.log.cuts
-    first.set_result(1)
-    second.set_exception(LogWriteError("no space left"))
-    with pytest.raises(LogWriteError):
-        side.reception.answer_completed(side.now)
-    assert side.answers() == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
-
-
-def test_an_attempt_that_is_being_committed_is_not_aborted(side: Side) -> None:
-    side.stage()
-    side.commit(1)
-    assert len(side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))) == 1
-    assert len(side.files) == 1  # the log may fail, and the sender may ask again
-    side.log.sync()
-    assert side.wait(0) == [Committed(producer="q", number=0, again=False, by=ATTEMPT)]
-
-
-def test_a_sender_aborts_only_its_own_attempts(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    side.stage()
-    monkeypatch.setattr(AttemptFiles, "remove", lambda *_: pytest.fail("a file is removed"))
-    strangers = [f"{number:032x}" for number in range(1000)]
-    for producer, number in (("other", 0), ("q", 1)):
-        side.tell(Abort(producer=producer, number=number, attempts=[*strangers, ATTEMPT]))
-    assert len(side.files) == 1
-    monkeypatch.undo()
-    side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))
-    assert not side.files
-
-
-def test_bytes_that_are_no_message_are_refused_and_counted(
-    side: Side, caplog: pytest.LogCaptureFixture
-) -> None:
-    side.reception.receive(b"p", [b"hello"], 0.0)
-    (refusal,) = side.answers()
-    assert isinstance(refusal, Refusal)
-    assert (refusal.code, refusal.attempt) == ("protocol", None)
-    assert f"refused a message of the transaction protocol: {refusal.reason}" in caplog.text
-    side.tell(Staged(attempt=ATTEMPT, rows=1))
-    assert side.counters.malformed == 2
-
-
-def test_a_refusal_goes_to_the_sender_and_names_the_attempt(side: Side) -> None:
-    side.data(b"1", attempt=ATTEMPT)
-    side.end(1)
-    side.reception.receive(
-        b"peer",
-        [
-            bytes(f)
-            for f in encode(
-                Data(
-                    attempt=ATTEMPT, producer="q", number=0, partition=0, index=1, rows=1, columns=["value"]
-                ),
-                [b"", b""],
-            )
-        ],
-        side.now,
-    )
-    ((peer, frames),) = side.reception.answers()
-    refusal, _ = decode(frames)
-    assert peer == b"peer"
-    assert isinstance(refusal, Refusal)
-    assert (refusal.code, refusal.attempt) == ("protocol", ATTEMPT)
-    assert refusal.reason == "data message 1 of an attempt after its end"
-    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=1)]
-
-
-def test_data_of_another_transaction_under_the_same_attempt_is_refused(side: Side) -> None:
-    side.data(b"1")
-    (refusal,) = side.data(b"2", index=1, number=1)
+def test_messages_that_do_not_fit_are_refused_with_a_reason(world: World) -> None:
+    world.data(b"1")
+    (refusal,) = world.data(b"2", index=1, number=1)
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "data message 1 for another part than that of its attempt"
+    world.end()
+    (refusal,) = world.data(b"2", index=1)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.attempt) == ("protocol", A)
+    assert refusal.reason == "data message 1 of an attempt after its end"
+    assert codes(world.tell(Staged(attempt=A, rows=1))) == ["protocol"]
+    world.machine.receive(b"other", [b"hello"], 0.0)
+    ((peer, answer),) = world.run()
+    assert (peer, codes([answer])) == (b"other", ["protocol"])
+    assert world.counters.malformed == 4
+    world.machine.receive(
+        b"p", [bytes(f) for f in encode(Hello(attempt=B, producer="q"))], 0.0, lambda _: False
+    )
+    assert codes(world.answers()) == ["forbidden"]
+
+
+def test_data_that_makes_no_rows_leaves_its_attempt_as_it_was(world: World) -> None:
+    bad = Data(attempt=A, producer="q", number=0, partition=0, index=0, rows=1, columns=["value"])
+    with pytest.raises(ProtocolError):  # as the link finds out
+        rows_of(bad, [b"", b""], 0)
+    world.holds = (Write,)
+    world.tell(bad, buffers=[b"", b""])
+    world.machine.failed(world.held.pop(), ProtocolError("no rows"), world.now)
+    assert codes(world.answers()) == ["protocol"]
+    world.holds = ()
+    world.stage()
+
+
+# Commits.
+
+
+def test_the_rows_are_in_the_order_of_the_partitions(world: World) -> None:
+    world.stage(b"b", A, partition=1)
+    world.stage(b"a", B, partition=0)
+    world.tell(Commit(producer="q", number=0, attempts=[A, B], rows=2))
+    world.write()
+    assert world.log == [("q", 0, [b"a", b"b"])]
+
+
+def test_a_commit_discards_other_attempts_at_the_transaction(world: World) -> None:
+    world.stage()
+    world.data(b"a", attempt=B)
+    world.data(b"later", attempt=C, number=1, peer=b"other")
+    world.commit()
+    world.write()
+    world.answers()
+    assert codes(world.data(b"b", attempt=B, index=1)) == ["unknown"]
+    assert codes(world.data(b"b", attempt=C, number=1, index=1)) == []
+
+
+def test_other_rows_under_a_number_that_is_being_committed_are_refused(world: World) -> None:
+    """Two drivers of one query commit at the same moment."""
+    for attempt, number, value in ((C, 2, b"c"), (A, 3, b"a"), (B, 3, b"b")):
+        world.stage(value, attempt, number)
+    digests = {value: as_text(digest_of(pa.record_batch({"value": [value]}))) for value in (b"a", b"b", b"c")}
+    world.holds = (Check,)
+    assert world.commit(C, 2, digest=digests[b"c"]) + world.commit(A, 3, digest=digests[b"a"]) == []
+    assert codes(world.commit(B, 3, digest=digests[b"b"])) == ["conflict"]
+    assert world.release(1) == []
+    assert codes(world.release()) == ["conflict"], "the older one is checked after the newer one was appended"
+    assert codes(world.commit(B, 3, digest=digests[b"b"])) == ["conflict"]
+    assert codes(world.commit(C, 2, digest=digests[b"c"])) == ["conflict"]
+    assert world.commit(A, 3, digest=digests[b"a"]) == []
+    world.write()
+    assert world.answers() == [Committed(producer="q", number=3, again=False, by=A)] * 2
+    assert world.log == [("q", 3, [b"a"])]
+    assert codes(world.data(b"d", attempt="d" * 32, number=2)) == ["conflict"]
+
+
+def test_a_commit_of_other_rows_than_are_staged_is_refused(world: World) -> None:
+    world.stage()
+    assert codes(world.commit(rows=2)) == ["unknown"]
+    assert codes(world.commit(digest="0" * 16)) == ["protocol"]
+    assert codes(world.commit(B)) == ["unknown"]
+    assert codes(world.tell(Commit(producer="q", number=0, attempts=[A, A], rows=1))) == ["unknown"]
+    assert codes(world.tell(Commit(producer="q", number=0, attempts=[], rows=0))) == ["unknown"]
+
+
+def test_a_damaged_part_makes_the_transaction_unknown_and_it_is_sent_again(world: World) -> None:
+    world.stage(b"a", A, partition=0)
+    world.stage(b"b", B, partition=1)
+    del world.files[B]
+    both = Commit(producer="q", number=0, attempts=[A, B], rows=2)
+    assert codes(world.tell(both)) == ["unknown"]
+    assert not world.files
+    world.stage()
+    assert world.commit() == []
+    world.write()
+    assert world.log == [("q", 0, [b"a"])]
+
+
+def test_a_commit_waits_while_the_log_is_full_or_the_disk_refuses(world: World) -> None:
+    world.stage()
+    world.machine.log_is_full = True
+    assert world.commit() + world.commit() == []
+    world.machine.log_is_full = False
+    world.holds = (Check,)
+    assert world.commit() == []
+    world.machine.failed(world.held.pop(), DiskFaultError("it is away"), world.now)
+    assert world.answers() == []
+    world.holds = ()
+    assert world.commit() == []
+    world.write()
+    assert len(world.answers()) == 1
+
+
+def test_a_transaction_that_is_too_large_for_one_object_is_refused() -> None:
+    world = World(TERMS._replace(most_transaction_bytes=2 * SIZE))
+    for index in range(3):
+        world.data(b"x", index=index)
+    world.end(3, messages=3)
+    assert codes(world.commit(rows=3)) == ["too_large"]
+
+
+def test_an_unexpected_error_refuses_the_message_and_the_commit_may_be_repeated(world: World) -> None:
+    world.stage()
+    world.holds = (Append,)
+    world.commit()
+    world.machine.failed(world.held.pop(), ZeroDivisionError(), world.now)
+    (refusal,) = world.answers()
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, "ZeroDivisionError" in refusal.reason) == ("internal", True)
+    assert world.counters.internal_errors == 1
+    world.holds = ()
+    world.commit()
+    world.write()
+    assert world.log == [("q", 0, [b"a"])]
+
+
+# Aborts, silence, and room.
+
+
+def test_a_sender_aborts_only_its_own_attempts_and_none_that_is_being_committed(world: World) -> None:
+    world.stage()
+    for producer, number in (("other", 0), ("q", 1)):
+        world.tell(Abort(producer=producer, number=number, attempts=["0" * 32, A]))
+    world.commit()
+    assert world.tell(Abort(producer="q", number=0, attempts=[A])) == [Aborted(producer="q", number=0)]
+    assert A in world.files  # the log may fail, and the sender may ask again
+    world.write()
+    world.answers()
+    world.stage(attempt=B, number=1)
+    world.tell(Abort(producer="q", number=1, attempts=[B]))
+    assert not world.files
+
+
+def test_an_attempt_that_is_aborted_while_it_is_forced_to_the_disk_leaves_no_file(world: World) -> None:
+    world.holds = (Finish,)
+    world.data(b"a")
+    world.end()
+    world.tell(Abort(producer="q", number=0, attempts=[A]))
+    assert world.release() == []
+    assert not world.files
+
+
+def test_silent_senders_and_attempts_without_a_commit_are_discarded(world: World) -> None:
+    world.stage()
+    world.data(b"b", attempt=B, number=1)
+    world.wait(TIMEOUT)
+    assert world.files  # its producer is sending
+    assert world.machine.receiving == 1
+    world.wait(1)
+    assert (world.machine.receiving, world.files) == (0, {})
+    assert codes(world.commit()) == ["unknown"]
+
+
+def test_staged_attempts_are_bounded_in_bytes_and_number() -> None:
+    world = World(TERMS._replace(most_staged_bytes=10 * 4096))
+    for index in range(100):
+        if codes(world.data(b"x", index=index)):
+            break
+    assert 30 <= index <= 41
+    assert not world.files
+    world = World(TERMS._replace(most_attempts=3))
+    for number in range(9):  # attempts at one part: a later one replaces those before
+        world.stage(attempt=f"{number:032x}")
+    assert len(world.files) <= 3
+    world.kill()
+    for number in range(1, 4):
+        refused = codes(world.data(b"x", attempt=f"a{number:031x}", number=number, peer=b"%d" % number))
+    assert refused == ["no_room"]
+
+
+def test_a_session_gives_its_place_up_only_when_it_is_silent_for_long() -> None:
+    world = World(TERMS._replace(places=2))
+    world.data(b"1", attempt=A, peer=b"1")
+    world.data(b"2", attempt=B, peer=b"2", number=1)
+    world.now = TERMS.silent_seconds - 1
+    assert codes(world.data(b"3", attempt=C, peer=b"3", number=2)) == ["busy"]
+    (welcome,) = world.tell(Hello(attempt=C, producer="q"))
+    assert isinstance(welcome, Welcome)
+    assert welcome.busy
+    assert codes(world.data(b"2", attempt=B, peer=b"2", number=1, index=1)) == []
+    world.now += 1
+    assert codes(world.data(b"3", attempt=C, peer=b"3", number=2)) == []
+    assert codes(world.data(b"1", attempt=A, peer=b"1", index=1)) == ["unknown"]
+    assert codes(world.data(b"2", attempt=B, peer=b"2", number=1, index=2)) == []
+
+
+def test_a_connection_sends_one_attempt_at_a_time(world: World) -> None:
+    world.data(b"1", attempt=A)
+    world.data(b"2", attempt=B, number=1)
+    assert codes(world.end(attempt=A)) == ["unknown"]
+    world.holds = (Finish,)
+    world.end(attempt=B, number=1)
+    world.data(b"3", attempt=C, number=2)
+    assert world.release() == [Staged(attempt=B, rows=1)]
 
 
 # A disk that refuses.
 
 
-class Disk:
-    """Refuses to write staged rows while ``fault`` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fault: LogWriteError | None = None
-        append = AttemptFiles.append
-
-        def append_or_refuse(files: AttemptFiles, attempt: str, size: int, *rows: Any) -> int:
-            if self.fault is not None:
-                append(files, attempt, size, *rows)  # and it is in the file, which is then cut
-                raise self.fault
-            return append(files, attempt, size, *rows)
-
-        monkeypatch.setattr(AttemptFiles, "append", append_or_refuse)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    return Disk(monkeypatch)
-
-
-def committed(side: Side, rows: int, messages: int) -> list[bytes]:
-    """End and commit the attempt; the rows that are in the log then."""
-    side.end(rows, messages=messages)
-    assert side.wait(0) == [Staged(attempt=ATTEMPT, rows=rows)]
-    side.commit(rows)
-    side.log.sync()
-    assert [type(answer) for answer in side.wait(0)] == [Committed]
-    return side.log.rows
-
-
 def test_a_sender_waits_for_a_full_disk_and_loses_nothing(
-    side: Side, disk: Disk, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    side.data(b"a")
-    disk.fault = DiskFaultError("No space left on device")
-    assert codes(side.data(b"b", index=1)) == ["busy"]
-    assert codes(side.data(b"c", attempt=OTHER, number=1)) == ["busy"]
-    for _ in range(50):
-        assert side.wait(1) == []
-    (welcome,) = side.tell(Hello(attempt=ATTEMPT, producer="q"))
+    world.data(b"a")
+    world.fault = DiskFaultError("No space left on device")
+    assert codes(world.data(b"b", index=1)) == ["busy"]
+    assert codes(world.data(b"c", attempt=B, number=1, peer=b"other")) == ["busy"]
+    world.now += RETRY - 1
+    (welcome,) = world.tell(Hello(attempt=A, producer="q"))
     assert isinstance(welcome, Welcome)
-    assert (welcome.busy, welcome.received) == (True, 1)
-    assert codes(side.data(b"b", index=1)) == ["busy"]
-    disk.fault = None
-    assert side.wait(1) == [Taken(attempt=ATTEMPT, received=2)]
-    assert side.data(b"b", index=1) == [Taken(attempt=ATTEMPT, received=2)]
-    assert committed(side, 2, messages=2) == [b"a", b"b"]
-    warnings = [
-        r.message for r in caplog.records if "staging rows" in r.message or "again after" in r.message
-    ]
-    assert warnings == [
-        "staging rows: No space left on device; trying again for up to 60 s",
-        "the disk stages rows again after 51.0 s",
-    ]
+    assert (welcome.busy, welcome.received) == (False, 1), "so that it sends the data again"
+    assert codes(world.data(b"b", index=1)) == ["busy"]
+    world.fault = None
+    assert world.data(b"b", index=1) == [Taken(attempt=A, received=2)]
+    assert "No space left on device; its senders try again for up to 60 s" in caplog.text
+    assert "the disk takes the rows of attempts again" in caplog.text
 
 
-def test_data_is_refused_when_the_disk_has_refused_for_too_long(side: Side, disk: Disk) -> None:
-    disk.fault = DiskFaultError("No space left on device")
-    assert codes(side.data(b"a")) == ["busy"]
-    assert codes(side.wait(RETRY + 1)) == ["storage"]
-    assert codes(side.data(b"a")) == ["storage"]
-    assert codes(side.data(b"b", attempt=OTHER, number=1)) == ["storage"]
-    assert side.files == []
-    disk.fault = None
-    assert side.data(b"a") == [Taken(attempt=ATTEMPT, received=1)]
-    disk.fault = DiskFaultError("No space left on device")
-    assert codes(side.data(b"b", index=1)) == ["busy"], "it has taken rows meanwhile"
+def test_data_is_refused_when_the_disk_has_refused_for_too_long_or_for_good(world: World) -> None:
+    world.fault = DiskFaultError("No space left on device")
+    assert codes(world.data(b"a")) == ["busy"]
+    world.now += RETRY
+    assert codes(world.data(b"a")) == ["storage"]
+    world.fault = None
+    assert world.data(b"a") == [Taken(attempt=A, received=1)]
+    world.fault = DiskFaultError("No space left on device")
+    assert codes(world.data(b"b", index=1)) == ["busy"], "it has taken rows meanwhile"
+    world.fault = LogWriteError("Permission denied")
+    assert codes(world.data(b"b", index=1)) == ["storage"]
+    assert world.machine.receiving == 0
 
 
-def test_a_disk_that_refuses_for_good_refuses_the_data_at_once(side: Side, disk: Disk) -> None:
-    disk.fault = LogWriteError("Permission denied")
-    assert codes(side.data(b"a")) == ["storage"]
-    assert side.files == []
+# Producers that are many.
 
 
-def test_a_sender_that_aborts_while_the_disk_refuses_gives_its_place_back(side: Side, disk: Disk) -> None:
-    disk.fault = DiskFaultError("No space left on device")
-    assert codes(side.data(b"a")) == ["busy"]
-    side.tell(Abort(producer="q", number=0, attempts=[ATTEMPT]))
-    assert not side.reception.attempts.sessions
-    disk.fault = None
-    assert side.data(b"b", attempt=OTHER) == [Taken(attempt=OTHER, received=1)]
+def test_named_producers_are_not_forgotten_for_anonymous_ones() -> None:
+    world = World(limit=3)
+    assert world.committed("shop") == []
+    for number in range(50):
+        assert world.committed(f"anonymous-producer-{number}") == []
+    world.kill()
+    assert world.transactions.last("shop") is not None
+    assert world.transactions.last("anonymous-producer-47") is None
 
 
-# Sessions.
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Callable[..., AttemptSession]:
-    files = AttemptFiles(tmp_path)
-
-    def new(number: int, now: float = 0.0) -> AttemptSession:
-        attempt = f"{number:032x}"
-        return AttemptSession(b"peer %d" % number, attempt, now, StagedFile(files, attempt, "q", number, 0))
-
-    return new
-
-
-def test_a_session_gives_its_place_up_only_when_it_is_silent_for_long_and_not_while_it_waits_for_the_disk(
-    session: Callable[..., AttemptSession],
+def test_a_producer_for_which_there_is_no_room_is_refused_before_it_sends(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    everyone = Sessions(SenderBounds(places=2))
-    everyone.add(session(0))
-    assert everyone.to_replace(b"new", 0.0) is None, "there is another place"
-    everyone.add(session(1, now=1.0))
-    first, second = everyone
-    first.finishing = Future()
-    silent = 1.0 + SENDER_BOUNDS.silent_seconds
-    assert everyone.is_full(silent - 1)
-    with pytest.raises(RefusedError, match="2 senders are sending already") as refused:
-        everyone.to_replace(b"new", silent - 1)
-    assert refused.value.code == "busy"
-    assert not everyone.is_full(silent)
-    assert everyone.to_replace(b"new", silent) is second
-    second.finishing = Future()
-    assert everyone.is_full(1e6)
-
-
-def test_a_connection_sends_one_attempt_at_a_time(session: Callable[..., AttemptSession]) -> None:
-    everyone = Sessions()
-    everyone.add(session(0))
-    everyone.add(session(1))
-    first, second = everyone
-    assert everyone.to_replace(first.peer, 0.0) is first
-    second.finishing = Future()
-    assert everyone.to_replace(second.peer, 0.0) is None, "it has sent its end"
+    """Two queries and one place: the first driver may have died between the answer and Spark's commit."""
+    world = World(limit=1)
+    assert world.committed("first") == []
+    assert world.committed("second") == world.committed("anonymous-one") == ["producers"]
+    assert world.committed("first", 1) == []
+    world.wait(SILENT_SECONDS - 1)
+    world.tell(Hello(attempt=C, producer="first"))
+    world.committed("first", 2)
+    world.wait(SILENT_SECONDS - 1)
+    assert world.committed("second") == ["producers"]
+    world.kill()  # it was silent for so long by the receiver's own time, which is in the log
+    world.wait(0)
+    world.wait(2)
+    assert world.committed("second") == ["producers"], "the log knows the time of its last chunk"
+    world.wait(SILENT_SECONDS)
+    assert world.committed("second") == []
+    assert "forgetting the last transaction of producer first, which was silent for 7 days" in caplog.text

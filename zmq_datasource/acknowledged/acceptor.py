@@ -1,13 +1,8 @@
-"""The receiving side's socket: a ROUTER that brings messages to ``reception`` and sends its answers.
+"""The receiving side's link: the ROUTER, the files of attempts and the log, around the state machine ``reception``.
 
-The rules for received messages that wait (``Backlog``):
-
-* The socket is emptied into the backlog at once, even while nothing can be written. The reason is that libzmq bounds
-  the messages of a connection, but not their bytes, and keeps the messages of a connection that has ended.
-* A sender has at most ``most_each`` bytes here, or one message. Only a program that ignores the protocol sends more.
-* All senders together have at most ``most_bytes``. Beyond that, a sender with fewer bytes displaces the newest message
-  of the sender with the most.
-* A message for which there is no room is dropped, as if it were lost with its connection: its sender sends it again.
+The socket is emptied at once, also while nothing can be written: libzmq bounds the messages of a connection, but not
+their bytes, and keeps the messages of a connection that has ended. What waits here is bounded (``Backlog``), and a
+message for which there is no room is dropped, as if it were lost with its connection: its sender sends it again.
 """
 
 from __future__ import annotations
@@ -16,15 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from functools import partial
+from typing import Self, TypeAlias
 
 import zmq
 
+from zmq_datasource.acknowledged.acts import Acts, TransactionLog
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
-from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES
-from zmq_datasource.acknowledged.reception import AcceptorTerms, Reception
-from zmq_datasource.acknowledged.transactions import CommittedTransactions, TransactionLog
+from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES, encode
+from zmq_datasource.acknowledged.reception import Answer, Reception, Terms
+from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import FillerFacts
@@ -34,7 +30,7 @@ from zmq_datasource.transport.peers import count_connections
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
 from zmq_datasource.transport.unfinished import Unfinished
 
-__all__ = ["Acceptor", "AcceptorTerms", "Backlog"]
+__all__ = ["Acceptor", "Backlog", "Terms"]
 
 WAIT_MS = 10
 ROUND_MESSAGES = 256
@@ -47,26 +43,20 @@ _FILL_MESSAGES, _FILL_BYTES = 1024, 4 << 20
 _MOST_MESSAGE_BYTES = 2 * MOST_FRAME_BYTES + (4 << 20)
 # About what a frame takes in memory besides its bytes.
 _FRAME_OVERHEAD = 100
-_HOUSEKEEPING_SECONDS = 0.1
-# A sender may have 8 MiB on the way, and send them again. 256 senders (``SenderBounds``) may each have two messages of
+_HOUSEKEEPING_SECONDS, _TIMEOUT_SECONDS = 0.1, 1.0
+# A sender may have 8 MiB on the way, and send them again. 256 senders (``Terms.places``) may each have two messages of
 # 1 MiB.
 _MOST_EACH, _MOST_BYTES = 16 << 20, 512 << 20
 
-_T = TypeVar("_T")
+_Message: TypeAlias = tuple[list[bytes], Callable[[str], bool]]
 
 
-@dataclass
-class _Entry(Generic[_T]):
-    peer: bytes
-    size: int
-    message: _T | None
-
-
-class Backlog(Generic[_T]):
-    """A queue of messages, oldest first.
+class Backlog:
+    """Messages that wait, oldest first. Each sender may have one of any size here, and more up to its share.
 
     Args:
-        most_each, most_bytes: The most bytes of one sender, and of all senders together.
+        most_each, most_bytes: The most bytes of one sender, and of all senders together. When less is left, each sender
+            has an equal share.
 
     Attributes:
         bytes: Of all messages here.
@@ -75,62 +65,32 @@ class Backlog(Generic[_T]):
 
     def __init__(self, most_each: int = _MOST_EACH, most_bytes: int = _MOST_BYTES) -> None:
         self._most_each, self._most_bytes = most_each, most_bytes
-        self._queue: deque[_Entry[_T]] = deque()
-        self._of: dict[bytes, deque[_Entry[_T]]] = {}
-        self._bytes_of: dict[bytes, int] = {}
-        self.bytes = 0
-        self.dropped = 0
+        self._queue: deque[tuple[bytes, int, _Message]] = deque()
+        self._held: dict[bytes, int] = {}  # bytes, by sender
+        self.bytes = self.dropped = 0
 
     def __bool__(self) -> bool:
-        return bool(self._of)
+        return bool(self._queue)
 
-    def make_room(self, peer: bytes, size: int) -> bool:
-        """Make room for a message, perhaps by dropping others of senders that have more here.
-
-        Returns:
-            Whether there is room, so that ``add`` must be called. If not, others were perhaps dropped, too.
-        """
-        held = self._bytes_of.get(peer, 0)
-        if (held and held + size > self._most_each) or size > self._most_bytes:
+    def add(self, peer: bytes, size: int, message: Callable[[], _Message]) -> None:
+        """Take a message if there is room, or drop it. ``message`` copies it from libzmq."""
+        held = self._held.get(peer, 0)
+        share = min(self._most_each, self._most_bytes // (len(self._held) + (not held)))
+        if self.bytes + size > self._most_bytes or (held and held + size > share):
             self.dropped += 1
-            return False
-        while self.bytes + size > self._most_bytes:
-            largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
-            if self._bytes_of[largest] <= held + size:
-                self.dropped += 1
-                return False
-            self._drop_newest(largest)
-        return True
-
-    def _drop_newest(self, peer: bytes) -> None:
-        entry = self._of[peer].pop()
-        entry.message = None
-        self._discount(entry)
-        self.dropped += 1
-
-    def add(self, peer: bytes, size: int, message: _T) -> None:
-        """Queue a message that ``make_room`` has admitted."""
-        entry = _Entry(peer, size, message)
-        self._queue.append(entry)
-        self._of.setdefault(peer, deque()).append(entry)
-        self._bytes_of[peer] = self._bytes_of.get(peer, 0) + size
+            return
+        self._queue.append((peer, size, message()))
+        self._held[peer] = held + size
         self.bytes += size
 
-    def pop(self) -> tuple[bytes, int, _T] | None:
-        """Remove and return the oldest message, with its sender and size; None if there is none."""
-        while self._queue:
-            entry = self._queue.popleft()
-            if entry.message is not None:
-                self._of[entry.peer].popleft()
-                self._discount(entry)
-                return entry.peer, entry.size, entry.message
-        return None
-
-    def _discount(self, entry: _Entry[_T]) -> None:
-        self.bytes -= entry.size
-        self._bytes_of[entry.peer] -= entry.size
-        if not self._of[entry.peer]:
-            del self._of[entry.peer], self._bytes_of[entry.peer]
+    def pop(self) -> tuple[bytes, int, _Message]:
+        """Remove and return the oldest message, with its sender and size."""
+        peer, size, message = self._queue.popleft()
+        self.bytes -= size
+        self._held[peer] -= size
+        if not self._held[peer]:
+            del self._held[peer]
+        return peer, size, message
 
 
 class Acceptor:
@@ -146,7 +106,7 @@ class Acceptor:
         clock: Seconds, monotonic.
 
     Attributes:
-        reception: Processes the messages.
+        reception: The state machine.
         socket: The ROUTER, for a poller to wait on; in the block.
     """
 
@@ -155,7 +115,7 @@ class Acceptor:
     def __init__(
         self,
         spec: SocketSpec,
-        terms: AcceptorTerms,
+        terms: Terms,
         counters: SourceCounters,
         files: AttemptFiles,
         transactions: CommittedTransactions,
@@ -165,21 +125,22 @@ class Acceptor:
         self._spec = spec
         self._counters = counters
         self._log = log
-        self._monotonic = clock
-        self._forcing = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
-        self.reception = Reception(terms, counters, files, transactions, log, self._forcing)
-        self._backlog: Backlog[tuple[list[bytes], Callable[[str], bool]]] = Backlog()
+        self.reception = Reception(terms, transactions, counters)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
+        self._acts = Acts(self.reception, files, log, self._pool)
+        self._clock, self._paused_seconds, self._last_call = clock, 0.0, clock()
+        self._backlog = Backlog()
         self._drops = LimitedLog(__name__, "dropped messages")
-        self._next_housekeeping = 0.0
+        self._next_housekeeping = self._next_timeouts = 0.0
 
     def __enter__(self) -> Self:
         """Open the socket, and find the staged attempts.
 
         Raises:
             OptionError, EndpointError: The socket cannot be opened with these options.
-            LogError: A staged attempt cannot be read or deleted.
+            LogError: The files of attempts cannot be read or deleted.
         """
-        self.reception.recover(self._monotonic())
+        self._acts.recover(self._now())
         self._open = OpenSocket(self._spec, self._prepare)
         self.socket = self._open.socket
         self._rights = NameRights(self._spec.allowed_clients)
@@ -193,9 +154,13 @@ class Acceptor:
         sock.setsockopt(zmq.RCVHWM, min(self._spec.rcvhwm or _RCVHWM, _RCVHWM))
 
     def __exit__(self, *_: object) -> None:
-        self.reception.close()
-        self._forcing.shutdown()
+        self._pool.shutdown()
         self._open.close(linger=0)
+
+    def _now(self) -> float:
+        """The time by a clock that stands still while nothing is received."""
+        self._last_call = self._clock()
+        return self._last_call - self._paused_seconds
 
     @property
     def connections(self) -> int:
@@ -205,7 +170,7 @@ class Acceptor:
     @property
     def busy(self) -> bool:
         """Whether there is work to do even if no message comes."""
-        return self.reception.busy or bool(self._backlog)
+        return self._acts.busy or bool(self._backlog)
 
     def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
         """Wait up to ``WAIT_MS`` for a message, obey the messages that have come, and answer.
@@ -217,12 +182,13 @@ class Acceptor:
         Returns:
             The number of messages that were obeyed.
         """
-        now = time.monotonic()
-        if now >= self._next_housekeeping:
+        now = self._now()
+        if self._last_call >= self._next_housekeeping:
             self._watch_connections()
-            self.reception.check_timeouts(self._monotonic())
-            self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
-        self._answer_completed()
+        if now >= self._next_timeouts:
+            self.reception.check_timeouts(now)
+            self._next_timeouts = now + _TIMEOUT_SECONDS
+        self._do(now)
         self._fill_backlog()
         if not self._backlog:
             # If ``busy``, wait only 1 ms, because another thread will be done soon.
@@ -230,75 +196,75 @@ class Acceptor:
                 return 0
             self._fill_backlog()
         taken = filled = 0
-        while taken < most and (entry := self._backlog.pop()) is not None:
-            peer, size, (frames, may_use) = entry
-            try:
-                self.reception.receive(peer, frames, self._monotonic(), may_use)
-            finally:
-                self._answer()
+        while taken < most and self._backlog:
+            peer, size, (frames, may_use) = self._backlog.pop()
+            self.reception.receive(peer, frames, self._now(), may_use)
+            self._do(self._now())
             taken += 1
             filled += size
             if filled > _FILL_BYTES:
                 filled = 0
                 self._fill_backlog()
-        self.reception.cut()
         return taken
 
     def _fill_backlog(self) -> None:
         """Receive the messages that have come. A message beyond the bounds is dropped."""
+        before = self._backlog.dropped
         for _ in range(_FILL_MESSAGES):
             if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
             sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
-            peer, size = sender.bytes, sum(len(part) + _FRAME_OVERHEAD for part in parts)
-            before = self._backlog.dropped
-            if size <= _MOST_MESSAGE_BYTES and self._backlog.make_room(peer, size):
-                frames = [part.bytes for part in parts]
-                self._backlog.add(peer, size, (frames, self._rights.of((parts or [sender])[-1])))
-            elif size > _MOST_MESSAGE_BYTES:
-                self._backlog.dropped += 1
-            if dropped := self._backlog.dropped - before:
-                self._drops.warn(
-                    "dropped %d messages: their senders have more on the way than the protocol allows, or very many "
-                    "senders share the memory; the senders have to send them again",
-                    dropped,
-                )
+            size = sum(len(part) + _FRAME_OVERHEAD for part in parts)
+            self._backlog.add(sender.bytes, size, partial(self._copy, sender, parts))
+        if dropped := self._backlog.dropped - before:
+            self._drops.warn(
+                "dropped %d messages: their senders have more on the way than the protocol allows, or very many "
+                "senders share the memory; the senders have to send them again",
+                dropped,
+            )
+
+    def _copy(self, sender: zmq.Frame, parts: list[zmq.Frame]) -> _Message:
+        return [part.bytes for part in parts], self._rights.of((parts or [sender])[-1])
 
     def _watch_connections(self) -> None:
         self._open.watch.update()
         self._unfinished.check_connections()
         self._drops.flush()
         count_connections(self._counters, [self._open.watch])
+        self._next_housekeeping = self._clock() + _HOUSEKEEPING_SECONDS
 
-    def _answer_completed(self) -> None:
+    def _do(self, now: float) -> None:
+        """Do what the state machine asks for, and answer.
+
+        Raises:
+            LogError: The log has failed.
+        """
         try:
-            self.reception.answer_completed(self._monotonic())
+            self._acts.do(now)
         finally:
-            self._answer()
+            while self._acts.answers:
+                self._send(self._acts.answers.popleft())
 
-    def _answer(self) -> None:
-        for peer, frames in self.reception.answers():
-            try:
-                self.socket.send_multipart([peer, *frames], zmq.NOBLOCK)
-            except zmq.ZMQError as e:
-                # The sender has gone or does not read. It will ask again.
-                if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                    raise
+    def _send(self, answer: Answer) -> None:
+        try:
+            self.socket.send_multipart([answer.peer, *encode(answer.message)], zmq.NOBLOCK)
+        except zmq.ZMQError as e:
+            # The sender has gone or does not read. It will ask again.
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
 
     def extend_timeouts(self) -> None:
         """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
+        self._paused_seconds += self._clock() - self._last_call
         self._watch_connections()
         self._fill_backlog()
-        try:
-            self.reception.extend_timeouts(self._monotonic())
-        finally:
-            self._answer()
+        self._do(self._now())
 
     def finish(self, seconds: float) -> None:
         """Wait up to ``seconds`` for rows that are being written, and answer their senders. Called once, at the end."""
         deadline = time.monotonic() + seconds
-        while self.reception.busy and time.monotonic() < deadline:
-            self._answer_completed()
+        while self._acts.busy and time.monotonic() < deadline:
+            self._do(self._now())
             time.sleep(WAIT_MS / 1000)
 
     def cut(self) -> Future[int]:
@@ -310,5 +276,5 @@ class Acceptor:
         return bool(self._open.watch.open_connections().inodes)
 
     def facts(self) -> FillerFacts:
-        """Return no figures: no row waits in memory. Rows are staged, and appended when they are committed."""
+        """Return no figures: no row waits in memory. Rows are in files, and appended when they are committed."""
         return FillerFacts()

@@ -14,25 +14,31 @@ The rules:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import struct
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
+from zmq_datasource.acknowledged.protocol import digest_of_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log import Times, add_directory, is_transient, open_file, sync_file, writing
-from zmq_datasource.messages.columns import MESSAGE_SCHEMA
+from zmq_datasource.messages.columns import MESSAGE_SCHEMA, data_bytes
+
+_log = logging.getLogger(__name__)
 
 _DIRECTORY, _HIDDEN = "staging", "."
 _NAME = re.compile("[0-9a-f]{32}")
@@ -40,26 +46,42 @@ _NUMBERS = struct.Struct("<QQ")
 _BLOCK_BYTES = 4096
 
 
-class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """A finished attempt: which part of which transaction it is for, and what it has.
+class Stored(NamedTuple):
+    """What the file of an attempt has.
 
     Attributes:
-        value_bytes: The bytes of the rows' values.
-        times: The earliest and latest time at which a row was received.
+        producer, number, partition: The part of a transaction that the attempt is for.
+        messages, rows: How many data messages and rows.
+        digest: Of the rows.
+        value_bytes: The bytes of their values.
+        times: The earliest and latest time at which a row was received; None before the first rows.
+        size: The bytes of the file.
     """
 
     producer: str
     number: int
     partition: int
-    rows: int
-    digest: int
-    value_bytes: int
-    times: Times
+    messages: int = 0
+    rows: int = 0
+    digest: int = 0
+    value_bytes: int = 0
+    times: Times | None = None
+    size: int = 0
 
+    @property
+    def transaction(self) -> tuple[str, int]:
+        """The transaction that the attempt is for."""
+        return self[:2]
 
-def bytes_on_disk(size: int) -> int:
-    """The room that a file takes on disk: whole blocks, and at least one."""
-    return (size // _BLOCK_BYTES + 1) * _BLOCK_BYTES
+    @property
+    def part(self) -> tuple[str, int, int]:
+        """The part of that transaction."""
+        return self[:3]
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """The room that the file takes: whole blocks, and at least one."""
+        return (self.size // _BLOCK_BYTES + 1) * _BLOCK_BYTES
 
 
 class AttemptFiles:
@@ -75,59 +97,68 @@ class AttemptFiles:
             weakref.finalize(self, shutil.rmtree, beside, ignore_errors=True)
         self._directory = beside / _DIRECTORY
 
-    def recover(self) -> Iterator[tuple[str, Attempt | None, int]]:
-        """Make the directory, delete unfinished files, and yield the attempts of the writer before, with their sizes.
+    def recover(self) -> Iterator[tuple[str, Stored]]:
+        """Make the directory, and yield the attempts of the writer before. Delete those that are not whole.
 
         No other method makes the directory. So nothing is written below the mount point of a directory that was
-        unmounted. An attempt whose end is damaged has no figures.
+        unmounted.
 
         Raises:
             LogWriteError: The file system refuses.
         """
         with writing(f"opening {self._directory}"):
             add_directory(self._directory)
-            names = sorted(os.listdir(self._directory))
-            for name in names:
-                if name[:1] == _HIDDEN and _NAME.fullmatch(name[1:]):
-                    (self._directory / name).unlink(missing_ok=True)
-        for attempt in filter(_NAME.fullmatch, names):
-            path = self._directory / attempt
-            with writing(f"reading {path}"):
+            names = [
+                name for name in os.listdir(self._directory) if _NAME.fullmatch(name.removeprefix(_HIDDEN))
+            ]
+        for name in sorted(names):
+            path = self._directory / name
+            with writing(f"recovering {path}"):
                 try:
+                    if name.startswith(_HIDDEN):
+                        raise ValueError("its writer has crashed before its end")
                     with open(open_file(path), "rb") as file:
-                        yield attempt, self._end_of(file.fileno())[1], os.fstat(file.fileno()).st_size
+                        stored = _end_of(file.fileno())[1]
                 except (OSError, ValueError, struct.error) as e:
                     if is_transient(e):
                         raise
-                    yield attempt, None, 0
+                    _log.warning(
+                        "removing %s: %s. If it was not committed, its sender sends it again", path, e
+                    )
+                    path.unlink()
+                    continue
+            yield name, stored
 
-    def append(self, attempt: str, size: int, rows: pa.RecordBatch, before: int) -> int:
-        """Append rows to the file of an attempt. After an error the call may be repeated with the same arguments.
-
-        Args:
-            size: The bytes of the file, from an earlier call; 0 for a new file.
-            before: The rows of the file.
-
-        Returns:
-            The bytes of the file.
+    def append(self, name: str, stored: Stored, rows: pa.RecordBatch) -> Stored:
+        """Append the rows of a data message to the file of an attempt. After an error the call may be repeated.
 
         Raises:
             LogWriteError: The file system refuses.
         """
         message = memoryview(rows.serialize())
-        checksum = xxhash.xxh3_64_intdigest(message, before)
-        return self._write(attempt, size, b"".join((_NUMBERS.pack(len(message), checksum), message)))
+        checksum = xxhash.xxh3_64_intdigest(message, stored.rows)
+        size = self._write(name, stored.size, b"".join((_NUMBERS.pack(len(message), checksum), message)))
+        timestamps = pc.min_max(rows.column("timestamp"))
+        times = Times(timestamps["min"].value, timestamps["max"].value)
+        return stored._replace(
+            messages=stored.messages + 1,
+            rows=stored.rows + rows.num_rows,
+            digest=(stored.digest + digest_of_rows(rows)) % (1 << 64),
+            value_bytes=stored.value_bytes + data_bytes(rows.column("value")),
+            times=times if stored.times is None else stored.times.union(times),
+            size=size,
+        )
 
-    def finish(self, attempt: str, size: int, figures: Attempt) -> int:
-        """Complete a file, force it to the disk, and show it. Takes long. Returns its bytes.
+    def finish(self, name: str, stored: Stored) -> Stored:
+        """Complete a file, force it to the disk, and show it. Takes long.
 
         Raises:
             LogWriteError: The file system refuses. The file is then of no use.
         """
-        text = msgspec.json.encode(figures)
-        numbers = _NUMBERS.pack(len(text), xxhash.xxh3_64_intdigest(text, figures.rows))
-        hidden, path = self._hidden(attempt), self._directory / attempt
-        end = self._write(attempt, size, text + numbers)
+        text = msgspec.json.encode(stored)
+        numbers = _NUMBERS.pack(len(text), xxhash.xxh3_64_intdigest(text))
+        hidden, path = self._hidden(name), self._directory / name
+        size = self._write(name, stored.size, text + numbers)
         with writing(f"writing {path}"):
             failpoints.reach("acknowledged.file.before_sync")
             sync_file(hidden)
@@ -135,10 +166,10 @@ class AttemptFiles:
             os.rename(hidden, path)
             failpoints.reach("acknowledged.file.after_rename")
             sync_file(self._directory)
-        return end
+        return stored._replace(size=size)
 
-    def _write(self, attempt: str, size: int, content: bytes) -> int:
-        path = self._hidden(attempt)
+    def _write(self, name: str, size: int, content: bytes) -> int:
+        path = self._hidden(name)
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_WRONLY | (0 if size else os.O_CREAT | os.O_TRUNC), PRIVATE)
             try:
@@ -155,59 +186,60 @@ class AttemptFiles:
                 os.close(descriptor)
         return end
 
-    def read(self, attempt: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a finished attempt, one data message at a time, checked.
+    def read(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of finished attempts, one data message at a time, checked.
 
         Raises:
-            DamagedChunkError: The file is damaged.
-            DiskFaultError: The disk refuses for now, or has lost the file: the log is away.
+            DamagedChunkError: A file is damaged.
+            DiskFaultError: The disk refuses for now, or has lost a file: the log is away.
         """
-        path = self._directory / attempt
-        try:
-            with open(open_file(path), "rb") as file:
-                end, figures = self._end_of(file.fileno())
-                before = 0
-                while file.tell() < end:
-                    length, checksum = _NUMBERS.unpack(file.read(_NUMBERS.size))
-                    message = file.read(min(length, end))
-                    if xxhash.xxh3_64_intdigest(message, before) != checksum:
-                        raise ValueError(f"the checksum of the rows after {before} rows differs")
-                    rows = pa.ipc.read_record_batch(pa.py_buffer(message), MESSAGE_SCHEMA)
-                    before += rows.num_rows
-                    yield rows
-                if before != figures.rows:
-                    raise ValueError(f"it has {before} rows, and was finished with {figures.rows}")
-        except (OSError, ValueError, struct.error) as e:
-            if is_transient(e) or isinstance(e, FileNotFoundError):
-                raise DiskFaultError(f"reading attempt {path}: {e}") from e
-            raise DamagedChunkError(f"reading attempt {path}: {e}") from e
+        for name in names:
+            path = self._directory / name
+            try:
+                with open(open_file(path), "rb") as file:
+                    end, stored = _end_of(file.fileno())
+                    before = 0
+                    while file.tell() < end:
+                        length, checksum = _NUMBERS.unpack(file.read(_NUMBERS.size))
+                        message = file.read(min(length, end))
+                        if xxhash.xxh3_64_intdigest(message, before) != checksum:
+                            raise ValueError(f"the checksum of the rows after {before} rows differs")
+                        rows = pa.ipc.read_record_batch(pa.py_buffer(message), MESSAGE_SCHEMA)
+                        before += rows.num_rows
+                        yield rows
+                    if before != stored.rows:
+                        raise ValueError(f"it has {before} rows, and was finished with {stored.rows}")
+            except (OSError, ValueError, struct.error) as e:
+                if is_transient(e) or isinstance(e, FileNotFoundError):
+                    raise DiskFaultError(f"reading attempt {path}: {e}") from e
+                raise DamagedChunkError(f"reading attempt {path}: {e}") from e
 
-    def _end_of(self, descriptor: int) -> tuple[int, Attempt]:
-        """Where the rows of a file end, and the figures that follow.
-
-        Raises:
-            OSError, ValueError, struct.error: They cannot be read.
-        """
-        at = os.fstat(descriptor).st_size - _NUMBERS.size
-        length, checksum = _NUMBERS.unpack(os.pread(descriptor, _NUMBERS.size, max(at, 0)))
-        if length > at:
-            raise ValueError("its end is missing")
-        text = os.pread(descriptor, length, at - length)
-        figures = msgspec.json.decode(text, type=Attempt)
-        if xxhash.xxh3_64_intdigest(text, figures.rows) != checksum:
-            raise ValueError("the checksum of its end differs")
-        return at - length, figures
-
-    def remove(self, attempt: str) -> None:
+    def remove(self, name: str) -> None:
         """Delete the file of an attempt, finished or not, if there is one.
 
         Raises:
             LogWriteError: The file system refuses.
         """
         failpoints.reach("acknowledged.file.before_remove")
-        with writing(f"removing {self._directory / attempt}"):
-            self._hidden(attempt).unlink(missing_ok=True)
-            (self._directory / attempt).unlink(missing_ok=True)
+        with writing(f"removing {self._directory / name}"):
+            self._hidden(name).unlink(missing_ok=True)
+            (self._directory / name).unlink(missing_ok=True)
 
-    def _hidden(self, attempt: str) -> Path:
-        return self._directory / f"{_HIDDEN}{attempt}"
+    def _hidden(self, name: str) -> Path:
+        return self._directory / f"{_HIDDEN}{name}"
+
+
+def _end_of(descriptor: int) -> tuple[int, Stored]:
+    """Where the rows of a file end, and what it has.
+
+    Raises:
+        OSError, ValueError, struct.error: They cannot be read.
+    """
+    at = os.fstat(descriptor).st_size - _NUMBERS.size
+    length, checksum = _NUMBERS.unpack(os.pread(descriptor, _NUMBERS.size, max(at, 0)))
+    if length > at:
+        raise ValueError("its end is missing")
+    text = os.pread(descriptor, length, at - length)
+    if xxhash.xxh3_64_intdigest(text) != checksum:
+        raise ValueError("the checksum of its end differs")
+    return at - length, msgspec.json.decode(text, type=Stored)._replace(size=at + _NUMBERS.size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,13 @@ from typing import Self
 
 import pyarrow as pa
 
-from zmq_datasource.acknowledged.protocol import INTERNAL, MOST_FRAME_BYTES, MOST_NAME_BYTES, is_name
+from zmq_datasource.acknowledged.protocol import (
+    INTERNAL,
+    MOST_FRAME_BYTES,
+    MOST_NAME_BYTES,
+    anonymous_name,
+    is_name,
+)
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import (
     AttemptLostError,
@@ -103,7 +108,7 @@ class Producer:
             )
         if not 0 < max_bytes <= _MOST_BYTES:
             raise OptionError(f"max_bytes={max_bytes} must be from 1 to {_MOST_BYTES}")
-        self._name = f"producer-{uuid.uuid4().hex}" if name is None else name
+        self._name = anonymous_name("producer") if name is None else name
         if not is_name(self._name):
             raise OptionError(f"name={self._name!r} must have 1 to {MOST_NAME_BYTES} bytes of printable text")
         self._max_bytes = max_bytes
@@ -292,6 +297,7 @@ class Producer:
     def _stage_and_commit(self, transaction: _Transaction) -> None:
         uplink = self._connected()
         session, committed = uplink.session, uplink.last_committed()
+        self._check_log(committed)
         if transaction.number is None:
             if self._next is None:
                 self._next = 0 if committed is None else committed + 1
@@ -314,6 +320,17 @@ class Producer:
                 transaction.asked.discard(session.attempt)
             raise
         self._check_ours(transaction, uplink, transaction.number)
+
+    def _check_log(self, committed: int | None) -> None:
+        """Check that the log has what this producer knows to be committed."""
+        if self._next is not None and (-1 if committed is None else committed) < self._next - 1:
+            raise TransactionError(
+                f"sending as {self._name}: the receiver's log has "
+                f"{'no transaction' if committed is None else f'transaction {committed}'} of this name, and "
+                f"{self._next - 1} was acknowledged. Others are lost: the log is an older copy, or another. (Or the "
+                "name was silent for seven days, and forgotten; then nothing is lost.) Close this producer, and make "
+                "a new one"
+            )
 
     def _check_ours(self, transaction: _Transaction, uplink: Uplink, committed: int) -> None:
         """Check that this producer, and not another one of its name, has committed the last transaction.

@@ -12,6 +12,7 @@ exclusive or, a sum counts a repeated row twice.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -41,6 +42,8 @@ DATA_BYTES = 1 << 20
 # together exceed MOST_BYTES_ON_THE_WAY, they are sent one by one.
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 2, 8 << 20
 MOST_NAME_BYTES = 256  # of a producer
+# The name of a producer that no later program uses begins so.
+_ANONYMOUS = "anonymous-"
 _ATTEMPT = re.compile("[0-9a-f]{32}")
 _DIGEST = re.compile("[0-9a-f]{16}")
 # The size of the largest frame, and so of the largest row.
@@ -53,6 +56,16 @@ _MODULUS = 1 << 64
 def is_name(text: str) -> bool:
     """Whether this is a valid name of a producer. Names are shown in logs and refusals."""
     return 0 < len(text.encode("utf-8", "replace")) <= MOST_NAME_BYTES and text.isprintable()
+
+
+def anonymous_name(kind: str) -> str:
+    """A new name for a producer. No later program uses it, so a receiver forgets its transactions first."""
+    return f"{_ANONYMOUS}{kind}-{uuid.uuid4().hex}"
+
+
+def is_anonymous(name: str) -> bool:
+    """Whether no later program uses this name of a producer."""
+    return name.startswith(_ANONYMOUS)
 
 
 class _Base(Header, frozen=True, kw_only=True):

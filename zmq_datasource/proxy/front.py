@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import zmq
 
-from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
+from zmq_datasource.acknowledged.acceptor import Acceptor, Terms
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
@@ -82,10 +82,7 @@ class Front:
                     zmq=options.zmq,
                     allowed_clients=options.allowed_clients,
                 )
-                terms = AcceptorTerms(
-                    options.transaction_timeout,
-                    options.wal_max_bytes,
-                )
+                terms = Terms(options.transaction_timeout, options.wal_max_bytes)
                 files = AttemptFiles(journal.storage.directory)
                 self._acceptor = stack.enter_context(
                     Acceptor(spec, terms, self._counters, files, transactions, journal)

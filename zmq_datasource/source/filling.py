@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from zmq_datasource.acknowledged.acceptor import Acceptor, AcceptorTerms
+from zmq_datasource.acknowledged.acceptor import Acceptor, Terms
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
@@ -16,6 +16,9 @@ from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Receiver
 from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
+
+# The largest transaction for a log in a bucket: it is one object, which is in memory while it is put.
+_MOST_OBJECT_BYTES = 1 << 30
 
 
 class Filling(NamedTuple):
@@ -80,7 +83,8 @@ def filling_of(
     if options.socket_type == "ROUTER":
         transactions = CommittedTransactions(counters, options.max_publishers)
         log = writer(transactions)
-        terms = AcceptorTerms(options.transaction_timeout, options.wal_max_bytes, retry_seconds=retry_seconds)
+        most = _MOST_OBJECT_BYTES if storage.directory is None else options.wal_max_bytes
+        terms = Terms(options.transaction_timeout, options.wal_max_bytes, most, retry_seconds=retry_seconds)
         files, spec = AttemptFiles(storage.directory), SocketSpec.of_source(options)
         return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions)
     receiver = Receiver(options, counters, options.chunk_bytes, replay_timeout=replay_timeout)

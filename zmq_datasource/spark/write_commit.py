@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from zmq_datasource.acknowledged.protocol import is_anonymous
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.counters import SinkCounters, figures
 from zmq_datasource.errors import MetricsError, SocketError
@@ -58,12 +59,13 @@ def commit_batch(
         commit_dead_letters(options.dead_letter_location, job.query, job.batch, names)
     attempts = [r.attempt for r in reports if r.attempt is not None]
     again = ""
-    if options.socket_type == "DEALER" and job is not None and total.sent:
+    if options.socket_type == "DEALER" and job is not None and (total.sent or not is_anonymous(job.query)):
         # The sums include tasks that have sent nothing because the transaction was committed already. If it was
-        # committed with other rows, the receiver refuses this commit.
+        # committed with other rows, the receiver refuses this commit; also if there are no rows now.
         digest = sum(r.digest for r in reports)
         with Uplink(options, job.query, job.batch) as uplink:
-            again = " again=true" if uplink.commit(attempts, total.sent, digest) else ""
+            if total.sent or uplink.greet():
+                again = " again=true" if uplink.commit(attempts, total.sent, digest) else ""
     if job is not None:
         query, batch = job.counted
         account = Account(

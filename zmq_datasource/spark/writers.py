@@ -5,13 +5,13 @@ For a stream, each commit runs in a short process of its own.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from zmq_datasource.acknowledged.protocol import anonymous_name
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.spark.columns import SinkColumns
 
@@ -66,4 +66,7 @@ class ZmqBatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(
         self, options: WriteOptions, columns: SinkColumns, accumulator: Accumulator[Any] | None
     ) -> None:
-        super().__init__(options, columns, accumulator, f"write-{options.transaction_id or uuid.uuid4().hex}")
+        name = (
+            anonymous_name("write") if options.transaction_id is None else f"write-{options.transaction_id}"
+        )
+        super().__init__(options, columns, accumulator, name)
