@@ -16,7 +16,6 @@ from itertools import groupby
 from pathlib import Path
 
 from zmq_datasource import errors
-from zmq_datasource.acknowledged.sender_session import ATTEMPT_STATES
 from zmq_datasource.counters import Metric
 from zmq_datasource.errors import LogError, SocketError, ZmqDataSourceError
 from zmq_datasource.monitoring.accounts import TOTAL
@@ -304,7 +303,6 @@ def main() -> int:
         docs / "options.md": options_page(),
         docs / "errors.md": errors_page(),
         docs / "metrics.md": metrics_page((docs / "metrics.md").read_text()),
-        docs / "protocol.md": states_page((docs / "protocol.md").read_text(), "attempt", ATTEMPT_STATES),
         docs / "proxy.md": states_page((docs / "proxy.md").read_text(), "subscription", SUBSCRIPTION_STATES),
         docs / "workbench.md": workbench_page((docs / "workbench.md").read_text()),
         docs / "installation.md": installation_page((docs / "installation.md").read_text(), ran),

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
@@ -56,21 +56,8 @@ from zmq_datasource.transport.session import RequestSession
 # After this time without an answer a request is repeated, because the answer may have been lost; earlier if the timeout
 # is short.
 ASK_AGAIN_SECONDS = 2.0
-# The next state of an attempt, by its state and an event; an event in capital letters is a message of the receiver.
-ATTEMPT_STATES: Mapping[tuple[str, str], str] = {
-    ("new", "hello"): "greeting",
-    ("greeting", "WELCOME"): "sending",
-    ("sending", "BUSY"): "waiting for a place",
-    ("waiting for a place", "WELCOME"): "sending",
-    ("waiting for a place", "TAKEN"): "sending",
-    ("sending", "end"): "ending",
-    ("ending", "STAGED"): "staged",
-}
 # The characters of a refusal's reason that are shown.
 _MOST_REASON = 2000
-
-
-_Answered: TypeAlias = Callable[[Message | None], bool]
 
 
 @dataclass
@@ -80,49 +67,14 @@ class _Question:
     Attributes:
         what: What is waited for, in words.
         request: The message to repeat.
-        answered: Returns whether a message is the answer; with None, whether no answer is needed.
+        answered: Whether a message is the answer; with None, whether no answer is needed.
         deadline: When the attempt fails, unless there is progress.
     """
 
     what: str
     request: Message
-    answered: _Answered
+    answered: Callable[[Message | None], bool]
     deadline: float
-
-
-class _Kept:
-    """The data messages of an attempt that the receiver has not taken.
-
-    Attributes:
-        sent, taken: How many data messages were sent, and how many of them the receiver has taken.
-        messages: The others, oldest first, each with its size and frames.
-        bytes: The sum of their sizes.
-    """
-
-    def __init__(self) -> None:
-        self.sent = self.taken = 0
-        self.messages: deque[tuple[int, Sequence[Any]]] = deque()
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def has_room(self, size: int) -> bool:
-        """Whether one more data message of this size may be on the way."""
-        most = MOST_ON_THE_WAY if self.taken else 1  # a busy receiver then refuses one, not two
-        return not self.messages or (len(self) < most and self.bytes + size <= MOST_BYTES_ON_THE_WAY)
-
-    def add(self, size: int, frames: Sequence[Any]) -> None:
-        self.messages.append((size, frames))
-        self.bytes += size
-        self.sent += 1
-
-    def drop_taken(self, taken: int) -> None:
-        """Drop the first ``taken`` messages of the attempt, which the receiver has taken by now."""
-        while self.taken < taken and self.messages:
-            size, _ = self.messages.popleft()
-            self.bytes -= size
-            self.taken += 1
 
 
 class SenderSession(RequestSession):
@@ -139,15 +91,12 @@ class SenderSession(RequestSession):
 
     Attributes:
         attempt: The id of this attempt.
-        state: Its state (``ATTEMPT_STATES``).
         rows, bytes: Sent so far; the bytes of their columns.
-        kept: The data messages that the receiver has not taken yet.
         committed, by: The producer's last committed transaction and one of its attempts, as last heard.
         again: Whether the committed transaction was in the log before the commit was asked for.
         most_frame_bytes: The size of the largest column of a row that the receiver takes.
     """
 
-    states = ATTEMPT_STATES
     most_frame_bytes = MOST_FRAME_BYTES
 
     def __init__(self, producer: str, number: int, partition: int, timeout: float, receiver: str) -> None:
@@ -163,9 +112,10 @@ class SenderSession(RequestSession):
     def _begin(self) -> None:
         self.attempt = uuid.uuid4().hex
         self.rows = self.bytes = 0
-        self.kept = _Kept()
+        self._is_open = False  # the receiver may have something of the attempt that it must not keep
+        self._sent = self._taken = 0  # data messages, and how many of them the receiver has taken
+        self._kept: deque[tuple[int, Sequence[Any]]] = deque()  # the others, with their sizes
         self._resumed = -math.inf  # when the kept messages were sent again, on this connection
-        self.state = "new"
         self._question: _Question | None = None
         self._mark_answered()
 
@@ -177,7 +127,7 @@ class SenderSession(RequestSession):
 
     def abort_unfinished(self) -> None:
         """Abort the attempt, unless it is staged. If the message is lost, the receiver discards the attempt later."""
-        if self.state not in ("new", "staged"):
+        if self._is_open:
             self._send(Abort(producer=self._producer, number=self.number, attempts=[self.attempt]))
 
     # Rows.
@@ -200,7 +150,7 @@ class SenderSession(RequestSession):
             producer=self._producer,
             number=self.number,
             partition=self._partition,
-            index=self.kept.sent,
+            index=self._sent,
             rows=piece.num_rows,
             columns=columns,
         )
@@ -208,7 +158,8 @@ class SenderSession(RequestSession):
 
     def send_packed(self, size: int, frames: Sequence[Any], rows: int) -> None:
         """Send a data message for which there is room."""
-        self.kept.add(size, frames)
+        self._kept.append((size, frames))
+        self._sent += 1
         self.rows += rows
         self.bytes += size
         self.outbox.append(frames)
@@ -217,16 +168,21 @@ class SenderSession(RequestSession):
 
     def greet(self, now: float) -> None:
         """Announce the attempt, and ask for the producer's last transaction."""
-        self._step("hello")
+        self._is_open = True
         self._ask("a welcome", self._hello, lambda m: isinstance(m, Welcome), now)
 
     def wait_for_room(self, size: int, now: float) -> None:
         """Wait until one more data message of this size may be on the way."""
-        self._wait("room for data", self._hello, lambda _: self.kept.has_room(size), now)
+        self._wait("room for data", self._hello, lambda _: self._has_room(size), now)
+
+    def _has_room(self, size: int) -> bool:
+        most = MOST_ON_THE_WAY if self._taken else 1  # a busy receiver then refuses one, not two
+        on_the_way = sum(kept for kept, _ in self._kept)
+        return not self._kept or (len(self._kept) < most and on_the_way + size <= MOST_BYTES_ON_THE_WAY)
 
     def wait_until_taken(self, now: float) -> None:
         """Wait until the receiver has taken all data messages."""
-        self._wait("the last data to be taken", self._hello, lambda _: not self.kept, now)
+        self._wait("the last data to be taken", self._hello, lambda _: not self._kept, now)
 
     def end(self, now: float) -> None:
         """Ask the receiver to stage the attempt on its disk."""
@@ -235,10 +191,9 @@ class SenderSession(RequestSession):
             producer=self._producer,
             number=self.number,
             partition=self._partition,
-            messages=self.kept.sent,
+            messages=self._sent,
             rows=self.rows,
         )
-        self._step("end")
         self._ask("the end to be staged", end, lambda m: isinstance(m, Staged), now)
 
     def commit(self, attempts: Sequence[str], rows: int, digest: int | None, now: float) -> None:
@@ -257,11 +212,15 @@ class SenderSession(RequestSession):
         request = Abort(producer=self._producer, number=self.number, attempts=list(attempts))
         self._ask("the abort", request, lambda m: isinstance(m, Aborted), now)
 
-    def _ask(self, what: str, request: Message, answered: _Answered, now: float) -> None:
+    def _ask(
+        self, what: str, request: Message, answered: Callable[[Message | None], bool], now: float
+    ) -> None:
         self._wait(what, request, answered, now)
         self._send(request)
 
-    def _wait(self, what: str, request: Message, answered: _Answered, now: float) -> None:
+    def _wait(
+        self, what: str, request: Message, answered: Callable[[Message | None], bool], now: float
+    ) -> None:
         """Begin to wait for a message; does not block. The request is sent only if none comes for ``repeat_after``."""
         if not answered(None):
             self._question = _Question(what, request, answered, now + self._timeout)
@@ -284,7 +243,7 @@ class SenderSession(RequestSession):
 
     def _repeat(self, now: float) -> None:
         question = self._question
-        if self.kept and (question is None or question.request != self._hello):
+        if self._kept and (question is None or question.request != self._hello):
             self._send(self._hello)
         if question is not None:
             self._mark_asked(now)
@@ -307,21 +266,18 @@ class SenderSession(RequestSession):
         """
         message, _ = decode(frames)
         self._mark_heard(now)
-        taken, is_busy = self.kept.taken, False
+        taken, is_busy = self._taken, False
         answer: Message | None = None
         match message:
             case Taken() if message.attempt == self.attempt:
-                self._step("TAKEN")  # the receiver had no place before, and has one now
-                self.kept.drop_taken(message.received)
+                self._drop_taken(message.received)
             case Welcome() if message.attempt == self.attempt:
                 self.committed, self.by = message.committed, message.by
-                is_busy = message.busy and bool(self.kept)
+                is_busy = message.busy and bool(self._kept)
                 if not is_busy:
-                    self._step("WELCOME")
                     self._send_rest(message.received, now)
                 answer = message
             case Refusal(code=code) if code == BUSY and message.attempt == self.attempt:
-                self._step("BUSY")
                 is_busy = True
             case Refusal() if message.attempt in (None, self.attempt):
                 refused = (
@@ -332,7 +288,7 @@ class SenderSession(RequestSession):
                     raise AttemptLostError(refused)
                 raise RefusedByReceiverError(message.code, refused)
             case Staged() if message.attempt == self.attempt:
-                self._step("STAGED")
+                self._is_open = False
                 answer = message
             case Committed() if (message.producer, message.number) == (self._producer, self.number):
                 self.by, self.again, answer = message.by, message.again, message
@@ -342,24 +298,29 @@ class SenderSession(RequestSession):
         if question is not None and question.answered(answer):
             self._question = None
             self._mark_answered()
-        elif question is not None and (self.kept.taken > taken or is_busy):
+        elif question is not None and (self._taken > taken or is_busy):
             # There is progress, or a busy receiver that will take data later.
             question.deadline = now + self._timeout
         self._check_deadline(now)
 
     def _send_rest(self, received: int, now: float) -> None:
         """Send the kept messages again that the receiver has not taken: they may have been lost with a connection."""
-        if received < self.kept.taken:
+        if received < self._taken:
             raise AttemptLostError(
                 f"sending transaction {self.number} of {self._producer}: the receiver has restarted and lost data that "
                 "it had taken. Send the transaction again"
             )
-        self.kept.drop_taken(received)
+        self._drop_taken(received)
         # After a pause the receiver answers each repeated greeting. The messages are sent again after the first of
         # these answers only.
-        if self.kept and now - self._resumed > self.repeat_after:
+        if self._kept and now - self._resumed > self.repeat_after:
             self._resumed = now
-            self.outbox.extend(frames for _, frames in self.kept.messages)
+            self.outbox.extend(frames for _, frames in self._kept)
+
+    def _drop_taken(self, taken: int) -> None:
+        while self._taken < taken and self._kept:
+            self._kept.popleft()
+            self._taken += 1
 
     @property
     def _hello(self) -> Hello:

@@ -124,9 +124,9 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
         int,
         doc(
             "The maximum number of counters. When there are more, the one that was not used for the longest time is "
-            "forgotten. With `ROUTER`, the maximum number of producers whose last transaction is remembered. For another "
-            "one, a producer without a name is forgotten, or one that was silent for seven days; otherwise the other one "
-            "is refused.",
+            "forgotten. With `ROUTER`, the maximum number of producers whose last transaction is remembered. For "
+            "another one, a producer without a name is forgotten, or one that was silent for seven days; otherwise the "
+            "other one is refused.",
             Role.SOCKET,
             ge=1,
             le=10_000_000,
