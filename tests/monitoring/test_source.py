@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,11 @@ import zmq
 
 import zmq_datasource.monitoring.source as source_module
 from tests.support import (
+    Offering,
     Socket,
     bound,
     free_endpoint,
     need,
-    offer,
     stop_sooner,
     stream_options,
     wait_for,
@@ -98,34 +97,25 @@ def test_connections_high_water_mark_and_last_message_are_shown(context: Context
 
 def test_a_pause_is_shown_with_its_cause_while_it_lasts(context: Context, tmp_path: Path) -> None:
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=8192)
-    ended = threading.Event()
+    with (
+        Offering(push, 0.0, b"x" * 10_000) as sending,
+        monitored(tmp_path, endpoint, walMaxBytes="200k", zmq_rcvbuf=8192) as (ingest, monitor),
+    ):
 
-    def send() -> None:
-        while not ended.is_set():
-            offer(push, b"x" * 10_000)
+        def seen() -> dict[str, Any] | None:
+            shown = monitor.metrics()  # its figures are looked at one after the other
+            return shown if shown["receivePausedBy"] == "logFull" and shown["receivePauses"] else None
 
-    sending = threading.Thread(target=send)
-    sending.start()
-    try:
-        with monitored(tmp_path, endpoint, walMaxBytes="200k", zmq_rcvbuf=8192) as (ingest, monitor):
+        paused = wait_for(seen, "a pause")
+        assert paused["receivePauses"] == sum(paused["receivePausesByCause"].values()) >= 1
+        wait_for(lambda: monitor.metrics()["receivePausedMsByCause"]["logFull"] >= 50, "50 ms of it")
+        sending.end()
 
-            def seen() -> dict[str, Any] | None:
-                shown = monitor.metrics()  # its figures are looked at one after the other
-                return shown if shown["receivePausedBy"] == "logFull" and shown["receivePauses"] else None
+        def goes_on() -> bool:
+            need(ingest.storage, ingest.log.durable_end)  # what was under way fills it again
+            return monitor.metrics()["receivePausedBy"] is None
 
-            paused = wait_for(seen, "a pause")
-            assert paused["receivePauses"] == sum(paused["receivePausesByCause"].values()) >= 1
-            wait_for(lambda: monitor.metrics()["receivePausedMsByCause"]["logFull"] >= 50, "50 ms of it")
-            ended.set()
-
-            def goes_on() -> bool:
-                need(ingest.storage, ingest.log.durable_end)  # what was under way fills it again
-                return monitor.metrics()["receivePausedBy"] is None
-
-            wait_for(goes_on, "the end of the pause")
-    finally:
-        ended.set()
-        sending.join(10)
+        wait_for(goes_on, "the end of the pause")
 
 
 def test_what_is_shown_is_declared(context: Context, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import Socket, bound, log_rows, offer, wait_for
+from tests.support import Offering, Socket, bound, log_rows, wait_for
 from tests.support.driver import Driver, begin
 from tests.support.streams import ids_and_numbers, wait_until_released
 from zmq_datasource.errors import DiskFaultError
@@ -47,19 +46,9 @@ def test_kills_lose_and_double_no_message_of_the_log(
 ) -> None:
     log, out = tmp_path / "wal", tmp_path / "out"
     push, endpoint = bound(context, zmq.PUSH, sndhwm=100)
-    end = threading.Event()
-    number = 0
-
-    def send() -> None:
-        nonlocal number
-        while not end.wait(0.0005):
-            number += offer(push, b"%d" % number)
-
-    sending = threading.Thread(target=send)
-    sending.start()
     choice = random.Random(SEED)
     before = 0
-    try:
+    with Offering(push, 0.0005) as sending:
         for left, victim in reversed(list(enumerate(reversed(victims)))):
             running = Driver(tmp_path / "driver.log", master="local[2]", **query(endpoint, log, out))
             try:
@@ -69,18 +58,14 @@ def test_kills_lose_and_double_no_message_of_the_log(
                 goal = before + choice.randint(200, 3000)
                 wait_for(lambda goal=goal: durable(log) >= goal, f"{goal} durable messages", 90)
                 if not left:
-                    end.set()
-                    sending.join(30)
+                    sending.end()
                 process.kill()
                 process.wait(30)
             finally:
                 running.end()
-    finally:
-        end.set()
-        sending.join(30)
     if victims[-1] == "java":  # the sender had stopped, so all its messages are in the log, without stop()
         values = [int(v) for v in log_rows(log)["value"].to_pylist()]
-        assert values[before:] == list(range(values[before], number))
+        assert values[before:] == list(range(values[before], sending.sent))
     last = begin(spark, **query(endpoint, log, out), availableNow=True)
     assert last.awaitTermination(120)
     wait_until_released(log)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from tests.support import Consuming, Socket, bound, offer, wait_for
+from tests.support import Consuming, Offering, Socket, bound, wait_for
 from tests.support.driver import Driver, begin
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import ZmqMetricsListener, live_view, metrics
@@ -32,29 +32,10 @@ pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
 
 
-class Slow:
-    """A consumer that takes about one message in a millisecond."""
-
-    def __init__(self, context: Context) -> None:
-        self._sock, self.endpoint = bound(context, zmq.PULL, rcvhwm=5, rcvbuf=4096)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.count = 0
-
-    def _run(self) -> None:
-        while not self._end.is_set():
-            if self._sock.poll(20):
-                self._sock.recv()
-                self.count += 1
-                self._end.wait(0.001)
-
-    def __enter__(self) -> Slow:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join(10)
+def slow_consumer(context: Context) -> tuple[Consuming, str]:
+    """A consumer that takes about one message in a millisecond, and its endpoint."""
+    pull, endpoint = bound(context, zmq.PULL, rcvhwm=5, rcvbuf=4096)
+    return Consuming(pull, pause=0.001), endpoint
 
 
 @contextmanager
@@ -113,9 +94,10 @@ def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
     spark: SparkSession, context: Context, tmp_path: Path
 ) -> None:
     push, source = bound(context, zmq.PUSH)
-    with Slow(context) as slow:
+    slow, sink = slow_consumer(context)
+    with slow:
         df = feed(spark, connect=source, walLocation=tmp_path / "wal", maxMessagesPerTrigger=700)
-        with sinking(df, tmp_path / "checkpoint", slow.endpoint, **LOSSY) as query:
+        with sinking(df, tmp_path / "checkpoint", sink, **LOSSY) as query:
             wait_for(lambda: query.status["message"] != "Initializing sources", "the source")
             send_values(push, 3000)
             whole = wait_for_total(query, 3000)
@@ -338,22 +320,16 @@ def lossy_query(source: str, sink: str, directory: Path) -> dict[str, Any]:
 def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context, tmp_path: Path) -> None:
     """Drivers and workers die; what the metrics say is what Spark has committed, each batch once."""
     push, source = bound(context, zmq.PUSH, sndhwm=100)
-    end, sent = threading.Event(), 0
-
-    def send() -> None:
-        nonlocal sent
-        while not end.wait(0.004):  # a batch of it still drops, and the last run has little left to read
-            sent += offer(push, b"%d" % sent + b"x" * 1000)
+    slow, sink = slow_consumer(context)
+    settings = lossy_query(source, sink, tmp_path)
 
     def totals() -> list[dict[str, Any]]:
         found = (tmp_path / "metrics").rglob("[!.]*.json")
         return [json.loads(path.read_text()) for path in found]
 
-    with Slow(context) as slow:
-        sending = threading.Thread(target=send)
-        sending.start()
-        try:
-            settings = lossy_query(source, slow.endpoint, tmp_path)
+    with slow:
+        # A batch of it still drops, and the last run has little left to read.
+        with Offering(push, 0.004, b"x" * 1000) as sending:
             running = Driver(tmp_path / "driver.log", master="local[2,3]", **settings)
             try:
                 running.wait_until_receiving()
@@ -371,10 +347,7 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
                     process.kill()
             finally:
                 running.end()
-        finally:
-            end.set()
-            sending.join(30)
-        last = begin(spark, **lossy_query(source, slow.endpoint, tmp_path), availableNow=True)
+        last = begin(spark, **settings, availableNow=True)
         assert last.awaitTermination(120)
     found = totals()
     assert all(map(balanced, found))
@@ -385,7 +358,7 @@ def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context,
     assert whole["dropped"] > 0
     newest = {account["batch"]: account["rows"] for account in sorted(found, key=lambda a: a["timestamp"])}
     received = metrics(last).last["sources"][0]["metrics"]["messagesReceived"]
-    assert received == whole["rows"] == sum(newest.values()) <= sent
+    assert received == whole["rows"] == sum(newest.values()) <= sending.sent
 
 
 def test_the_live_view_shows_a_query_until_it_ends(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Self
 import pytest
 import zmq
 
-from tests.support import log_rows, offer, wait_for
+from tests.support import Offering, Socket, log_rows, wait_for
 from tests.support.driver import Driver
 from tests.support.namespaces import Cluster, end_family, need_namespaces
 from tests.support.ports import free_port
@@ -30,18 +29,15 @@ class Job:
 
     Args:
         log: The query's ``walLocation``.
-
-    Attributes:
-        sent: How many numbers were sent.
     """
 
-    def __init__(self, directory: Path, cluster: Cluster, log: Path) -> None:
-        self._endpoint = f"tcp://{cluster.host}:{free_port()}"
+    def __init__(self, context: zmq.Context[Socket], directory: Path, cluster: Cluster, log: Path) -> None:
+        endpoint = f"tcp://{cluster.host}:{free_port()}"
         self._directory, self._out, self._stop = directory, directory / "out", directory / "stop"
         source = {
             "walLocation": str(log),
             "socketType": "PULL",
-            "connect": self._endpoint,
+            "connect": endpoint,
             "walRetention": "1h",
         }
         self._settings = {
@@ -63,27 +59,24 @@ class Job:
             },
             "stop": str(self._stop),
         }
-        self._ended = threading.Event()
-        self._sending = threading.Thread(target=self._send)
-        self.sent = 0
-
-    def _send(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-            # What a connection holds when it is lost is lost.
-            push.sndhwm, push.sndbuf, push.linger = 10, 4096, 5000
-            push.bind(self._endpoint)
-            while not self._ended.wait(0.002):
-                self.sent += offer(push, b"%d" % self.sent)
+        # What a connection holds when it is lost is lost.
+        push = context.socket(zmq.PUSH)
+        push.sndhwm, push.sndbuf = 10, 4096
+        push.bind(endpoint)
+        self._sending = Offering(push, 0.002)
 
     def __enter__(self) -> Self:
-        self._sending.start()
+        self._sending.__enter__()
         self._driver = Driver(self._directory / "driver.log", **self._settings)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._sending.join(60)
+        self._sending.end()
         self._driver.kill()
+
+    @property
+    def sent(self) -> int:
+        return self._sending.sent
 
     def goes_on(self, what: str) -> None:
         before = committed_rows(self._out).num_rows
@@ -96,17 +89,18 @@ class Job:
 
     def end(self) -> list[tuple[int, int]]:
         """Have it read all that there is, and end; its rows."""
-        self._ended.set()
-        self._sending.join(60)
+        self._sending.end()
         self._stop.touch()
         assert self._driver.process.wait(120) == 0
         return ids_and_numbers(self._out)
 
 
-def test_the_output_is_the_log_after_cuts_and_kills(package_log: Callable[[], str], tmp_path: Path) -> None:
+def test_the_output_is_the_log_after_cuts_and_kills(
+    context: zmq.Context[Socket], package_log: Callable[[], str], tmp_path: Path
+) -> None:
     need_namespaces()
     log = tmp_path / "wal"
-    with Cluster(tmp_path, log) as cluster, Job(tmp_path, cluster, log) as job:
+    with Cluster(tmp_path, log) as cluster, Job(context, tmp_path, cluster, log) as job:
         job.goes_on("the start")
         wait_for(lambda: "its chunks are read from the driver" in package_log(), "the warning in the log")
         assert log_rows(log).num_rows  # here it is, and there it is not

@@ -152,15 +152,45 @@ def take(sock: Socket, count: int, seconds: float = 30.0) -> list[list[bytes]]:
     return got
 
 
-class Consuming:
-    """A consumer thread that receives until told to end; a bound SUB must keep receiving to subscribe.
+class Offering:
+    """A thread that sends the numbers from 0 on as there is room, each after a pause, until the ``with`` block ends.
 
-    It ends when nothing is there. Who wants to have all of it waits for that: ``wait_for``.
+    Attributes:
+        sent: How many were sent.
     """
 
-    def __init__(self, sock: Socket) -> None:
+    def __init__(self, sock: Socket, pause: float, padding: bytes = b"") -> None:
+        self.sent = 0
+        self._sock, self._pause, self._padding = sock, pause, padding
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause):
+            self.sent += offer(self._sock, b"%d" % self.sent + self._padding)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(30)
+
+
+class Consuming:
+    """A consumer thread that receives until told to end, with a pause after each message.
+
+    A bound SUB must keep receiving to subscribe. It ends when nothing is there: a test that wants to have all of it
+    waits for that (``wait_for``).
+    """
+
+    def __init__(self, sock: Socket, pause: float = 0.0) -> None:
         self.got: list[list[bytes]] = []
-        self._sock = sock
+        self._sock, self._pause = sock, pause
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -168,6 +198,8 @@ class Consuming:
         while self._sock.poll(20) or not self._end.is_set():
             if self._sock.poll(0):
                 self.got.append(self._sock.recv_multipart())
+                if self._pause:
+                    self._end.wait(self._pause)
 
     def wait_for(self, count: int) -> None:
         """Until ``count`` messages have come."""
