@@ -12,7 +12,7 @@ import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import Socket, batch_of, bound, need, wait_for
+from tests.support import Socket, as_text, batch_of, bound, need, wait_for
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
@@ -24,10 +24,7 @@ Context = zmq.Context[Socket]
 
 
 def read(spark: SparkSession, **options: Any) -> DataFrame:
-    reader = spark.read.format("zmq")
-    for name, value in options.items():
-        reader = reader.option(name, str(value).lower() if isinstance(value, bool) else str(value))
-    return reader.load()
+    return spark.read.format("zmq").options(**as_text(options)).load()
 
 
 @pytest.fixture

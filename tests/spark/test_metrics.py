@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from tests.support import Consuming, Offering, Socket, bound, wait_for
+from tests.support import Consuming, Offering, Socket, as_text, bound, wait_for
 from tests.support.driver import Driver, begin
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import ZmqMetricsListener, live_view, metrics
@@ -42,9 +42,7 @@ def slow_consumer(context: Context) -> tuple[Consuming, str]:
 def sinking(
     df: DataFrame, checkpoint: Path, endpoint: str, every: str | None = None, **options: Any
 ) -> Iterator[StreamingQuery]:
-    writer = df.select("value").writeStream.format("zmq").option("connect", endpoint)
-    for name, value in options.items():
-        writer = writer.option(name.replace("zmq_", "zmq.", 1), str(value).lower())
+    writer = df.select("value").writeStream.format("zmq").options(**as_text({"connect": endpoint, **options}))
     if every is not None:
         writer = writer.trigger(processingTime=every)
     query = writer.option("checkpointLocation", str(checkpoint)).start()

@@ -13,7 +13,7 @@ import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import Consuming, Socket, bound, free_endpoint, take, wait_for
+from tests.support import Consuming, Socket, as_text, bound, free_endpoint, take, wait_for
 from tests.support.streams import feed
 
 pytestmark = pytest.mark.spark
@@ -21,11 +21,7 @@ Context = zmq.Context[Socket]
 
 
 def write(df: DataFrame, **options: Any) -> None:
-    writer = df.write.format("zmq").mode("append")
-    for name, value in options.items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        writer = writer.option(name.replace("zmq_", "zmq.", 1), text)
-    writer.save()
+    df.write.format("zmq").mode("append").options(**as_text(options)).save()
 
 
 def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:

@@ -246,28 +246,6 @@ def test_lost_ids_are_counted_once(context: Context, tmp_path: Path) -> None:
         assert (shown["dataLosses"], shown["messagesExpired"]) == (3, 10)
 
 
-def test_the_error_for_another_log_names_the_options_that_place_it(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without walLocation the log is named from the feed, so with other topics it is another one."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    _, endpoint = bound(context, zmq.PUB)
-    offset: dict[str, Any] = {}
-    for topics in ("a", "b"):
-        it = ZmqStreamReader(stream_options(connect=endpoint, topics=topics))
-        try:
-            if not offset:
-                offset = it.initialOffset()
-                continue
-            with pytest.raises(DataLossError) as lost:
-                it.latestOffset(offset, ALL)
-        finally:
-            it.stop()
-    assert "depends on socketType, connect, bind and topics" in str(lost.value)
-    assert "set walLocation" in str(lost.value)
-    assert "stopped for longer" not in str(lost.value)
-
-
 def received(options: BatchReadOptions) -> int:
     """How many messages a batch read of a socket returns."""
     reader = ZmqLiveReader(options)

@@ -271,15 +271,15 @@ def channel_of(ingest: FeedReceiver) -> Channel:
 
 
 def stream_options(**options: Any) -> StreamReadOptions:
-    return parse(StreamReadOptions, _text(options))
+    return parse(StreamReadOptions, as_text(options))
 
 
 def write_options(**options: Any) -> WriteOptions:
-    return parse(WriteOptions, _text(options))
+    return parse(WriteOptions, as_text(options))
 
 
-def _text(options: dict[str, Any]) -> dict[str, str]:
-    # zmq_sndbuf=1 stands for the option zmq.sndbuf.
+def as_text(options: dict[str, Any]) -> dict[str, str]:
+    """Options as Spark has them; ``zmq_sndbuf=1`` stands for the option ``zmq.sndbuf``."""
     return {
         name.replace("zmq_", "zmq.", 1): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

@@ -14,18 +14,14 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from tests.support import wait_for
+from tests.support import as_text, wait_for
 from zmq_datasource import register
 from zmq_datasource.log.storage import LogStorage
 
 
 def feed(spark: SparkSession, **options: Any) -> DataFrame:
     """A streaming DataFrame over a PULL socket unless told otherwise."""
-    reader = spark.readStream.format("zmq")
-    for name, value in {"socketType": "PULL", **options}.items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        reader = reader.option(name.replace("zmq_", "zmq.", 1), text)
-    return reader.load()
+    return spark.readStream.format("zmq").options(**as_text({"socketType": "PULL", **options})).load()
 
 
 @contextmanager

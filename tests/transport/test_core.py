@@ -339,20 +339,6 @@ def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context, 
     assert handed_over(inbox) == [[i.to_bytes(8, "big")] for i in range(count)]
 
 
-def test_a_handler_may_close_the_socket_that_is_waited_for(context: Context, core_name: str) -> None:
-    if core_name == "python":
-        pytest.skip("pyzmq goes on with the socket that it had")
-    push, pull = pair(context)
-    with pytest.raises(zmq.ZMQError, match="non-socket"), on_alarm(lambda *_: pull.close(), 0.05):
-        while True:
-            take(Inbox(), pull, 9, MIB, wait=20)
-    push, pull = pair(context, hwm=1)
-    rows = Outbox([SameColumn(b"row")], 100)
-    start = rows.give(push, 0, 100)
-    with pytest.raises(zmq.ZMQError, match="non-socket"), on_alarm(lambda *_: push.close(), 0.05):
-        rows.give(push, start, 100, wait=60)
-
-
 def test_a_closed_socket_is_refused(context: Context) -> None:
     push, pull = pair(context)
     for sock in (push, pull):
