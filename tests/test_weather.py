@@ -31,14 +31,6 @@ def test_damage_at_rest_changes_no_row_or_is_named(topology: str, seed: int) -> 
     assert not outcome.failure, f"{outcome}\n{outcome.details}"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("topology", ["dealer-router", "push-pull"])
-def test_every_promise_holds_in_the_weather_of_a_seed_on_spark_itself(topology: str) -> None:
-    outcome = run(20, topology, jvm=True)
-    assert not outcome.failure, f"{outcome}\n{outcome.details}"
-
-
 def test_a_seed_draws_the_same_weather_again() -> None:
     possible = [(kind, target) for kind in ("kill", "stop", "black-hole") for target in ("source", "sink")]
     drawn = [list(draw(seed, possible, 3.0)) for seed in range(50)]

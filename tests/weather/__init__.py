@@ -9,8 +9,7 @@ made from outside:
 * ``machine``: who is killed, stopped or cut off, and when.
 
 ``topologies`` has what is run, with the model that judges it; ``engine`` is Spark's micro-batch engine reduced to its
-order of steps, so that a run takes seconds and no JVM. In one seed of twenty the queries run on Spark itself (``jvm``).
-One seed always draws the same run; how its processes interleave
+order of steps, so that a run takes seconds and no JVM. One seed always draws the same run; how its processes interleave
 is the machine's affair, so a seed that has failed is worth running several times.
 
     python -m tests.weather --seeds 200         # a line a seed, and for each failure the command that repeats it

@@ -23,11 +23,6 @@ from tests.weather.topologies import TOPOLOGIES, Topology
 
 # For so long the weather begins; what has begun then goes on for its time.
 _SECONDS = 3.0
-# On Spark itself all takes longer: the weather, and to be through when it is fair.
-_JVM_SECONDS = 9.0
-_JVM_SETTLE_SECONDS = 300.0
-# One seed in so many runs its queries there.
-_JVM_EVERY = 20
 
 
 class Outcome(NamedTuple):
@@ -50,14 +45,12 @@ def run(
     keep: str | None = None,
     failpoint: str | None = None,
     *,
-    jvm: bool = False,
     damage: bool = False,
 ) -> Outcome:
     """Run one seed, whose number alone decides what is drawn.
 
     Args:
         failpoint: How the names begin of the failpoints that are struck at, one at least; any, unless given.
-        jvm: Run the queries on Spark itself also if the seed is not one that does.
         damage: Damage a file at rest in any case, and not in one seed of four.
     """
     name = topology or random.Random(f"topology {seed}").choice(sorted(TOPOLOGIES))
@@ -70,15 +63,11 @@ def run(
     counts: Mapping[str, Count] = {}
     try:
         with World(directory, seed) as world:
-            seconds = _SECONDS
-            if jvm or seed % _JVM_EVERY == 0:
-                world.jvm, world.settle_seconds, seconds = True, _JVM_SETTLE_SECONDS, _JVM_SECONDS
             try:
-                built = TOPOLOGIES[name](world, seconds * 1.3)
-                events = list(draw(seed, built.possible, seconds))
-                events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint, seconds)]
-                if not world.jvm:  # Spark wraps the error that names the file
-                    events += draw_damage(seed, world.at_rest, seconds, damage)
+                built = TOPOLOGIES[name](world, _SECONDS * 1.3)
+                events = list(draw(seed, built.possible, _SECONDS))
+                events += [Event(*drawn) for drawn in _draw_strikes(seed, built, failpoint, _SECONDS)]
+                events += draw_damage(seed, world.at_rest, _SECONDS, damage)
                 words = _judge(world, built, events)
             except BrokenPromiseError as e:
                 failure, details = str(e), world.tell()
@@ -158,11 +147,8 @@ def _outcomes(given: argparse.Namespace) -> Iterator[Outcome]:
     running: deque[Future[Outcome]] = deque()
     with ProcessPoolExecutor(given.jobs) as pool:
         for seed in seeds:
-            running.append(
-                pool.submit(
-                    run, seed, given.topology, given.keep, given.failpoint, jvm=given.jvm, damage=given.damage
-                )
-            )
+            drawn = seed, given.topology, given.keep, given.failpoint
+            running.append(pool.submit(run, *drawn, damage=given.damage))
             if len(running) > given.jobs:
                 yield running.popleft().result()
         while running:
@@ -175,7 +161,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="run seeds for so long, however many they are")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--topology", choices=sorted(TOPOLOGIES), help="this one for every seed")
-    parser.add_argument("--jvm", action="store_true", help="run the queries on Spark itself for every seed")
     parser.add_argument("--jobs", type=int, default=2, help="how many to run side by side")
     parser.add_argument(
         "--failpoint", metavar="NAME", help="strike at those whose names begin so, in every seed"
@@ -206,7 +191,6 @@ def main() -> None:
             failed.append(outcome.seed)
             again = f" --topology {given.topology}" if given.topology else ""
             again += f" --failpoint {given.failpoint}" if given.failpoint else ""
-            again += " --jvm" if given.jvm else ""
             again += " --damage" if given.damage else ""
             print(outcome.details)
             print(f"    again: python -m tests.weather --first {outcome.seed} --seeds 1{again}", flush=True)

@@ -26,12 +26,6 @@ _MERGING_SECONDS, _REQUEST_INTERVAL = 0.1, 0.5
 
 def _source(settings: dict[str, Any], stopped: threading.Event) -> None:
     """A streaming query; on a socket, or on a log that another process fills."""
-    if settings.get("jvm"):
-        from tests.weather.jvm import run_query  # noqa: PLC0415
-
-        faults = sys.argv[2], sys.argv[3]
-        run_query(Path(settings["directory"]), settings["options"], faults, stopped.wait)
-        return
     from tests.weather.engine import Source  # noqa: PLC0415
 
     options = settings["options"]

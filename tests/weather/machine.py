@@ -44,8 +44,6 @@ _MOST_BYTES = 700 << 20
 # How long the load and the queries may take to be through once the weather is fair.
 SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
-# How long Spark may take to begin a query, beside others that do the same.
-_JVM_SECONDS = 300.0
 # What an error says that leaves somebody with a damaged log something to do.
 # How long after an error that its topology explains a process is started again.
 _EXPLAINED_SECONDS = 0.3
@@ -176,12 +174,11 @@ class Process:
 
     @property
     def bytes(self) -> int:
-        """The resident memory of the largest of its processes; not of a JVM, whose size Spark decides."""
+        """The resident memory of the largest of its processes."""
         sizes = [0]
         for process in self._family():
             with _gone_is_fine():
-                if process.name() != "java":
-                    sizes.append(process.memory_info().rss)
+                sizes.append(process.memory_info().rss)
         return max(sizes)
 
     def stop(self) -> int:
@@ -247,20 +244,16 @@ class World:
         random: Draws the topology's own parameters.
         events: The weather that was drawn; what is lossy is known from it.
         retention: How long logs keep what is committed. Only ``clock-days-ahead`` is ahead by more.
-        settle_seconds: How long all may take to be through once the weather is fair.
         extras: Draws options of the topology by which it reaches more failpoints.
         strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
-        jvm: Whether the queries run on Spark itself.
         at_rest: What may be damaged at rest, and which of its kinds; see ``may_be_damaged``.
         damages: The damage that was done to files.
         refusals: The errors of processes that found a damage, or what their topology explains.
         troubles: What a topology has of weather of its own, by target.
     """
 
-    jvm = False
     strikes_first = True
     retention = "1d"
-    settle_seconds = SETTLE_SECONDS
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -308,16 +301,9 @@ class World:
             event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first))
             self.events.append(event)
             self._arm(Page(self.directory / f"{name}.failpoints"), event)
-        on_spark = self.jvm and role == "source"
-        if on_spark:
-            settings["jvm"] = True
         self.processes[name] = process = Process(
             self, name, role, disk or self.directory / "nowhere", settings
         )
-        if on_spark:
-            # Spark makes its first batch at once, with or without data.
-            first = Path(settings["directory"], "commits", "0")
-            self.wait_for(first.exists, f"{name} has begun, on Spark", _JVM_SECONDS)
         return process
 
     def keep(self, closing: Any) -> Any:
@@ -593,11 +579,8 @@ class World:
 
     # The end.
 
-    def wait_for(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
+    def wait_for(self, done: Callable[[], bool], what: str, seconds: float = SETTLE_SECONDS) -> None:
         """Wait for something to come about in fair weather."""
-        seconds = self.settle_seconds if seconds is None else seconds
-        if self.jvm:
-            seconds = max(seconds, _JVM_SECONDS)
         began = restored = time.monotonic()
         while not done():
             now = time.monotonic()
