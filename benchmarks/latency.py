@@ -18,7 +18,7 @@ from benchmarks.peers import peer
 from benchmarks.processes import cpu_seconds, source_runners
 from benchmarks.queries import CHECKPOINTS, loads_of, running, stream_of
 from benchmarks.report import Section, Target
-from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter
+from zmq_datasource.log import LogStorage, LogWriter
 from zmq_datasource.messages.rows import message_rows, times_of
 
 _RATES = (100, 1_000, 10_000, 100_000)
@@ -148,7 +148,7 @@ def _idle(spark: SparkSession, feed: _Feed, scratch: Path, times: Times) -> Samp
 
 def _write_chunks(location: Path) -> None:
     """A log of so many chunks, one message each."""
-    log = LogWriter(LogStorage(DirectoryStore(location)), chunk_bytes=1 << 20, max_bytes=1 << 40)
+    log = LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 40)
     log.open()
     row = message_rows(pa.array([b"row"], pa.binary()), times_of([(0, 1)]))
     for _ in range(_CHUNKS):

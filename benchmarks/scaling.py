@@ -18,7 +18,7 @@ from benchmarks.peers import child
 from benchmarks.processes import cpu_seconds, per_message
 from benchmarks.queries import live_rate
 from benchmarks.report import Section
-from zmq_datasource.log import DirectoryStore, LogStorage, LogWriter, read_index
+from zmq_datasource.log import LogStorage, LogWriter, read_index
 from zmq_datasource.log.chunk import read_chunk
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
@@ -59,7 +59,7 @@ def measure_scaling(times: Times) -> Iterator[Measurement]:
 
 
 def _log(location: Path, value: bytes, batches: int, rows: int) -> LogStorage:
-    storage = LogStorage(DirectoryStore(location))
+    storage = LogStorage(str(location))
     writer = LogWriter(storage, chunk_bytes=32 << 20, max_bytes=1 << 40)
     writer.open()
     for _ in range(batches):

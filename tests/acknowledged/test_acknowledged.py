@@ -91,7 +91,7 @@ def test_a_transaction_appears_when_it_is_committed(tmp_path: Path) -> None:
         assert not commit(endpoint, [second, first], 4)
         assert ingest.seal() == 4
         assert values(tmp_path) == ["a", "b", "c", "d"]  # in the order of partitions
-        assert not any((tmp_path / "chunks" / "staging").iterdir())
+        assert not any((tmp_path / "staging").iterdir())
     table = log_rows(tmp_path)
     assert set(table.column("publisher").to_pylist()) == {"q"}
     assert set(table.column("sequence").to_pylist()) == {0}
@@ -172,7 +172,7 @@ def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path)
     endpoint = free_endpoint()
     with receiving(tmp_path, endpoint):
         first, second = stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)
-        path = tmp_path / "chunks" / "staging" / second
+        path = tmp_path / "staging" / second
         content = path.read_bytes()
         path.write_bytes(content.replace(b"b", b"c"))
         with pytest.raises(TransactionError):

@@ -130,7 +130,7 @@ def chunks(location: Path) -> list[Path]:
 
 
 def staged(location: Path) -> list[Path]:
-    return list((location / "chunks" / "staging").iterdir())
+    return list((location / "staging").iterdir())
 
 
 # Damage and faults of the disk.

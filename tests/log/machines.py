@@ -43,8 +43,8 @@ class Watched:
             self.before(verb, key)
         return super()
 
-    def list(self, prefix: str = "", after: str = "") -> list[Entry]:
-        return list(self._watch("list", prefix).list(prefix, after))
+    def list(self, prefix: str = "") -> list[Entry]:
+        return list(self._watch("list", prefix).list(prefix))
 
     def find(self, key: str) -> Entry | None:
         found: Entry | None = self._watch("find", key).find(key)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -72,20 +71,14 @@ class World(NamedTuple):
     def without(self, key: str) -> World:
         return self._replace(objects=tuple(it for it in self.objects if it[0] != key))
 
-    def names(self, prefix: str, after: str) -> tuple[Entry, ...]:
+    def names(self, prefix: str) -> tuple[Entry, ...]:
         """A listing as of now."""
-        found: dict[str, Entry] = {}
-        for key, held in self.objects:
-            directory, _, name = key.rpartition("/")
-            if directory == prefix and name > after:
-                found[name] = _entry(name, held)
-            elif not prefix and directory:
-                found[directory] = Entry(directory, 0, 0.0, True)
-        return tuple(found.values())
+        keys = ((*key.rpartition("/"), held) for key, held in self.objects)
+        return tuple(_entry(name, held) for directory, _, name, held in keys if directory == prefix)
 
 
 def _entry(name: str, held: Held) -> Entry:
-    return Entry(name, len(held.content), float(held.number), False)
+    return Entry(name, len(held.content), float(held.number))
 
 
 class _Missing(NamedTuple):
@@ -102,8 +95,6 @@ class _Fault(NamedTuple):
 
 def bytes_of(content: Content) -> bytes:
     """The content of an object, in one piece."""
-    if isinstance(content, Path):
-        return content.read_bytes()
     return b"".join(bytes(memoryview(part).cast("B")) for part in content)
 
 
@@ -196,16 +187,13 @@ class Steps:
     def path_of(self, key: str) -> str:
         return key
 
-    def exists(self) -> bool:
-        return True
-
     def create(self, *directories: str) -> None:
         pass
 
-    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
-        found: Sequence[Entry] = self._ask("list", prefix, after)
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        found: Sequence[Entry] = self._ask("list", prefix)
         if self._torn and prefix == CHUNKS_NAME:
-            found = self._ask("list on", prefix, after, found)
+            found = self._ask("list on", prefix, found)
         return found
 
     def find(self, key: str) -> Entry | None:
@@ -282,9 +270,9 @@ def _right_answers(world: World, request: Request) -> Iterator[tuple[Any, World]
         case "open":
             yield (_Missing() if held is None else held.content), world
         case "list":
-            yield world.names(key, *rest), world
+            yield world.names(key), world
         case "list on":
-            for found in _listings(*rest[1:], world.names(key, rest[0])):
+            for found in _listings(*rest, world.names(key)):
                 yield found, world
         case "put_new" if held is None:
             yield None, world.with_object(key, rest[0])

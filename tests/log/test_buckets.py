@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -10,50 +11,49 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.log.buckets import Bucket
 from zmq_datasource.options.types import Location
 
+ACCOUNT = {"container_name": "container", "account_name": "account"}
+
 
 @pytest.mark.parametrize(
-    ("uri", "kind", "bucket", "prefix", "config"),
+    ("uri", "kind", "prefix", "config"),
     [
-        ("s3://bucket", "S3Store", "bucket", "", {}),
-        ("s3://bucket/a/b/", "S3Store", "bucket", "a/b", {}),
+        ("s3://bucket", "S3Store", None, {"bucket": "bucket"}),
+        ("s3://bucket/a%20b/c/", "S3Store", "a b/c", {"bucket": "bucket"}),
         (
             "s3://AK:se%2Fcret@My.Bucket/a?region=eu-1&endpoint_override=host%3A9&scheme=http",
-            *("S3Store", "My.Bucket", "a"),
+            *("S3Store", "a"),
             {
-                **{"access_key_id": "AK", "secret_access_key": "se/cret"},
+                **{"bucket": "My.Bucket", "access_key_id": "AK", "secret_access_key": "se/cret"},
                 **{"region": "eu-1", "endpoint": "http://host:9"},
             },
         ),
-        ("gs://bucket/a", "GCSStore", "bucket", "a", {}),
+        ("gs://bucket/a", "GCSStore", "a", {"bucket": "bucket"}),
         (
             "gs://anonymous@bucket/a?endpoint_override=host:1&scheme=http",
-            *("GCSStore", "bucket", "a"),
-            {"base_url": "http://host:1", "skip_signature": "true"},
+            *("GCSStore", "a"),
+            {"bucket": "bucket", "base_url": "http://host:1", "skip_signature": "true"},
         ),
-        (
-            "abfs://container@account.dfs.core.windows.net/a/b",
-            *("AzureStore", "container", "a/b"),
-            {"account_name": "account"},
-        ),
+        ("abfs://container@account.dfs.core.windows.net/a/b", "AzureStore", "a/b", ACCOUNT),
         (
             "abfss://container:a2V5@account.dfs.core.windows.net/a",
-            *("AzureStore", "container", "a"),
-            {"account_name": "account", "account_key": "a2V5"},
+            *("AzureStore", "a"),
+            {**ACCOUNT, "account_key": "a2V5"},
         ),
         (
             "abfs://container@account.dfs.core.windows.net/a?sv=2021&sig=abc%2Fd%3D&se=x",
-            *("AzureStore", "container", "a"),
-            {"account_name": "account", "sas_key": "sv=2021&sig=abc%2Fd%3D&se=x"},
+            *("AzureStore", "a"),
+            {**ACCOUNT, "sas_key": "sv=2021&sig=abc%2Fd%3D&se=x"},
         ),
     ],
 )
 def test_a_uri_is_read_as_pyarrow_reads_it(
-    uri: str, kind: str, bucket: str, prefix: str, config: dict[str, Any]
+    uri: str, kind: str, prefix: str | None, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Bucket.read(Location(uri))
-    assert found[:3] == (kind, bucket, prefix)
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    found = Bucket.read(Location(uri)).connect(client_options={}, retry_config={})
+    assert (type(found).__name__, found.prefix) == (kind, prefix)
     assert {name: value for name, value in found.config.items() if name != "disable_bulk_delete"} == config
-    found.connect(client_options={}, retry_config={})
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,7 @@ def test_a_uri_is_read_as_pyarrow_reads_it(
         ("s3://key:hidden/hidden@bucket/a", "as %2F"),
         ("s3://[hidden@bucket/a", "it is not a URI"),
         ("s3:///a", "names no bucket"),
+        ("abfs://account.dfs.core.windows.net/a", "names no bucket"),
         ("abfs://account@container/a", "write the account as in abfs://container@account"),
         ("http://bucket/a", "must be a URI of a bucket"),
         ("file:///a/directory", "must be a URI of a bucket.* for a directory use walLocation"),

@@ -21,7 +21,7 @@ from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import HeadWriter, read_head
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import LOG_NAME, Chunk, parse_chunk_name
+from zmq_datasource.log.layout import LOG_NAME, Chunk, parse_name
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
@@ -71,7 +71,7 @@ class OneLog(Check):
 
     def step(self, name: str, request: Request, before: World, after: World) -> tuple[Counted, ...]:
         log: tuple[Counted, ...] = before.account
-        first = parse_chunk_name(request.key.rpartition("/")[2])
+        first, _ = parse_name(request.key.rpartition("/")[2]) or (None, None)
         now = after.get(request.key)
         if request.verb != "put_new" or first != (log[-1].end if log else 0) or now is None:
             return log
@@ -96,7 +96,7 @@ class OneLog(Check):
         if (world.objects, world.account) in self._looked or world.get(LOG_NAME) is None:
             return
         self._looked.add((world.objects, world.account))
-        wanted = _rows(world.account, read_head(LogStorage(Now(world))).deleted)
+        wanted = _rows(world.account, read_head(Now(world)).deleted)
         _, found = _read_all(LogStorage(Now(world)))
         assert found == wanted, f"a reader that begins now gets {found}, not {wanted}"
 
@@ -367,7 +367,7 @@ class Emptied(OneLog):
         if request.verb == "empty":
             return ()
         if request.verb == "put_new" and before.get(request.key) != (held := after.get(request.key)):
-            first = parse_chunk_name(request.key.rpartition("/")[2])
+            first, _ = parse_name(request.key.rpartition("/")[2]) or (None, None)
             if first is not None and held is not None:
                 return (*before.account, Counted(first, _values(held.content)))
         return tuple(before.account)

@@ -130,8 +130,8 @@ def _use(location: Path) -> list[str]:
         leases = LeaseFiles(storage)
         for key in leases.entries():
             leases.read(key)
-        read_head(storage)
-        storage.is_written()
+        read_head(storage.store)
+        storage.writer()
 
     errors = []
     for act in (read, follow, look, write, read):

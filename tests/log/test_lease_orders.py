@@ -69,7 +69,7 @@ def deleting(name: str, monkeypatch: pytest.MonkeyPatch, looks: int = 2) -> Proc
         retention = Retention(
             storage, contents, leases, seconds=0, max_bytes=1 << 30, chunk_bytes=1, clock=lambda: 0.0
         )
-        head = HeadWriter(storage, name)
+        head = HeadWriter(storage.store, name)
         head.take_over()
         retention.begin(head)
         for _ in range(looks):
@@ -86,7 +86,7 @@ def beginning(name: str, monkeypatch: pytest.MonkeyPatch) -> Process:
         storage = LogStorage(store)
         files = LeaseFiles(storage)
         files.write(Lease(name, 0, 1e9))
-        announced = read_head(storage).announced
+        announced = read_head(storage.store).announced
         listed = [chunk.first for chunk in storage.chunks()]
         files.write(Lease(name, max(announced, listed[0]), 1e9, begins=True))
         store.tell("begins", max(announced, listed[0]))

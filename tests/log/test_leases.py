@@ -16,6 +16,7 @@ from tests.support import wait_for
 from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError
 from zmq_datasource.log.head import Head
 from zmq_datasource.log.leases import Lease, LeaseFiles, Leases, Reader, SubscriberNotes
+from zmq_datasource.log.records import read_object
 from zmq_datasource.log.storage import LogStorage
 
 DAY = 86_400.0
@@ -264,7 +265,7 @@ def test_one_damaged_lease_needs_everything_and_the_others_go_on(
     writers = Writers(storage)
     files.write(Lease("good", 5, DAY))
     files.write(Lease("bad", 9, DAY))
-    content = storage.read("readers/bad.json")
+    content = read_object(storage.store, "readers/bad.json")
     assert content is not None
     storage.store.put("readers/bad.json", content.replace(b'"next":9', b'"next":99'))
     writers.start()

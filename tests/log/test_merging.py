@@ -14,7 +14,7 @@ from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.chunk import encode_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import Chunk, merged_name
+from zmq_datasource.log.layout import Chunk, key_of, merged_name
 from zmq_datasource.log.merging import Merger, choose_run
 from zmq_datasource.log.reader import Deletions, first_since, read_index, read_slices, slices
 from zmq_datasource.log.verification import verify_log
@@ -38,7 +38,7 @@ class Log:
 
     def damage(self, chunk: Chunk) -> None:
         """Change a row of it, and nothing else."""
-        key = self.storage.key(chunk.name)
+        key = key_of(chunk.name)
         with self.storage.store.open(key) as file:
             content = bytes(file.read())
         values = b"".join(b"%d" % number for number in range(chunk.first, chunk.end))
@@ -194,7 +194,7 @@ def test_two_writers_may_have_merged_differently(log: Log) -> None:
     parts = log.log.covering(4, 8)
     merger = Merger(log.storage, log.log, 1 << 20, fan_in=2)
     merger._merge(parts)
-    log.storage.store.put_new(log.storage.key(merged_name(0, 6)), content)
+    log.storage.store.put_new(key_of(merged_name(0, 6)), content)
     index = read_index(log.storage)
     assert [chunk[:2] for chunk in index.covering(0, 9)] == [(0, 6), (6, 8), (8, 9)]
     assert log.machines.rows() == log.rows
@@ -207,7 +207,7 @@ def test_the_rows_of_a_chunk_that_was_replaced_since_planning_are_not_read(log: 
     log.merge()
     other = [batch_of([b"x"])]
     stray = encode_chunk(other, facts_of(other, 2))
-    storage.store.put_new(storage.key("00000000000000000002.arrow"), stray)
+    storage.store.put_new(key_of("00000000000000000002.arrow"), stray)
     with pytest.raises(DataLossError):
         list(read_slices(storage, pieces))
     found = read_slices(storage, pieces, deletions=Deletions(storage, storage.log_id(), fails=True))

@@ -68,7 +68,7 @@ def test_chunks_that_no_reader_needs_are_deleted_and_the_newest_stays(make: Any)
     it.need(25)
     assert it.after() == [20, 30]
     assert (it.log.earliest, it.log.durable_end, it.log.needed) == (20, 40, 25)
-    head = read_head(it.machines.storage())
+    head = read_head(it.machines.connect())
     assert (head.announced, head.deleted) == (20, 20)
     it.need(40)
     assert it.after() == [30]
@@ -113,7 +113,7 @@ def test_the_next_writer_continues_a_deletion(make: Any, anywhere: Machines) -> 
     store.before = refuse
     it.need(30)
     assert it.after() == [0, 10, 20]
-    assert read_head(anywhere.storage()).deleted == 20
+    assert read_head(anywhere.connect()).deleted == 20
     assert (it.log.chunks, it.log.earliest) == (3, 20), "it counts in the size of the log"
     store.before = None
     anywhere.end(it.log)
@@ -187,24 +187,6 @@ def test_a_deletion_in_a_bucket_costs_few_requests(make: Any) -> None:
     asked.clear()
     it.log.retention.tidy()
     assert ("list", "readers") in asked
-
-
-def test_only_new_chunks_that_no_reader_needs_leave_the_systems_memory(make: Any) -> None:
-    it = make(1, retention=DAY)
-    uncached: list[int] = []
-    it.storage.uncache_chunk = lambda chunk: uncached.append(chunk.first)
-    it.machines.end(it.log)
-    it.log = it.writer(retention=DAY)
-    for _ in range(3):
-        it.fill()
-    it.need(25)
-    it.after()
-    it.log.retention.uncache()
-    assert uncached == [10]
-    it.need(40)
-    it.after()
-    it.log.retention.uncache()
-    assert uncached == [10, 20, 30]
 
 
 def full(contents: ChunkIndex, max_bytes: int, **settings: Any) -> Retention:

@@ -170,4 +170,4 @@ def test_an_error_of_housekeeping_does_not_end_sealing(
             raise error
         return "written"
 
-    assert Retrier(30.0, fail).retry(write) == "written"
+    assert Retrier(30.0, sealing.sealer.tidy).retry(write) == "written"

@@ -25,7 +25,7 @@ from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import HEAD_NAME, READERS_NAME, Chunk, parse_chunk_name
+from zmq_datasource.log.layout import HEAD_NAME, READERS_NAME, Chunk, parse_name
 from zmq_datasource.log.leases import Leases, Reader
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
@@ -146,14 +146,11 @@ class Connection:
     def path_of(self, key: str) -> str:
         return key
 
-    def exists(self) -> bool:
-        return True
-
     def create(self, *directories: str) -> None:
         pass
 
-    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
-        found: Sequence[Entry] = self._step("list", prefix, lambda it: it.names(prefix, after))
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        found: Sequence[Entry] = self._step("list", prefix, lambda it: it.names(prefix))
         return found
 
     def find(self, key: str) -> Entry | None:
@@ -210,13 +207,13 @@ class Simulation:
 
     # The store.
 
-    def names(self, prefix: str, after: str) -> list[Entry]:
+    def names(self, prefix: str) -> list[Entry]:
         keys = (key.rpartition("/") for key in self.objects)
-        return [self.entry(f"{d}/{name}") for d, _, name in keys if d == prefix and name > after]
+        return [self.entry(f"{d}/{name}") for d, _, name in keys if d == prefix]
 
     def entry(self, key: str) -> Entry:
         content, number = self.objects[key]
-        return Entry(key.rpartition("/")[2], len(content), float(number), False)
+        return Entry(key.rpartition("/")[2], len(content), float(number))
 
     def find(self, key: str) -> Entry | None:
         return self.entry(key) if key in self.objects else None
@@ -227,7 +224,7 @@ class Simulation:
             return held[0] == content
         self.made += 1
         self.objects[key] = content, self.made
-        first = parse_chunk_name(key.rpartition("/")[2])
+        first, _ = parse_name(key.rpartition("/")[2]) or (None, None)
         if first is not None and first == len(self.rows):
             values = pa.ipc.open_file(pa.BufferReader(content)).read_all().column("value").to_pylist()
             self.rows |= dict(enumerate(values, first))
@@ -295,7 +292,7 @@ class Simulation:
         storage = LogStorage(Connection(None, self))
         if not self.objects:
             return
-        begin = read_head(storage).deleted
+        begin = read_head(storage.store).deleted
         wanted = {id_: value for id_, value in self.rows.items() if id_ >= begin}
         assert read_all(storage) == wanted
         self.check_needs(begin)

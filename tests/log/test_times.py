@@ -56,7 +56,7 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataLossError, match="it does not exist"):
         first_since(storage, chunks, 1_000_005)
-    head = HeadWriter(storage)
+    head = HeadWriter(storage.store)
     head.write(replace(head.take_over(), deleted=1))
     assert first_since(storage, chunks, 1_000_005) == 1
 

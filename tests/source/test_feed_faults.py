@@ -103,7 +103,7 @@ def test_each_standby_that_cannot_receive_fails_with_the_reason(
             wait_for(lambda each=each: each.state == "ended", "an error")  # type: ignore[misc]
             with pytest.raises(EndpointError, match="in use"):
                 each.check()
-        assert not one.storage.is_written()
+        assert not one.storage.writer()
 
 
 def test_any_error_of_a_takeover_ends_receiving_with_it(
@@ -141,7 +141,7 @@ def test_a_stop_during_a_takeover_leaves_no_receiver(tmp_path: Path, monkeypatch
         assert Failing.opens is not None
         Failing.opens.set()
         wait_for(lambda: two.state == "ended", "the end")
-        assert not one.storage.is_written()
+        assert not one.storage.writer()
 
 
 def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:

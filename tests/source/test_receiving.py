@@ -171,7 +171,7 @@ def test_a_request_to_seal_raises_the_error_that_has_ended_receiving() -> None:
         wait_for(lambda: receiver.state == "ended", "the end")
         with pytest.raises(MessageLossError, match="never came"):
             receiver.seal()
-        assert not receiver.storage.is_written()
+        assert not receiver.storage.writer()
 
 
 def test_a_pause_receives_nothing_and_answers_requests_to_seal() -> None:

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAv
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import DirectoryStore
+from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.columns import SinkColumns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import glob
 import io
 import json
 import mmap
@@ -16,7 +17,6 @@ import os
 import random
 import struct
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,9 @@ class _Disk:
         os.write(self._notes, json.dumps(words).encode() + b"\n")
 
     def meet(self, act: str, path: object) -> None:
-        """What the disk has to say to an act. A full one has room for a head once its reserve is deleted."""
+        """What the disk has to say to an act. A full one has room for a head once the older one is deleted."""
         if self.faults.disk == "enospc" and f"{self._below}head" in str(path):
-            with suppress(FileNotFoundError):
-                os.stat(f"{self._below}.reserve")
+            if act == "open" and len(glob.glob(f"{self._below}head/*.json")) > 1:
                 self.faults.meet(act)
         else:
             self.faults.meet(act)
@@ -242,7 +241,8 @@ def lose_power(page: Path, chance: random.Random) -> None:
                     if old in kept:
                         kept[new] = kept.pop(old)
     for path, least in torn.items():
-        if os.path.isfile(path):
+        # The process lives for another moment, and would notice that its lock has changed.
+        if os.path.isfile(path) and not path.endswith(".lock"):
             os.truncate(path, chance.randint(min(least, os.path.getsize(path)), os.path.getsize(path)))
     for old, new in reversed(renamed):
         if os.path.exists(new) and chance.random() < 0.5:

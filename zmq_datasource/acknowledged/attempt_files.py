@@ -1,6 +1,6 @@
 """The files of attempts, each with the rows of one attempt at a part of a transaction, until the rows are committed.
 
-They are in the directory ``staging`` beside the chunks of the log. Those of a log in a bucket are in a temporary
+They are in the directory ``staging`` of the log. Those of a log in a bucket are in a temporary
 directory: if that is lost, nothing in it was acknowledged, and the senders send it again.
 
 The rules:
@@ -88,7 +88,7 @@ class AttemptFiles:
     """The files of one receiver.
 
     Args:
-        beside: The directory of the chunks; None for a log in a bucket.
+        beside: The directory of the log; None for a log in a bucket.
     """
 
     def __init__(self, beside: Path | None) -> None:

@@ -13,51 +13,34 @@ A log is a set of whole objects in a store, which is a directory or a bucket. Bo
 
 The rules:
 
-* The main verbs of a store are ``list``, ``open``, ``put_new``, ``put``, ``delete``, ``hold``. Of these, ``put_new``
-  makes an object only if its key is free.
-* The writer that puts a chunk's key first has given out its ids. The other writer finds the key taken, and stops. No
-  lock and no clock protects the log: ``hold`` only says when a standby may begin.
-* Before each put, the writer checks that its last chunk is still there (``fence``). A store without it was unmounted or
-  emptied, and nothing is written there. After each put, it checks that no other writer has put a head (``head``).
-* A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks.
-* Ids are contiguous. Chunks are deleted from the front, and the newest one always stays.
-* Small chunks that lie one after the other are merged (``merging``). The same range has the same rows before and after.
-* Rows have no ids in the file. The last batch of a chunk carries its place and its times (``facts``), and the whole
-  state of its writer (``state``). Each has a checksum, and so has each batch.
+* Of two writers, the one that puts a chunk's key first has given out its ids: ``Store.put_new`` makes an object only if
+  its key is free. No lock and no clock protects the log (``fence``).
+* A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks. Its
+  last batch carries its place and its times (``facts``), and the whole state of its writer (``state``).
+* Ids are contiguous. Chunks are deleted from the front, and the newest one always stays. Small ones are merged.
 * A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
-  ``STORE_RETRY_SECONDS`` (``retrier``), so that their users need not. ``retry_reading`` repeats the reading of rows,
-  for the ``retry_seconds`` of the storage.
-* A query continues from its checkpoint. Its lease only says what must not be deleted (``leases``).
+  ``STORE_RETRY_SECONDS``, and the reading of rows is repeated for the ``retry_seconds`` of the storage (``retrier``).
 
-Layers, from below:
+From below: ``store`` is the contract, ``directory_store`` and ``bucket_store`` are the two stores, ``storage`` is a log
+in a store, ``chunk`` is one chunk, and ``index`` has all of them in order. A writer is ``recovery`` (which takes a log
+over), ``writer``, ``sealer``, ``retention`` and ``merging``, and its record is the ``head``. A reader is ``leases``,
+``follower`` and ``reader``.
 
-* ``store`` is the contract, ``directory_store`` and ``bucket_store`` (with ``buckets``) are the two stores.
-* ``storage`` is a log in a store, with the rules of writing. ``chunk`` is one chunk, ``index`` lists all chunks
-  in order, also while several threads use and change them.
-* The writer: ``recovery`` takes a log over, ``writer`` counts messages and cuts chunks, ``sealer`` writes them in
-  a thread of its own, ``retention`` deletes, ``merging`` merges. ``filler`` is the interface of the code that fills a
-  log, ``state`` is its state in each chunk.
-* The reader: ``reader`` reads a range of ids, finds a time, and decides what happens if a chunk is gone.
-  ``follower`` finds new chunks.
-* ``leases`` say what each reader needs, and ``head`` what the writer has announced and deleted. Both are ``records``.
-
-Other packages import only the names listed here.
-``docs/log-format.md`` specifies each byte.
+Other packages import only the names listed here. ``docs/log-format.md`` specifies each byte.
 """
 
-from zmq_datasource.log.bucket_store import BucketStore, bucket_at
-from zmq_datasource.log.chunk import OpensChunks, read_facts
-from zmq_datasource.log.directory_store import DirectoryStore
+from zmq_datasource.log.bucket_store import BucketStore
+from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.facts import Times
 from zmq_datasource.log.files import add_directory, is_transient, open_file, sync_file, writing
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
-from zmq_datasource.log.head import Head, read_head
+from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.layout import (
     LOCK_WAIT_SECONDS,
     Chunk,
-    is_chunk_name,
+    parse_name,
 )
 from zmq_datasource.log.leases import Lease, LeaseFiles, Reader, SubscriberNotes, subscriber_key
 from zmq_datasource.log.range_file import RangeFile
@@ -91,18 +74,15 @@ __all__ = [
     "Chunk",
     "ChunkIndex",
     "Deletions",
-    "DirectoryStore",
     "Filler",
     "FillerFacts",
     "Found",
-    "Head",
     "Hold",
     "Lease",
     "LeaseFiles",
     "LogFollower",
     "LogStorage",
     "LogWriter",
-    "OpensChunks",
     "RangeFile",
     "Reader",
     "Retrier",
@@ -112,14 +92,13 @@ __all__ = [
     "SubscriberNotes",
     "Times",
     "add_directory",
-    "bucket_at",
     "deleted_error",
     "find_id",
     "first_since",
-    "is_chunk_name",
     "is_transient",
     "lost_ids",
     "open_file",
+    "parse_name",
     "read_facts",
     "read_head",
     "read_index",

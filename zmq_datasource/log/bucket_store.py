@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import re
 import threading
@@ -13,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from zmq_datasource.errors import (
@@ -29,7 +28,7 @@ from zmq_datasource.errors import (
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.log.buckets import Bucket, import_obstore
-from zmq_datasource.log.files import read_file, this_process, writing
+from zmq_datasource.log.files import this_process
 from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.store import Content, Entry
 from zmq_datasource.options.types import Location
@@ -107,33 +106,19 @@ class BucketStore:
     def __reduce__(self) -> tuple[type[Self], tuple[Location, HoldTimes]]:
         return type(self), (self.location, self.times)
 
-    def __repr__(self) -> str:
-        return f"BucketStore({str(self)!r})"
-
     def __str__(self) -> str:
         return str(self.location).partition("?")[0].rstrip("/")
 
     def path_of(self, key: str) -> str:
         return f"{self}/{key}"
 
-    def exists(self) -> bool:
-        return True  # a bucket has no directories
-
     def create(self, *directories: str) -> None:
         self.list()  # reports a missing bucket now
 
-    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
+    def list(self, prefix: str = "") -> Sequence[Entry]:
         with self._using(f"listing {self.path_of(prefix)}") as bucket:
-            if after:
-                pages = self._obstore.list(bucket, prefix, offset=f"{prefix}/{after}")
-                objects, directories = [about for page in pages for about in page], []
-            else:
-                found = self._obstore.list_with_delimiter(bucket, prefix or None)
-                objects, directories = found["objects"], found["common_prefixes"]
-        below = len(prefix) + 1 if prefix else 0
-        entries = [Entry(path[below:], 0, 0.0, True) for path in directories]
-        entries += [_entry(about["path"][below:], about) for about in objects]
-        return [entry for entry in entries if entry.name and entry.name[0] != "." and "/" not in entry.name]
+            found = self._obstore.list_with_delimiter(bucket, prefix or None)["objects"]
+        return [_entry(about["path"].rpartition("/")[2], about) for about in found]
 
     def find(self, key: str) -> Entry | None:
         try:
@@ -158,9 +143,6 @@ class BucketStore:
             return memoryview(self._obstore.get_range(bucket, key, start=begin, end=end))
 
     def put_new(self, key: str, content: Content) -> None:
-        if isinstance(content, Path):
-            with writing(f"writing {self.path_of(key)}"):
-                content = [read_file(content)]
         joined = bytearray()
         for part in content:  # one by one, so that they are not all in memory beside the whole
             joined += part
@@ -249,7 +231,7 @@ class BucketStore:
             found, version, is_held = self._observe(key)
             # If obstore repeats a put whose answer was lost, the bucket refuses it, and this process has the key.
             if found.nonce == mine.nonce or (
-                not is_held and self.put_if(key, mine.content, version or "create")
+                not is_held and self.put_if(key, msgspec.json.encode(mine), version or "create")
             ):
                 return BucketHold(self, key, mine)
             left = deadline - time.monotonic()
@@ -297,7 +279,7 @@ def bucket_at(location: Location) -> BucketStore:
     return BucketStore(location)
 
 
-class _Record(NamedTuple):
+class _Record(msgspec.Struct, frozen=True):
     """The content of a key that is held.
 
     Attributes:
@@ -313,13 +295,9 @@ class _Record(NamedTuple):
     @classmethod
     def read(cls, content: bytes) -> Self:
         try:
-            return cls(**json.loads(content))
-        except (ValueError, TypeError):
+            return msgspec.json.decode(content, type=cls)
+        except msgspec.MsgspecError:
             return cls("an unknown process", str(content), 0)
-
-    @property
-    def content(self) -> bytes:
-        return json.dumps(self._asdict()).encode()
 
 
 _NO_RECORD = _Record("", "", 0)
@@ -346,7 +324,7 @@ class BucketHold:
         atexit.unregister(self._end)
         failpoints.reach("log.store.before_release")
         try:
-            self._write(self._record._replace(nonce=""))
+            self._write(msgspec.structs.replace(self._record, nonce=""))
         except LogError as e:
             _log.warning(
                 "%s; another process can take the key after %.0f s", e, self._store.times.silent_seconds
@@ -360,7 +338,7 @@ class BucketHold:
         while self._lost is None and not self._ending.wait(self._store.times.beat_seconds):
             try:
                 failpoints.reach("log.store.before_beat")
-                self._write(self._record._replace(beat=self._record.beat + 1))
+                self._write(msgspec.structs.replace(self._record, beat=self._record.beat + 1))
             except Exception as e:  # the next beat tries again, and a put reports the same fault
                 _log.debug("refreshing %s: %s", self._store.path_of(self._key), e)
 
@@ -373,9 +351,9 @@ class BucketHold:
         if version and found.nonce != self._record.nonce:
             self._lost = found.name
         elif version:  # otherwise the bucket has lost its content, and nothing is put there
-            self._store.put_if(self._key, record.content, version)
+            self._store.put_if(self._key, msgspec.json.encode(record), version)
             self._record = record
 
 
 def _entry(name: str, about: Mapping[str, Any]) -> Entry:
-    return Entry(name, about["size"], about["last_modified"].timestamp(), False)
+    return Entry(name, about["size"], about["last_modified"].timestamp())

@@ -14,14 +14,14 @@ All else is read from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_VIRTUAL_HOST
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.types import Location
 
-_DFS = ".dfs.core.windows.net"
+_AZURE = ".dfs.core.windows.net"
 _QUERY = re.compile(r"\?[^\s\"]+")
 
 
@@ -29,21 +29,17 @@ class Bucket(NamedTuple):
     """A bucket, and a prefix in it.
 
     Attributes:
-        kind: The name of obstore's class.
-        bucket: The bucket's name.
-        prefix: The prefix of all keys; empty for none.
-        config: The configuration for that class.
+        url: Both, for ``obstore``, without credentials and parameters.
+        config: The configuration of obstore's store.
         secrets: Texts that no message may show.
     """
 
-    kind: str
-    bucket: str
-    prefix: str
-    config: Mapping[str, Any]
+    url: str
+    config: Mapping[str, str]
     secrets: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"Bucket({self.kind!r}, {self.bucket!r}, {self.prefix!r})"
+        return f"Bucket({self.url!r})"
 
     @classmethod
     def read(cls, location: Location) -> Self:
@@ -55,34 +51,44 @@ class Bucket(NamedTuple):
         try:
             parts = _split(location.with_credentials)
             parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
-            secrets = [parameters.get("sig", "")]
-            if parts.password:
-                secrets += [unquote(parts.username or ""), unquote(parts.password)]
-            reader = _READERS.get(parts.scheme)
-            if reader is None:
-                raise ValueError(
-                    f"it must be a URI of a bucket ({', '.join(_READERS)}); for a directory use walLocation"
-                )
-            kind, bucket, path, config = reader(parts, parameters)
-            if not bucket:
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            secrets = (parameters.get("sig", ""), password, password and user)
+            place = parts.netloc.rpartition("@")[2]
+            match parts.scheme:
+                case "s3":
+                    config = {
+                        "access_key_id": user,
+                        "secret_access_key": password,
+                        "region": parameters.pop("region", ""),
+                        "endpoint": _endpoint(parameters),
+                        # Deletes single objects: some servers that imitate S3 have no bulk delete.
+                        "disable_bulk_delete": "true",
+                    }
+                case "gs":
+                    signs = user != "anonymous"
+                    config = {"base_url": _endpoint(parameters), "skip_signature": "" if signs else "true"}
+                case "abfs" | "abfss":
+                    if not place.endswith(_AZURE):
+                        raise ValueError(f"write the account as in abfs://container@account{_AZURE}/prefix")
+                    place = f"{user}@{place}"
+                    config = {"account_key": password, "sas_key": _token(parameters)}
+                case _:
+                    raise ValueError(
+                        "it must be a URI of a bucket (s3, gs, abfs, abfss); for a directory use walLocation"
+                    )
+            if not place or place[0] == "@":
                 raise ValueError("it names no bucket")
             if parameters:
                 raise ValueError(f"unknown parameter {', '.join(sorted(parameters))}")
         except ValueError as e:
             raise OptionError(f"option walStore={location!r}: {e}") from None
-        return cls(
-            kind,
-            bucket,
-            unquote(path).strip("/"),
-            {name: value for name, value in config.items() if value is not None},
-            tuple(filter(None, secrets)),
-        )
+        given = {name: value for name, value in config.items() if value}
+        return cls(f"{parts.scheme}://{place}{parts.path}", given, tuple(filter(None, secrets)))
 
     def connect(self, **options: Any) -> Any:
         """Create an obstore store. Raises obstore's errors."""
         options["client_options"]["allow_http"] = True
-        made = getattr(import_obstore().store, self.kind)
-        return made(self.bucket, prefix=self.prefix or None, config=dict(self.config), **options)
+        return import_obstore().store.from_url(self.url, config=dict(self.config), **options)
 
     def without_secrets(self, text: str) -> str:
         """Remove the secrets from a message of obstore, for a log."""
@@ -93,47 +99,21 @@ class Bucket(NamedTuple):
         return text
 
 
-_Read = tuple[str, str, str, dict[str, Any]]
-
-
-def _read_s3(parts: SplitResult, parameters: dict[str, str]) -> _Read:
-    config = {
-        "access_key_id": unquote(parts.username) if parts.username else None,
-        "secret_access_key": unquote(parts.password) if parts.password else None,
-        "region": parameters.pop("region", None),
-        "endpoint": _endpoint(parameters),
-        "disable_bulk_delete": "true",  # deletes single objects: some servers that imitate S3 have no bulk delete
-    }
-    return "S3Store", parts.netloc.rpartition("@")[2], parts.path, config
-
-
-def _read_google(parts: SplitResult, parameters: dict[str, str]) -> _Read:
-    config = {
-        "base_url": _endpoint(parameters),
-        "skip_signature": "true" if parts.username == "anonymous" else None,
-    }
-    return "GCSStore", parts.netloc.rpartition("@")[2], parts.path, config
-
-
-def _read_azure(parts: SplitResult, parameters: dict[str, str]) -> _Read:
-    host = parts.hostname or ""
-    if not host.endswith(_DFS):
-        raise ValueError(f"write the account as in abfs://container@account{_DFS}/prefix")
-    config = {
-        "account_name": host.removesuffix(_DFS),
-        "account_key": unquote(parts.password) if parts.password else None,
-    }
-    if "sig" in parameters:
-        config["sas_key"] = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
-        parameters.clear()
-    return "AzureStore", unquote(parts.username or ""), parts.path, config
-
-
-def _endpoint(parameters: dict[str, str]) -> str | None:
-    scheme, endpoint = parameters.pop("scheme", "https"), parameters.pop("endpoint_override", None)
+def _endpoint(parameters: dict[str, str]) -> str:
+    """Take the server out of the parameters; empty for none."""
+    scheme, endpoint = parameters.pop("scheme", "https"), parameters.pop("endpoint_override", "")
     if scheme not in ("http", "https"):
         raise ValueError("the parameter scheme must be http or https")
-    return endpoint if endpoint is None or "://" in endpoint else f"{scheme}://{endpoint}"
+    return endpoint if not endpoint or "://" in endpoint else f"{scheme}://{endpoint}"
+
+
+def _token(parameters: dict[str, str]) -> str:
+    """Take the SAS token out of the parameters, all of which are then its own; empty for none."""
+    if "sig" not in parameters:
+        return ""
+    token = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
+    parameters.clear()
+    return token
 
 
 def _split(uri: str) -> SplitResult:
@@ -144,14 +124,6 @@ def _split(uri: str) -> SplitResult:
     if "@" in parts.path:
         raise ValueError("write a / in a key or secret as %2F")
     return parts
-
-
-_READERS: Mapping[str, Callable[[SplitResult, dict[str, str]], _Read]] = {
-    "s3": _read_s3,
-    "gs": _read_google,
-    "abfs": _read_azure,
-    "abfss": _read_azure,
-}
 
 
 def import_obstore() -> Any:

@@ -17,80 +17,48 @@ writes nothing to it. Two entries are the same object if their size and time of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from zmq_datasource.errors import DiskFaultError, LogLockedError
-from zmq_datasource.log.files import MOUNT_AGAIN
-from zmq_datasource.log.layout import LOG_NAME, chunk_name
+from zmq_datasource.errors import LogLockedError
+from zmq_datasource.log.files import gone
+from zmq_datasource.log.head import HeadWriter
+from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, key_of
 from zmq_datasource.log.store import Entry, Store
-
-
-class _Chunk(Protocol):
-    @property
-    def first(self) -> int: ...
-
-
-class _Log(Protocol):
-    """The part of ``LogStorage`` that a fence uses."""
-
-    store: Store
-
-    def key(self, name: str) -> str: ...
-
-    def chunks(self, after: int | None = None) -> Sequence[_Chunk]: ...
-
-    def log_id_again(self) -> str: ...
-
-
-class ChecksWriter(Protocol):
-    """The part of ``HeadWriter`` that a fence uses."""
-
-    def check(self) -> None:
-        """Raise LogLockedError if another writer has put a head, and DiskFaultError if this writer's head is gone."""
 
 
 class Fence:
     """Checks whether another writer has taken over. Then each later check raises.
 
     Args:
-        storage: The log.
-        log_id: The id of the log that was opened.
-        newest: The first id of its newest chunk; None if there is no chunk.
+        store: The store of the log.
         head: The head of this writer.
+        newest: The newest chunk of the log; None if there is none.
 
     Raises:
-        LogLockedError: There is a newer chunk, or another log.
-        DiskFaultError: The newest chunk is not there.
+        LogLockedError, DiskFaultError: As ``check``.
     """
 
-    def __init__(self, storage: _Log, log_id: str, newest: int | None, head: ChecksWriter) -> None:
-        self._storage = storage
-        self._log_id = log_id
+    def __init__(self, store: Store, head: HeadWriter, newest: Chunk | None) -> None:
+        self._store = store
         self._head = head
         self._error: LogLockedError | None = None
-        self._newest = newest
-        self._entry = self._find(newest)
-        self._check_newest()
-        if self._entry is None:
-            raise self._missing_error()
+        self._key = LOG_NAME if newest is None else key_of(newest.name)
+        self._entry: Entry | None = None
+        self.check()
 
     def check(self) -> None:
         """Check that the newest chunk is there. Called before anything is written or deleted.
 
         Raises:
-            LogLockedError: Another writer has put later chunks, or made another log.
+            LogLockedError: Another writer has taken over.
             DiskFaultError: The store has lost its content: it was unmounted or emptied.
         """
         if self._error is not None:
             raise self._error
-        found = self._find(self._newest)
-        if found is not None and found == self._entry:
-            return
-        self._check_newest()
-        if found is None:
-            raise self._missing_error()
-        self._entry = found  # the chunk was lost, and has been restored as another object
+        found = self._store.find(self._key)
+        if found is None or found != self._entry:
+            self.check_head()
+            if found is None:
+                raise gone(f"writing to log {self._store}", self._store.path_of(self._key))
+            self._entry = found  # it was lost, and has been restored as another object
 
     def advance(self, first: int) -> float | None:
         """Check that the chunk that this writer has just put counts, and make it the newest one.
@@ -101,16 +69,16 @@ class Fence:
             The modification time of the chunk's object.
 
         Raises:
-            LogLockedError: Another writer has taken over.
-            DiskFaultError: The store refuses for now, or has lost its content.
+            LogLockedError, DiskFaultError: As ``check``.
         """
-        entry = self._find(first)  # before the check below, which then holds for this object
+        key = key_of(chunk_name(first))
+        entry = self._store.find(key)  # before the check below, which then holds for this object
         self.check_head()
-        self._newest, self._entry = first, entry
+        self._key, self._entry = key, entry
         return None if entry is None else entry.modified
 
     def check_head(self) -> None:
-        """Check that no other writer has taken over. Called after each put. Raises what ``advance`` does."""
+        """Check that no other writer has taken over. Called after each put. Raises what ``check`` does."""
         try:
             self._head.check()
         except LogLockedError as e:
@@ -120,31 +88,3 @@ class Fence:
         """Make each later ``check`` raise this error, and return the error."""
         self._error = error
         return error
-
-    def _find(self, first: int | None) -> Entry | None:
-        return self._storage.store.find(self._key(first))
-
-    def _key(self, first: int | None) -> str:
-        return LOG_NAME if first is None else self._storage.key(chunk_name(first))
-
-    def _check_newest(self) -> None:
-        storage = self._storage
-        later = storage.chunks(after=self._newest)
-        if storage.log_id_again() != self._log_id:
-            what = "made another log"
-        elif later:
-            what = f"put chunks with the ids from {later[0].first} on"
-        else:
-            return
-        raise self.close(
-            LogLockedError(
-                f"writing to {storage}: another process has {what} while this one was stopped. Messages that this "
-                "process has received and not sealed are lost. Start it again: then it follows or takes over"
-            )
-        )
-
-    def _missing_error(self) -> DiskFaultError:
-        return DiskFaultError(
-            f"writing to {self._storage}: {self._storage.store.path_of(self._key(self._newest))}, which was there, is "
-            f"not there any more. {MOUNT_AGAIN}"
-        )

@@ -77,6 +77,11 @@ def writing(act: str) -> Iterator[None]:
         raise kind(f"{act}: {e.strerror or e}{_HINTS.get(e.errno or 0, '')}") from e
 
 
+def gone(act: str, path: str) -> DiskFaultError:
+    """The error of an act that needs an object which was there, and is not there any more."""
+    return DiskFaultError(f"{act}: {path}, which was there, is not there any more. {MOUNT_AGAIN}")
+
+
 def this_process() -> str:
     """The name of this process in a lock that it holds, for other processes."""
     return f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T %z')}"
@@ -154,7 +159,7 @@ def add_directory(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(mode=0o700, exist_ok=True)
         with suppress(PermissionError):  # a user may write to a directory that it may not read
-            sync_directory(path.parent)
+            sync_file(path.parent)
 
 
 def sync_file(path: Path) -> None:
@@ -164,6 +169,3 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-sync_directory = sync_file

@@ -16,7 +16,7 @@ from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.index import ChunkIndex, read_index
-from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.layout import chunk_name, key_of
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.storage import LogStorage
 
@@ -115,8 +115,8 @@ class LogFollower(ChunkIndex):
         chunks = self.covering(self.earliest, self.earliest + 1)
         if not chunks:
             return True
-        find, key = self._storage.store.find, self._storage.key
-        return find(key(chunks[0].name)) is None or find(key(chunk_name(self.durable_end))) is not None
+        find = self._storage.store.find
+        return find(key_of(chunks[0].name)) is None or find(key_of(chunk_name(self.durable_end))) is not None
 
     def _list(self) -> None:
         """List all chunks.

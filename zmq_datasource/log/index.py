@@ -10,15 +10,12 @@ import itertools
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from zmq_datasource.errors import DiskFaultError, LogFormatError
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.files import MOUNT_AGAIN
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.storage import MOST_LISTINGS, ChunkEntry, LogStorage
+from zmq_datasource.log.storage import LogStorage
 
 
 class _State(NamedTuple):
@@ -184,25 +181,16 @@ def read_index(storage: LogStorage) -> ChunkIndex:
 
     Raises:
         DamagedChunkError: The newest chunk is damaged.
-        DiskFaultError: The log cannot be listed now, or its chunks are gone.
-        LogFormatError: Listed chunks cannot be opened.
+        DiskFaultError, LogFormatError: See ``LogStorage.from_listing``.
     """
-    for _ in range(MOST_LISTINGS - 1):
-        with suppress(FileNotFoundError):  # the newest chunk was merged or deleted, so there is a newer one
-            return _index_of(storage)
-    try:
-        return _index_of(storage)
-    except FileNotFoundError as e:
-        if not storage.chunks():
-            raise DiskFaultError(f"reading {storage}: no chunk is there any more. {MOUNT_AGAIN}") from e
-        raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened") from e
+    return storage.from_listing(lambda: _index_of(storage))
 
 
 def _index_of(storage: LogStorage) -> ChunkIndex:
     sealed = storage.chunks()
     end = read_facts(storage, sealed[-1].name).end if sealed else 0
     merged = storage.merged()
-    deleted = read_head(storage).deleted
+    deleted = read_head(storage.store).deleted
     if sealed and sealed[-1].first < deleted:  # and its key may have been free again when it was opened
         raise FileNotFoundError(errno.ENOENT, "the newest listed chunk is deleted", str(storage))
     index = ChunkIndex(counting(sealed, end, merged, deleted))
@@ -214,7 +202,7 @@ def _index_of(storage: LogStorage) -> ChunkIndex:
     return index
 
 
-def counting(sealed: Sequence[ChunkEntry], end: int, merged: Sequence[Chunk], begin: int) -> Iterator[Chunk]:
+def counting(sealed: Sequence[Chunk], end: int, merged: Sequence[Chunk], begin: int) -> Iterator[Chunk]:
     """The listed chunks that count, in order. They hold each id once.
 
     A sealed chunk that begins before the end of the one before it lies in a merged chunk. Merged chunks overlap if a
@@ -241,8 +229,7 @@ def _order(chunk: Chunk) -> tuple[int, bool, int]:
     return chunk.first, chunk.merged is None, -chunk.end
 
 
-def _chunks_of(entries: Sequence[ChunkEntry], end: int, merged: Sequence[Chunk]) -> list[Chunk]:
-    """The chunks of entries. Each ends where the next one begins, sealed or merged; the last one at ``end``."""
-    firsts = sorted({*(it.first for it in entries), *(it.first for it in merged)})
-    ends = dict(itertools.pairwise([*firsts, end]))
-    return [Chunk(it.first, ends[it.first], it.size, it.sealed_at, None, it.sealed_at) for it in entries]
+def _chunks_of(sealed: Sequence[Chunk], end: int, merged: Sequence[Chunk]) -> list[Chunk]:
+    """Let each chunk end where the next one begins, sealed or merged; the last one at ``end``."""
+    ends = dict(itertools.pairwise([*sorted({it.first for it in (*sealed, *merged)}), end]))
+    return [chunk._replace(end=ends[chunk.first]) for chunk in sealed]

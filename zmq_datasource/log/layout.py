@@ -13,11 +13,12 @@ HEAD_NAME = "head"
 LOCK_NAME = "writer.lock"
 # How long to wait for the lock of a process that is ending: it may drain its sockets, or finish a write.
 LOCK_WAIT_SECONDS = 15.0
+# How often a listing is repeated. An object that was listed may be deleted before it is opened.
+MOST_LISTINGS = 10
 READERS_NAME = "readers"
 MERGED_NAME = "merged"
 
-_CHUNK_NAME = re.compile(r"([0-9]{20})\.arrow")
-_MERGED_CHUNK_NAME = re.compile(rf"{MERGED_NAME}/([0-9]{{20}})-([0-9]{{20}})\.arrow")
+_NAME = re.compile(rf"(?:{MERGED_NAME}/([0-9]{{20}})-)?([0-9]{{20}})\.arrow")
 
 
 class Chunk(NamedTuple):
@@ -53,26 +54,19 @@ def merged_name(first: int, end: int) -> str:
     return f"{MERGED_NAME}/{end:020d}-{first:020d}.arrow"
 
 
-def parse_chunk_name(name: str) -> int | None:
-    """The first id in the name of a chunk as it was sealed; None for another object."""
-    match = _CHUNK_NAME.fullmatch(name)
-    return None if match is None else int(match[1])
+def key_of(name: str) -> str:
+    """The key of a chunk."""
+    return name if name.startswith(f"{MERGED_NAME}/") else f"{CHUNKS_NAME}/{name}"
 
 
-def parse_merged_name(name: str) -> tuple[int, int] | None:
-    """The first id and the end in the name of a merged chunk; None for another object."""
-    match = _MERGED_CHUNK_NAME.fullmatch(name)
-    return None if match is None else (int(match[2]), int(match[1]))
-
-
-def is_chunk_name(name: str) -> bool:
-    """Whether it is the name of a chunk, sealed or merged."""
-    return parse_chunk_name(name) is not None or parse_merged_name(name) is not None
+def parse_name(name: str) -> tuple[int, int | None] | None:
+    """The first id in the name of a chunk, and the end in that of a merged one; None for another object."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[2]), None if match[1] is None else int(match[1]))
 
 
 def first_id_in(name: str) -> int:
     """The id of the first row in the file of a chunk with this name."""
-    merged = parse_merged_name(name)
-    first = parse_chunk_name(name) if merged is None else merged[0]
-    assert first is not None, name
-    return first
+    ids = parse_name(name)
+    assert ids is not None, name
+    return ids[0]

@@ -153,7 +153,7 @@ class LeaseFiles:
             LogFormatError: It is damaged.
         """
         hint = f"; or, to keep nothing for this reader: zmq-datasource log readers drop {self._storage.root} {key}"
-        return read_record(self._storage, _object(key), Lease, "the lease of a reader", hint)
+        return read_record(self._store, _object(key), Lease, "the lease of a reader", hint)
 
     def write(self, lease: Lease) -> Lease:
         """Write a lease durably, with a new beat. Returns what was written.
@@ -257,7 +257,7 @@ class Reader:
         if found is not None and found.begins:
             self._lease = msgspec.structs.replace(self._lease, next=found.next, begins=True)
         self._retrier.retry(self.write)
-        announced = self._retrier.retry(lambda: read_head(self._storage)).announced
+        announced = self._retrier.retry(lambda: read_head(self._storage.store)).announced
         self._thread.start()
         return announced
 

@@ -148,8 +148,7 @@ class Merger:
         """Delete the chunks that count for nobody: parts of merged chunks, and what lies below the first id."""
         storage, index = self._storage, self._index
         end = index.durable_end
-        listed = [Chunk(it.first, it.first + 1, it.size, it.sealed_at) for it in storage.chunks()]
-        listed += storage.merged()
+        listed = [*storage.chunks(), *storage.merged()]
         names, intact = {chunk.name for chunk in index.all}, set[str]()
         for chunk in listed:
             if chunk.first >= end or chunk.name in names:

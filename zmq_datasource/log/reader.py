@@ -16,20 +16,19 @@ import itertools
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.errors import DataLossError, LogError, LogFormatError
+from zmq_datasource.errors import DataLossError, LogError
 from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.retrier import retry_reading
-from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.columns import number
 
 _TRUE = number(1).cast(pa.bool_())
@@ -216,18 +215,17 @@ def find_id(storage: LogStorage, log_id: str, id_: int) -> Found | None:
     """
     if storage.log_id() != log_id:
         return None
-    for _ in range(MOST_LISTINGS):
-        index = read_index(storage)
-        if index.newest is None:  # the writer never deletes the newest chunk
-            return None
-        chunk = next(iter(index.covering(id_, id_ + 1)), None)
-        if chunk is None or not chunk.size:
-            return Found(index.earliest, None)
-        with suppress(FileNotFoundError):  # it was deleted since the listing
-            # If a sealed chunk is missing, the one before it covers its ids in the index, and does not have them.
-            has_it = read_facts(storage, chunk.name).end > id_
-            return Found(index.earliest, chunk if has_it else None)
-    raise LogFormatError(f"reading {storage}: its listing shows chunks that cannot be opened")
+    return storage.from_listing(lambda: _find_id(storage, id_))
+
+
+def _find_id(storage: LogStorage, id_: int) -> Found | None:
+    index = read_index(storage)
+    if index.newest is None:  # the writer never deletes the newest chunk
+        return None
+    chunk = next(iter(index.covering(id_, id_ + 1)), None)
+    # If a sealed chunk is missing, the one before it covers its ids in the index, and does not have them.
+    has_it = chunk is not None and chunk.size and read_facts(storage, chunk.name).end > id_
+    return Found(index.earliest, chunk if has_it else None)
 
 
 def lost_ids(storage: LogStorage, log_id: str, pieces: Sequence[Slice]) -> list[range]:

@@ -1,15 +1,16 @@
-"""The small JSON objects of a log, each with its checksum: the head of the writer, and the leases of readers."""
+"""The small JSON objects of a log: the head of the writer, and the leases of readers, each with its checksum."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 import xxhash
 
 from zmq_datasource.errors import RESTORE, LogFormatError
-from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Store
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -19,7 +20,14 @@ def encode_record(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(_signed(record))
 
 
-def read_record(storage: LogStorage, key: str, kind: type[T], what: str, hint: str = "") -> T | None:
+def read_object(store: Store, key: str) -> bytes | None:
+    """The content of a small object; None if there is none."""
+    with suppress(FileNotFoundError), store.open(key) as file:
+        return bytes(file.read())
+    return None
+
+
+def read_record(store: Store, key: str, kind: type[T], what: str, hint: str = "") -> T | None:
     """Read a record; None if there is none.
 
     Args:
@@ -30,7 +38,7 @@ def read_record(storage: LogStorage, key: str, kind: type[T], what: str, hint: s
         DiskFaultError: It cannot be read now.
         LogFormatError: It is damaged.
     """
-    content = storage.read(key)
+    content = read_object(store, key)
     if content is None:
         return None
     try:
@@ -39,9 +47,7 @@ def read_record(storage: LogStorage, key: str, kind: type[T], what: str, hint: s
         if found != _signed(record):
             raise ValueError("its checksum differs; the file was changed after it was written")
     except (msgspec.ValidationError, ValueError, RecursionError) as e:
-        raise LogFormatError(
-            f"reading {storage.store.path_of(key)}: it is not {what} ({e}). {RESTORE}{hint}"
-        ) from e
+        raise LogFormatError(f"reading {store.path_of(key)}: it is not {what} ({e}). {RESTORE}{hint}") from e
     return record
 
 

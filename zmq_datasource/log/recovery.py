@@ -7,7 +7,7 @@ from typing import NamedTuple
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.files import sync_directory, writing
+from zmq_datasource.log.files import writing
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, read_index
 from zmq_datasource.log.storage import LogStorage
@@ -44,28 +44,25 @@ def open_for_writing(storage: LogStorage, lock_wait: float) -> OpenedLog:
         LogError: Another writer has the log, or it is damaged or not writable.
     """
     with writing(f"opening {storage}"):  # listing may raise errors of the system too
-        log_id = storage.open_log()
+        storage.open_log()
         hold = storage.lock(lock_wait)
         try:
             failpoints.reach("log.recovery.after_lock")
-            head = HeadWriter(storage)
+            head = HeadWriter(storage.store)
             head.take_over()  # before anything is listed, written or deleted: see ``fence``
-            return OpenedLog(log_id, hold, head, *_recover(storage, log_id, head))
+            return OpenedLog(storage.log_id_again(), hold, head, *_recover(storage, head))
         except BaseException:
             hold.release()
             raise
 
 
-def _recover(storage: LogStorage, log_id: str, head: HeadWriter) -> tuple[ChunkIndex, bytes, int]:
+def _recover(storage: LogStorage, head: HeadWriter) -> tuple[ChunkIndex, bytes, int]:
     """Read chunks, state and time."""
-    if storage.directory is not None:
-        # A killed writer may have linked a chunk without forcing its name to the disk.
-        sync_directory(storage.directory)
+    storage.tidy_up()
     try:
         index = read_index(storage)
         newest = index.newest
-        storage.start_fence(log_id, None if newest is None else newest.first, head)
-        storage.remove_temporaries()
+        storage.start_fence(head, newest)
         if newest is None:
             return index, b"", 0
         facts = read_facts(storage, newest.name)

@@ -77,7 +77,7 @@ class Retention:
         self._storage = storage
         self._index = index
         self._leases = leases
-        self._head = HeadWriter(storage)  # until ``begin``
+        self._head = HeadWriter(storage.store)  # until ``begin``
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._reserved_bytes = _RESERVED_CHUNKS * chunk_bytes
@@ -88,7 +88,6 @@ class Retention:
         self._next_silence = 0.0
         self._tidying = threading.Lock()
         self.needed = 0
-        self._uncached = 0  # chunks below this id are not in the system's memory, or older than this writer
 
     @property
     def full(self) -> bool:
@@ -118,25 +117,12 @@ class Retention:
         self._head = head
         self._leases.continue_from(head.head, self._clock(), self._index.durable_end)
         self.needed = self._index.earliest
-        self._uncached = self._index.durable_end
         self._looked_at, self._next_silence = -math.inf, self._monotonic() + _SILENCE_SECONDS
 
     def end(self) -> None:
         """Write the silence of leases for the next writer."""
         self._leases.look()
         self._write_silence()
-
-    def uncache(self) -> None:
-        """Drop new chunks that no reader needs any more from the system's memory.
-
-        The next chunks then use the same memory. Otherwise each of them takes memory that was never used, which costs
-        a virtual machine ten times as much as the copy into it; and the log takes the memory of other files.
-        """
-        needed = self.needed
-        for chunk in self._index.covering(self._uncached, needed):
-            if chunk.end <= needed:
-                self._storage.uncache_chunk(chunk)
-                self._uncached = chunk.end
 
     def tidy(self) -> None:
         """Read the leases if it is time for that, and delete what can go.

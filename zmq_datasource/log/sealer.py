@@ -180,12 +180,12 @@ class Sealer:
                 job = self._jobs.get(timeout=_TICK_SECONDS)
             except queue.Empty:
                 self._check_hold()
-                self._tidy(self._retention.tidy)
+                self.tidy()
                 continue
             if job is None:
-                self._tidy(self._retention.end)
+                self.tidy(self._retention.end)
                 return
-            self._tidy(self._retention.tidy)  # for a log that is never idle
+            self.tidy()  # for a log that is never idle
             try:
                 self._seal(job)
             except Exception as e:
@@ -198,10 +198,10 @@ class Sealer:
                 self._finished += 1  # before the result: a thread that gets the result may queue the next job
                 job.done.set_result(job.end)
 
-    def _tidy(self, act: Callable[[], None]) -> None:
-        """Do something that can wait. An error is only logged, because sealing must continue."""
+    def tidy(self, act: Callable[[], None] | None = None) -> None:
+        """Delete what can go, or do something else that can wait. An error is only logged: sealing must continue."""
         try:
-            act()
+            (act or self._retention.tidy)()
         except LogLockedError as e:
             self.failure = self.failure or e
         except Exception as e:
@@ -228,5 +228,4 @@ class Sealer:
         self._sealed_bytes += job.size
         self._on_sealed()
         _log.debug("sealed chunk %s, %d bytes", chunk.name, chunk.size)
-        self._tidy(self._retention.tidy)
-        self._tidy(self._retention.uncache)
+        self.tidy()

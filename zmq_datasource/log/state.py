@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import msgspec
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import LogFormatError
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.storage import MOST_LISTINGS, LogStorage
+from zmq_datasource.log.storage import LogStorage
 
 
 class Carried(Protocol):
@@ -84,13 +83,12 @@ def read_saved_state(storage: LogStorage, newest: int | None = None) -> bytes:
         DamagedChunkError: The chunk or its state is damaged.
         DiskFaultError: The chunk cannot be opened now.
     """
-    for _ in range(MOST_LISTINGS):
-        if newest is None:
-            chunk = storage.newest_chunk()
-            if chunk is None:
-                return b""
-            newest = chunk.first
-        with suppress(FileNotFoundError):
+    if newest is not None:
+        with suppress(FileNotFoundError):  # it was deleted, so there is a newer one
             return read_facts(storage, chunk_name(newest)).state
-        newest = None  # it was deleted, so there is a newer one
-    raise LogFormatError(f"reading {storage}: its newest chunk is listed, and cannot be opened")
+
+    def read() -> bytes:
+        chunk = max(storage.chunks(), default=None)
+        return b"" if chunk is None else read_facts(storage, chunk.name).state
+
+    return storage.from_listing(read)

@@ -1,8 +1,4 @@
-"""A log in a store: the names of its objects, and the rules for writing them.
-
-A chunk's key is its first id, and the writer that puts a key first has given out those ids: see ``fence``. A lock only
-says when a standby may begin.
-"""
+"""A log in a store: its id, its chunks, and the rules for writing them."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ import errno
 import json
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -27,9 +23,11 @@ from zmq_datasource.errors import (
     NoLogError,
 )
 from zmq_datasource.host import failpoints
+from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.fence import ChecksWriter, Fence
-from zmq_datasource.log.files import MOUNT_AGAIN
+from zmq_datasource.log.fence import Fence
+from zmq_datasource.log.files import MOUNT_AGAIN, gone
+from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.layout import (
     CHUNKS_NAME,
     FORMAT_VERSION,
@@ -37,43 +35,38 @@ from zmq_datasource.log.layout import (
     LOCK_NAME,
     LOG_NAME,
     MERGED_NAME,
+    MOST_LISTINGS,
     READERS_NAME,
     Chunk,
     chunk_name,
-    parse_chunk_name,
-    parse_merged_name,
+    key_of,
+    parse_name,
 )
+from zmq_datasource.log.records import read_object
 from zmq_datasource.log.store import Content, Entry, Hold, Store
+from zmq_datasource.options.types import Location
 
-# How often a listing is repeated. A chunk that was listed may be deleted before it is opened.
-MOST_LISTINGS = 10
+_DIRECTORIES = (CHUNKS_NAME, HEAD_NAME, MERGED_NAME, READERS_NAME)
 _LEISURE_SECONDS = 10.0
 
-
-class ChunkEntry(NamedTuple):
-    """A sealed chunk in a listing: its first id, its bytes, and its time of modification (seconds since the epoch)."""
-
-    first: int
-    size: int
-    sealed_at: float
-
-    @property
-    def name(self) -> str:
-        return chunk_name(self.first)
+T = TypeVar("T")
 
 
 class LogStorage:
     """A log in a store.
 
     Args:
-        store: The store of the log, or the absolute path or ``file:`` URI of a directory.
+        store: The store of the log; or the URI of a bucket; or the absolute path or ``file:`` URI of a directory.
         retry_seconds: Seconds for which reading a chunk is repeated while the store refuses.
 
     Raises:
-        OptionError: The location is neither.
+        OptionError: The location is none of these.
+        DiskFaultError, LogWriteError: By each method: see ``Store``.
     """
 
-    def __init__(self, store: Store | str, retry_seconds: float = 0.0) -> None:
+    def __init__(self, store: Store | Location | str, retry_seconds: float = 0.0) -> None:
+        if isinstance(store, Location):
+            store = bucket_at(store)
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
         self.retry_seconds = retry_seconds
         self._writer: Hold | None = None  # if this object writes
@@ -86,8 +79,8 @@ class LogStorage:
 
     @property
     def directory(self) -> Path | None:
-        """The directory of the chunks; None in a bucket."""
-        return self.store.root / CHUNKS_NAME if isinstance(self.store, DirectoryStore) else None
+        """The directory of the log; None in a bucket."""
+        return self.store.root if isinstance(self.store, DirectoryStore) else None
 
     def __repr__(self) -> str:
         return f"LogStorage({self.root!r})"
@@ -95,13 +88,9 @@ class LogStorage:
     def __str__(self) -> str:
         return f"log {self.root}"
 
-    def key(self, name: str) -> str:
-        """The key of a chunk."""
-        return name if name.startswith(f"{MERGED_NAME}/") else f"{CHUNKS_NAME}/{name}"
-
     def path_of(self, name: str) -> str:
         """The full path of a chunk, for messages."""
-        return self.store.path_of(self.key(name))
+        return self.store.path_of(key_of(name))
 
     @property
     def request_interval(self) -> float:
@@ -120,7 +109,7 @@ class LogStorage:
             LogFormatError: ``log.json`` is damaged or of another format version, or it is missing and there are chunks.
             LogWriteError: The store cannot be created or written.
         """
-        self.store.create(CHUNKS_NAME, HEAD_NAME, MERGED_NAME, READERS_NAME)
+        self.store.create(*_DIRECTORIES)
         with suppress(NoLogError):
             return self.log_id()
         content = json.dumps({"format": FORMAT_VERSION, "log": log_id or uuid.uuid4().hex}).encode()
@@ -137,23 +126,26 @@ class LogStorage:
             NoLogError: There is no log here.
             LogFormatError: The log is damaged, or of a format that this release does not read.
         """
-        return self._id_in(self.read_json(LOG_NAME) if self.store.exists() else None)
-
-    def _id_in(self, description: object) -> str:
+        content = read_object(self.store, LOG_NAME)
         path = self.store.path_of(LOG_NAME)
-        match description:
-            case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
-                return log
-            case {"format": int(version)}:
-                raise _other_format(path, version)
-            case None:
-                self._refuse_nameless_chunks()
-                where = "bucket" if self.directory is None else "directory"
-                raise NoLogError(
-                    f"reading {path}: there is no log in this {where}, or it is not reachable from this machine "
-                    f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource "
-                    "receive, a proxy), or correct walLocation, which all machines that read it must share, or walStore"
-                )
+        if content is None:
+            self._refuse_nameless_chunks()
+            where = "bucket" if self.directory is None else "directory"
+            raise NoLogError(
+                f"reading {path}: there is no log in this {where}, or it is not reachable from this machine "
+                f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource "
+                "receive, a proxy), or correct walLocation, which all machines that read it must share, or walStore"
+            )
+        with suppress(ValueError, RecursionError):
+            match json.loads(content):
+                case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
+                    return log
+                case {"format": int(version)}:
+                    raise LogFormatError(
+                        f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}. Let each "
+                        "query of this log read to its end with the release that wrote it; then set another "
+                        "walLocation or walStore, and a new checkpoint for each of these queries"
+                    )
         raise LogFormatError(f"reading {path}: it is not the description of a log. {RESTORE}")
 
     def log_id_again(self) -> str:
@@ -164,7 +156,7 @@ class LogStorage:
             LogFormatError: As ``log_id``.
         """
         try:
-            return self._id_in(self.read_json(LOG_NAME))
+            return self.log_id()
         except NoLogError as e:
             raise DiskFaultError(f"{e}. It was there before. {MOUNT_AGAIN}") from e
 
@@ -174,19 +166,16 @@ class LogStorage:
         Raises:
             LogFormatError: There are chunks.
         """
-        firsts = self._firsts() if self.store.exists() else []
-        # Checked again, because another process may have created the log and written chunks meanwhile.
-        if firsts and self.store.find(LOG_NAME) is None:
+        there = self.chunks()
+        # Looked for again, because another process may have created the log and written chunks meanwhile.
+        if there and self.store.find(LOG_NAME) is None:
             raise LogFormatError(
                 f"opening the log in {self.root}: {LOG_NAME} is missing, and there are chunks "
-                f"(the first one begins at id {firsts[0]}). "
+                f"(the first one begins at id {there[0].first}). "
                 f'Restore {LOG_NAME}: it holds {{"format": {FORMAT_VERSION}, "log": "<id>"}}, and each checkpoint '
                 'of a query of this log has the id, as "log" in its offsets. Or set another walLocation or walStore, '
                 "and for each of these queries a new checkpoint"
             )
-
-    def _firsts(self) -> list[int]:
-        return [entry.first for entry in self.chunks()]
 
     def sees(self, log_id: str, names: Iterable[str]) -> bool:
         """Whether this machine sees all these chunks of the log with this id.
@@ -197,7 +186,7 @@ class LogStorage:
             DiskFaultError: This process has no free descriptor or memory now.
         """
         try:
-            return self.log_id() == log_id and all(self.store.find(self.key(name)) for name in names)
+            return self.log_id() == log_id and all(self.store.find(key_of(name)) for name in names)
         except LogError as e:
             if isinstance(e.__cause__, OSError) and e.__cause__.errno in (
                 errno.EMFILE,
@@ -209,57 +198,46 @@ class LogStorage:
 
     # Chunks.
 
-    def chunks(self, after: int | None = None) -> list[ChunkEntry]:
+    def chunks(self) -> list[Chunk]:
         """The chunks as they were sealed, in order: also those that lie in a merged chunk and will be deleted.
 
-        Args:
-            after: Only those that begin after this id.
-
-        Raises:
-            DiskFaultError: They cannot be listed now.
+        A listing does not show where they end, so each has one id.
         """
-        behind = "" if after is None else chunk_name(after)
-        found = [
-            ChunkEntry(first, entry.size, entry.modified)
-            for entry in self.store.list(CHUNKS_NAME, behind)
-            if (first := parse_chunk_name(entry.name)) is not None
-        ]
-        return sorted(found)
+        return self._list(CHUNKS_NAME, "")
 
-    def merged(self, after: int | None = None) -> list[Chunk]:
+    def merged(self) -> list[Chunk]:
         """The merged chunks, in the order of their ends. Two listings must be equal, so that none hides between them.
 
         A merged chunk may itself have been merged. Then it lies in another one until it is deleted.
-
-        Args:
-            after: Only those that hold ids after this one.
-
-        Raises:
-            DiskFaultError: They cannot be listed now.
         """
-        before, found = None, self._list_merged(after)
+        before, found = None, self._list(MERGED_NAME, f"{MERGED_NAME}/")
         while found and found != before:
-            before, found = found, self._list_merged(after)
+            before, found = found, self._list(MERGED_NAME, f"{MERGED_NAME}/")
         return found
 
-    def _list_merged(self, after: int | None) -> list[Chunk]:
-        # An end is one more than the last id. The separator in a name comes after an end alone.
-        behind = "" if after is None else f"{after + 2:020d}"
-        found = []
-        for entry in self.store.list(MERGED_NAME, behind):
-            name = f"{MERGED_NAME}/{entry.name}"
-            if (ids := parse_merged_name(name)) is not None:
-                found.append(Chunk(*ids, entry.size, entry.modified, name))
-        return sorted(found, key=lambda chunk: (chunk.end, chunk.first))
+    def _list(self, directory: str, prefix: str) -> list[Chunk]:
+        found = (_chunk_of(f"{prefix}{entry.name}", entry) for entry in self.store.list(directory))
+        return sorted(filter(None, found), key=lambda chunk: (chunk.end, chunk.first))
 
-    def find_chunk(self, first: int) -> ChunkEntry | None:
-        """The sealed chunk with this first id; None if there is none. It may be merged all the same."""
-        found = self.store.find(self.key(chunk_name(first)))
-        return None if found is None else ChunkEntry(first, found.size, found.modified)
+    def from_listing(self, act: Callable[[], T]) -> T:
+        """Call ``act``, which lists chunks and opens some of them, again if those were deleted meanwhile.
 
-    def newest_chunk(self) -> ChunkEntry | None:
-        """The sealed chunk with the highest ids; None if there is no chunk."""
-        return max(self.chunks(), default=None)
+        Raises:
+            DiskFaultError: The log cannot be listed now, or its chunks are gone.
+            LogFormatError: Listed chunks cannot be opened.
+        """
+        for _ in range(MOST_LISTINGS):
+            with suppress(FileNotFoundError):
+                return act()
+        if not self.chunks():
+            raise DiskFaultError(f"reading {self}: no chunk is there any more. {MOUNT_AGAIN}")
+        raise LogFormatError(f"reading {self}: its listing shows chunks that cannot be opened")
+
+    def find_chunk(self, first: int) -> Chunk | None:
+        """The sealed chunk with this first id, as in ``chunks``; None if there is none."""
+        name = chunk_name(first)
+        found = self.store.find(key_of(name))
+        return None if found is None else _chunk_of(name, found)
 
     def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
         """Open a chunk for reading; FileNotFoundError if it is gone.
@@ -272,7 +250,7 @@ class LogStorage:
         Raises:
             DiskFaultError: The store refuses for now, or the whole log is gone.
         """
-        key = self.key(name)
+        key = key_of(name)
         try:
             file = self.store.open(key, whole)
         except FileNotFoundError:
@@ -290,11 +268,9 @@ class LogStorage:
 
         Args:
             first: Its first id.
-            content: See ``store.Content``.
 
         Raises:
-            LogLockedError: Another writer has put a chunk there.
-            LogLockedError: Another writer has put later chunks, and this chunk does not count.
+            LogLockedError: Another writer has put a chunk there, or has taken over: this chunk does not count.
             DiskFaultError: The store refuses for now, or has lost its content.
         """
         if self._fence is not None:
@@ -302,7 +278,7 @@ class LogStorage:
         name = chunk_name(first)
         failpoints.reach("log.chunk.before_put")
         try:
-            self.store.put_new(self.key(name), content)
+            self.store.put_new(key_of(name), content)
         except KeyTakenError as e:
             error = LogLockedError(
                 f"writing to {self}: another process has put {self.path_of(name)}, with other messages under the ids "
@@ -314,13 +290,8 @@ class LogStorage:
         return None if self._fence is None else self._fence.advance(first)
 
     def put_merged(self, name: str, content: Content) -> Entry:
-        """Write a merged chunk; return its entry. The writer may repeat the call.
-
-        Raises:
-            LogLockedError: Another writer has the log.
-            DiskFaultError: The store refuses for now, or has lost its content.
-        """
-        key = self.key(name)
+        """Write a merged chunk; return its entry. The writer may repeat the call. Raises what ``put_chunk`` does."""
+        key = key_of(name)
         if self._fence is not None:
             self._fence.check()
         with suppress(KeyTakenError):  # an earlier writer has put it late: it has the same rows
@@ -329,39 +300,24 @@ class LogStorage:
         if self._fence is not None:
             self._fence.check_head()
         if found is None:
-            raise DiskFaultError(
-                f"writing {self.store.path_of(key)}: it is not there any more. {MOUNT_AGAIN}"
-            )
+            raise gone(f"writing to {self}", self.store.path_of(key))
         return found
 
-    def start_fence(self, log_id: str, newest: int | None, head: ChecksWriter) -> None:
-        """Begin to check, in ``put_chunk`` and ``check_writer``, that no other writer has the log.
-
-        Args:
-            newest: The first id of the newest chunk; None for a log without chunks.
-            head: The head of this writer.
-
-        Raises:
-            LogLockedError, DiskFaultError: See ``Fence``.
-        """
-        self._fence = Fence(self, log_id, newest, head)
+    def start_fence(self, head: HeadWriter, newest: Chunk | None) -> None:
+        """Begin to check, in each put of a chunk and in ``check_writer``, that no other writer has the log."""
+        self._fence = Fence(self.store, head, newest)
 
     def delete_chunk(self, chunk: Chunk) -> None:
         """Delete a chunk, if it is there."""
         failpoints.reach("log.chunk.before_delete")
-        self.store.delete(self.key(chunk.name))
+        self.store.delete(key_of(chunk.name))
         failpoints.reach("log.chunk.after_delete")
 
-    def uncache_chunk(self, chunk: Chunk) -> None:
-        """Let the system drop a chunk from its memory. The chunk stays in the log."""
+    def tidy_up(self) -> None:
+        """Tidy up after killed processes. Only the writer calls this, before it reads anything."""
         if isinstance(self.store, DirectoryStore):
-            self.store.uncache(self.key(chunk.name))
-
-    def remove_temporaries(self) -> None:
-        """Delete temporary files of killed processes. Only the writer calls this."""
-        if isinstance(self.store, DirectoryStore):
-            for directory in ("", CHUNKS_NAME, HEAD_NAME, MERGED_NAME, READERS_NAME):
-                self.store.clean(directory)
+            for directory in ("", *_DIRECTORIES):
+                self.store.tidy_up(directory)
 
     # The one writer.
 
@@ -405,36 +361,12 @@ class LogStorage:
         """The name of the process that writes the log now; None if there is none."""
         return self.store.holder(LOCK_NAME)
 
-    def is_written(self) -> bool:
-        """Whether a process writes the log now."""
-        return self.writer() is not None
 
-    # Small objects beside the chunks.
-
-    def read_json(self, key: str) -> object:
-        """Read a small JSON object of the log; None if there is none.
-
-        Raises:
-            DiskFaultError, LogFormatError: It cannot be read, or is not JSON.
-        """
-        content = self.read(key)
-        if content is None:
-            return None
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as e:
-            raise LogFormatError(f"reading {self.store.path_of(key)}: {e}. {RESTORE}") from e
-
-    def read(self, key: str) -> bytes | None:
-        """Read a small object of the log; None if there is none."""
-        with suppress(FileNotFoundError), self.store.open(key) as file:
-            return bytes(file.read())
+def _chunk_of(name: str, entry: Entry) -> Chunk | None:
+    """The chunk of an object; None if it is another object."""
+    if (ids := parse_name(name)) is None:
         return None
-
-
-def _other_format(path: str, version: int) -> LogFormatError:
-    return LogFormatError(
-        f"reading {path}: format version {version}, this release reads {FORMAT_VERSION}. Let each query of this log "
-        "read to its end with the release that wrote it; then set another walLocation or walStore, and a new "
-        "checkpoint for each of these queries"
-    )
+    first, end = ids
+    if end is None:
+        return Chunk(first, first + 1, entry.size, entry.modified, None, entry.modified)
+    return Chunk(first, end, entry.size, entry.modified, name)

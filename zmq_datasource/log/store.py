@@ -1,39 +1,33 @@
 """The store of a log: whole objects that are put, opened, listed and deleted by their keys.
 
-A key is a relative path, as in ``0/00000000000000000000.arrow``. There are two stores with one contract: a directory
-(``directory_store``) and a bucket (``bucket_store``). ``put_new`` fences writers: of two writers that put the same key,
-one succeeds, and the other learns that the key is taken. No clock and no lock decides that.
+A key is a relative path, as in ``chunks/00000000000000000000.arrow``. There are two stores with one contract: a
+directory (``directory_store``) and a bucket (``bucket_store``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
 Part: TypeAlias = bytes | pa.Buffer
-# The content of an object: its parts, or a file to which nothing is written any more. A directory writes each part as
-# it comes, and links the file, which must be durable and in the same file system; a bucket has all of it in memory. The
-# caller deletes the file's own name.
-Content: TypeAlias = Iterable[Part] | Path
+# The parts of an object, in order. A directory writes each one as it comes, a bucket has all of them in memory.
+Content: TypeAlias = Iterable[Part]
 
 
 class Entry(NamedTuple):
-    """One name in a directory of the store.
+    """An object in a listing.
 
     Attributes:
         name: Without the directory.
-        size: In bytes; 0 for a directory.
-        modified: Seconds since the epoch, by the store's clock; 0 for a directory.
-        is_directory: Whether it is a directory.
+        size: In bytes.
+        modified: Seconds since the epoch, by the store's clock.
     """
 
     name: str
     size: int
     modified: float
-    is_directory: bool
 
 
 class Hold(Protocol):
@@ -50,11 +44,11 @@ class Hold(Protocol):
 class Store(Protocol):
     """The objects below one location. Any thread may use it. It can be pickled, and then connects again.
 
-    Every ``list`` and ``open`` that begins after a put sees the object.
+    Every ``list`` and ``open`` that begins after a put sees the object. A store that is away, as an unmounted
+    directory, has no objects, and takes none.
 
     Raises:
-        DiskFaultError: By any call: the store refuses for now, does not answer, or is away (its root is missing).
-            The caller repeats the call.
+        DiskFaultError: By any call: the store refuses for now, or does not answer. The caller repeats the call.
         LogWriteError, LogFormatError: By any call: the store refuses for a reason that stays.
     """
 
@@ -64,25 +58,18 @@ class Store(Protocol):
     def path_of(self, key: str) -> str:
         """The full path of a key, for messages, without a secret."""
 
-    def exists(self) -> bool:
-        """Whether the root is there."""
-
     def create(self, *directories: str) -> None:
         """Make the root and these directories, if they are missing. Called only to open a log.
 
         No other call makes a directory. So no second store begins below the mount point of a store that was unmounted.
         """
 
-    def list(self, prefix: str = "", after: str = "") -> Sequence[Entry]:
-        """List the names directly in a directory, in no order; none if there is no such directory.
+    def list(self, prefix: str = "") -> Sequence[Entry]:
+        """List the objects directly in a directory, in no order; none if there is no such directory.
 
         A listing takes time. If objects are put meanwhile in the order of their names, it shows an object only together
-        with those put before it. Objects that are deleted meanwhile may be in it or not.
-
-        Hidden names, which begin with a dot, are left out.
-
-        Args:
-            after: Only names after this one in the order of text; the others cost little.
+        with those put before it. Objects that are deleted meanwhile may be in it or not. What else is in the directory
+        may be in it, too: other directories, and temporary files.
         """
 
     def find(self, key: str) -> Entry | None:

@@ -13,7 +13,7 @@ from zmq_datasource.log.index import counting, read_index
 from zmq_datasource.log.layout import HEAD_NAME, Chunk
 from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.state import read_saved_state
-from zmq_datasource.log.storage import ChunkEntry, LogStorage
+from zmq_datasource.log.storage import LogStorage
 
 
 class Damage(NamedTuple):
@@ -45,15 +45,15 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
     for key in sorted(leases.entries()):
         yield from _damage_at(leases.path_of(key), lambda key=key: leases.read(key))  # type: ignore[misc]
         done(leases.path_of(key))
-    yield from _damage_at(storage.store.path_of(HEAD_NAME), lambda: read_head(storage))
+    yield from _damage_at(storage.store.path_of(HEAD_NAME), lambda: read_head(storage.store))
     done(storage.store.path_of(HEAD_NAME))
 
 
 def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
     yield from _damage_at(storage.path_of(""), lambda: read_index(storage))
-    entries = storage.chunks()
-    end, merged = _end_of(storage, entries), storage.merged()
-    for chunk in counting(entries, end, merged, _deleted(storage, [*entries, *merged])):
+    sealed = storage.chunks()
+    end, merged = _end_of(storage, sealed), storage.merged()
+    for chunk in counting(sealed, end, merged, _deleted(storage, [*sealed, *merged])):
         path = storage.path_of(chunk.name)
         try:
             damage = damage_of(storage, chunk)
@@ -65,20 +65,20 @@ def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator
     yield from _damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
 
 
-def _end_of(storage: LogStorage, entries: Sequence[ChunkEntry]) -> int:
+def _end_of(storage: LogStorage, sealed: Sequence[Chunk]) -> int:
     """The end of the newest chunk; the id after its first one if the chunk cannot be read."""
-    if not entries:
+    if not sealed:
         return 0
     try:
-        return read_facts(storage, entries[-1].name).end
+        return read_facts(storage, sealed[-1].name).end
     except (LogError, FileNotFoundError):
-        return entries[-1].first + 1
+        return sealed[-1].end
 
 
-def _deleted(storage: LogStorage, chunks: Sequence[ChunkEntry | Chunk]) -> int:
+def _deleted(storage: LogStorage, chunks: Sequence[Chunk]) -> int:
     """``Head.deleted``; the first id of these chunks if the head is damaged."""
     try:
-        return read_head(storage).deleted
+        return read_head(storage.store).deleted
     except LogFormatError:
         return min((chunk.first for chunk in chunks), default=0)
 

@@ -145,7 +145,7 @@ class LogWriter(ChunkIndex):
 
     def _make_room(self) -> None:
         if self._sealer.running:
-            self.retention.tidy()
+            self._sealer.tidy()
 
     def close(self) -> None:
         """Seal all messages, end the sealing thread, and release the log.

@@ -258,7 +258,7 @@ class Positions:
             if is_new or request.seek:
                 # As each new reader: first a lease that needs everything, then what the writer has announced.
                 self._leases.write(Lease(request.name, 0, self._expiry, begins=True, subscriber=notes))
-                self._place(position, request, log, read_head(self._storage).announced)
+                self._place(position, request, log, read_head(self._storage.store).announced)
             else:
                 position.find_newest(log)
             self._write(position)

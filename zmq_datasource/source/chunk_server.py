@@ -40,7 +40,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.machine import own_addresses
 from zmq_datasource.host.wake_pipe import WakePipe
-from zmq_datasource.log import Found, LogStorage, find_id, is_chunk_name
+from zmq_datasource.log import Found, LogStorage, find_id, parse_name
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.answers import Answers, set_router_options
 from zmq_datasource.transport.opened import bind_when_free
@@ -72,7 +72,7 @@ class Read(Request, frozen=True, kw_only=True):
     modified: float | None = None
 
     def check(self) -> None:
-        if not is_chunk_name(self.name):
+        if parse_name(self.name) is None:
             raise ProtocolError(f"{self.name!r} is no chunk")
 
 

@@ -11,16 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from zmq_datasource.errors import LogError
-from zmq_datasource.log import DirectoryStore, LogStorage, bucket_at
+from zmq_datasource.log import LogStorage
 from zmq_datasource.options import ReadOptions
 
 
 def log_storage(options: ReadOptions) -> LogStorage:
     """The feed's log: in ``walStore``, in ``walLocation``, or in the default directory of the feed."""
     if options.wal_store is not None:
-        return LogStorage(bucket_at(options.wal_store))
-    location = options.wal_location or default_location(options)
-    return LogStorage(DirectoryStore(location))
+        return LogStorage(options.wal_store)
+    return LogStorage(options.wal_location or default_location(options))
 
 
 def default_location(options: ReadOptions) -> str:

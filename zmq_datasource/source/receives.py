@@ -59,7 +59,7 @@ def differences(storage: LogStorage, options: StreamReadOptions) -> dict[str, st
     Raises:
         LogError: The record cannot be read.
     """
-    theirs = read_head(storage).receives
+    theirs = read_head(storage.store).receives
     return _differing(theirs, received_by(options)) if theirs else None
 
 

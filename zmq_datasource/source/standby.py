@@ -81,7 +81,7 @@ class Standby:
     def _is_received(self) -> bool:
         """Whether another process writes the log, with the same options. It must be there: a standby makes no log."""
         self.check_log(self._storage.log_id_again())
-        if not self._storage.is_written():
+        if not self._storage.writer():
             return False
         if found := differences(self._storage, self._options):
             # Repeated like a failing takeover, because the record may be older than the lock.

@@ -131,7 +131,7 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
         LogError: There is no log, or it cannot be read.
     """
     storage.log_id()
-    files, silent = LeaseFiles(storage), read_head(storage).silent
+    files, silent = LeaseFiles(storage), read_head(storage.store).silent
     index = read_index(storage)
     found = []
     for key, entry in sorted(files.entries().items()):
