@@ -14,7 +14,7 @@ from zmq_datasource.errors import *  # noqa: F403 - the list of errors is theirs
 if TYPE_CHECKING:
     from zmq_datasource.acknowledged.producer import Producer
     from zmq_datasource.proxy.handle import Proxy
-    from zmq_datasource.proxy.subscriber import DurableMessage, DurableSubscriber
+    from zmq_datasource.serving.subscriber import AsyncDurableSubscriber, DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
     from zmq_datasource.spark.listener import ZmqMetricsListener
     from zmq_datasource.spark.queries import QueryMetrics, live_view, metrics, reason
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "AsyncDurableSubscriber",
     "DurableMessage",
     "DurableSubscriber",
     "Producer",
@@ -41,8 +42,9 @@ __all__ += errors.__all__
 # These names are imported on first use: a receiver, a proxy or a Producer needs no Spark, and importing everything
 # would delay each Python process that Spark starts for a query.
 _HOMES = {
-    "DurableMessage": "proxy.subscriber",
-    "DurableSubscriber": "proxy.subscriber",
+    "AsyncDurableSubscriber": "serving.subscriber",
+    "DurableMessage": "serving.subscriber",
+    "DurableSubscriber": "serving.subscriber",
     "Producer": "acknowledged.producer",
     "Proxy": "proxy.handle",
     "QueryMetrics": "spark.queries",

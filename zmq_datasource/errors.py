@@ -141,7 +141,7 @@ class ProtocolError(SocketError):
 
     What to do: For a DEALER or a ``Producer``, check that the endpoint is a ROUTER source, ``receive`` or the
     proxy's ``router`` (docs/protocol.md). For a ``DurableSubscriber``, check that it is the proxy's ``durable``
-    (docs/proxy.md#the-protocol-of-durable-subscribers).
+    (docs/durable-subscribers.md).
     """
 
 
@@ -158,8 +158,8 @@ class SubscriptionError(SocketError):
     or the proxy's log was replaced.
 
     What to do: The message has the reason. Give each subscriber its own name, or check its rights
-    (docs/security.md#bind-a-name-to-a-key). If its position was removed (docs/proxy.md#positions), start the
-    subscriber again.
+    (docs/security.md#bind-a-name-to-a-key). If its position was removed
+    (docs/durable-subscribers.md#what-can-be-served), start the subscriber again.
     """
 
 

@@ -14,10 +14,13 @@ from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.monitoring.view import FigureLines, Figures, source_line
-from zmq_datasource.options import ReceiveOptions, StreamReadOptions
+from zmq_datasource.options import ReceiveOptions
 from zmq_datasource.options.parser import parse
+from zmq_datasource.serving.durable import DurableServer
+from zmq_datasource.serving.figures import SUBSCRIBER
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.receive_loop import Stopping
+from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ def receive_until_stopped(
 
 
 def receive_until(
-    options: StreamReadOptions,
+    options: ReceiveOptions,
     stopping: Stopping,
     prometheus: HttpAddress | None = None,
     figures: Figures = _FIGURES,
@@ -84,14 +87,23 @@ class _Status:
     """The receiver of this program, and what it shows: readiness, figures, and why the log is full."""
 
     def __init__(
-        self, options: StreamReadOptions, figures: Figures, readiness: Readiness, full_line_seconds: float
+        self, options: ReceiveOptions, figures: Figures, readiness: Readiness, full_line_seconds: float
     ) -> None:
-        self.receiver = FeedReceiver(options, tick=self._update)
+        self._options = options
+        self._durable: DurableServer | None = None
+        self.receiver = FeedReceiver(
+            options, tick=self._update, side=self._make_server if options.durable else None
+        )
         self.readiness = readiness
         self._monitor = SourceMonitor(self.receiver, options)
         self._full_line_seconds = full_line_seconds
         self._next_full_line = 0.0
         self._lines = FigureLines(_log, source_line, figures)
+
+    def _make_server(self, receiver: FeedReceiver) -> DurableServer:
+        spec, expiry = SocketSpec.of_durable(self._options), self._options.subscriber_expiry
+        self._durable = DurableServer(spec, receiver.storage, receiver.log, receiver.await_rows, expiry)
+        return self._durable
 
     def _update(self) -> None:
         """Show the state of the receiver, whose loop calls this."""
@@ -112,6 +124,8 @@ class _Status:
             figures = self._monitor.metrics()
             found.append(((str(figures["source"]), self.receiver.log.log_id), figures))
         yield Shown(SOURCE, ("source", "log"), found)
+        accounts = () if self._durable is None else self._durable.accounts
+        yield Shown(SUBSCRIBER, ("name",), [((account["name"],), account) for account in accounts])
 
 
 def _why_full(receiver: FeedReceiver) -> str:

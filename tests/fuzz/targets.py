@@ -24,7 +24,7 @@ from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy import fetch_protocol
+from zmq_datasource.serving import protocol as fetch_protocol
 from zmq_datasource.source import chunk_server
 from zmq_datasource.source.intake import Arrival, Intake
 from zmq_datasource.transport import core, python_core
@@ -92,11 +92,12 @@ def acknowledged(data: bytes) -> None:
 
 
 def durable(data: bytes) -> None:
-    """What a durable subscriber and its proxy say to each other."""
+    """What a durable subscriber and its server say to each other."""
     with suppress(ProtocolError):
         message, buffers = fetch_protocol.decode(frames_of(data))
         if isinstance(message, fetch_protocol.Batch):
-            found = list(fetch_protocol.unpack_rows(message, buffers).messages())
+            rows = fetch_protocol.unpack_rows(message, buffers)
+            found = [rows.message(at) for at in range(len(rows))]
             ids = [number for number, _ in found]
             assert len(found) == message.rows, "other messages than were announced"
             assert ids == sorted(set(ids)), "ids that do not grow"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Receive into a log, without Spark.")
-@option_of(ReceiveOptions, "bind", "connect", "socket_type", "topics", "framing")
+@option_of(ReceiveOptions, "bind", "connect", "socket_type", "topics", "framing", "durable")
 @option_of(ReceiveOptions, "wal_location", help="The directory of the log to fill; queries read it.")
 @option_of(
     ReceiveOptions,
@@ -66,7 +66,8 @@ def receive(
     Examples:
       zmq-datasource receive --connect tcp://feed:5556 --wal-location /data/wal/feed \\
           --wal-retention 1d --framing vllm -o replayEndpoint=tcp://feed:5557
-      zmq-datasource receive --socket-type ROUTER --bind "tcp://*:5558" --wal-location /data/wal/orders
+      zmq-datasource receive --socket-type ROUTER --bind "tcp://*:5558" --wal-location /data/wal/orders \\
+          --durable "tcp://*:5559"
     """
     from zmq_datasource.monitoring.view import Figures  # noqa: PLC0415 - imports rich
     from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow

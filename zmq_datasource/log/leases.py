@@ -71,16 +71,18 @@ class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
         lost: Messages of any topic that the log had deleted before they were sent.
         lost_to: Lost messages are counted up to this id.
         snapshot: Below this id only the newest message of each topic is sent (``start="last"``).
+        new: Whether the subscriber has not fetched yet, and the name was unknown before.
     """
 
     session: int
     topics: list[bytes]
-    created: float
+    created: float = 0.0
     acknowledged: float | None = None
     sent: int = 0
     lost: int = 0
     lost_to: int = 0
     snapshot: int = 0
+    new: bool = False
 
 
 class Lease(msgspec.Struct, frozen=True, omit_defaults=True):

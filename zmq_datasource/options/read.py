@@ -8,7 +8,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.offsets import READER_PATTERN, Place
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.receiving import ReceivingOptions
-from zmq_datasource.options.socket import Endpoint
+from zmq_datasource.options.socket import Endpoint, Endpoints
 from zmq_datasource.options.types import ByteSize, Duration
 
 
@@ -216,9 +216,31 @@ class StreamReadOptions(ReadOptions, frozen=True, kw_only=True, rename="camel"):
 class ReceiveOptions(StreamReadOptions, frozen=True, kw_only=True, rename="camel"):
     """``zmq-datasource receive``, which fills a log and reads no rows."""
 
+    durable: Annotated[
+        Endpoints,
+        doc(
+            "The endpoints to which durable subscribers connect, separated by commas. A ROUTER binds there, with the "
+            "options `zmq.*` and `allowedClients` of a socket that binds (docs/durable-subscribers.md)."
+        ),
+    ] = Endpoints()
+    subscriber_expiry: Annotated[
+        Duration,
+        doc(
+            "How long a durable subscriber may be away before it is forgotten, and the log keeps nothing for it."
+        ),
+    ] = Duration(7 * 86_400)
+
     def check(self) -> None:
         of_a_query = self.of_role(Role.BATCH, Role.QUERY, Role.ROWS, Role.LIVE)
         self.refuse(of_a_query, "has no effect here: set it at the query that reads the log")
+        if not self.durable:
+            self.refuse(("subscriber_expiry",), "needs durable: it is for durable subscribers")
+        if both := set(self.durable) & {*self.bind, *self.connect}:
+            raise OptionError(
+                f"{', '.join(map(str, both))} is in durable, too; each side needs its own endpoint"
+            )
+        if self.subscriber_expiry <= 0:
+            raise OptionError("subscriberExpiry=0s leaves no time at all; set 100ms or more")
         super().check()
 
 

@@ -24,7 +24,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Protocol, Self
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogLockedError, SocketError
@@ -54,6 +55,21 @@ _TICK_SECONDS = 0.5
 _WARN_SECONDS = 1.0
 
 
+class Side(Protocol):
+    """Serves the log while it is filled, in a ``with`` block: until the sockets are drained."""
+
+    def __enter__(self) -> Self:
+        """Begin to serve."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End serving."""
+
+    def check(self) -> None:
+        """Raise the error that has ended serving, if there is one. Called about twice a second."""
+
+
 class FeedReceiver:
     """Receives a feed into its log. ``run``, or ``start`` in a thread of its own, is the loop.
 
@@ -64,6 +80,7 @@ class FeedReceiver:
         options: The options of the feed.
         tick: Called by the loop about twice a second, and whenever ``state`` changes.
         fill: Makes log and filler for one attempt to receive.
+        side: Makes what serves the log of this receiver; None for nothing.
 
     Attributes:
         state: See the table above.
@@ -91,12 +108,15 @@ class FeedReceiver:
         *,
         tick: Callable[[], None] = lambda: None,
         fill: Callable[..., Filling] = filling_of,
+        side: Callable[[FeedReceiver], Side] | None = None,
     ) -> None:
         self._options = options
         self.counters = counters or SourceCounters()
         self.storage = log_storage(options)
         self._fill = partial(fill, options, self.storage, self.counters)
         self._tick = tick
+        self._make_side = side
+        self._side: Side | None = None
         self._next_tick = 0.0
         self.state: State = "waiting"
         self.failure: Exception | None = None
@@ -326,6 +346,8 @@ class FeedReceiver:
     def _act_when_due(self) -> None:
         if (now := time.monotonic()) >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
+            if self._side is not None:
+                self._side.check()
             self._tick()
 
     # Waiting.
@@ -373,13 +395,16 @@ class FeedReceiver:
             "receiving from %s into %s (%s), next id %d",
             *(self._options.endpoints, self.storage, self.log.log_id, self.resumed_at),
         )
-        self._enter("receiving")
-        try:
-            self._loop.receive(self._stopping)
-        except SocketError:  # the log still takes what the sockets have
+        with ExitStack() as stack:
+            if self._make_side is not None:
+                self._side = stack.enter_context(self._make_side(self))
+            self._enter("receiving")
+            try:
+                self._loop.receive(self._stopping)
+            except SocketError:  # the log still takes what the sockets have
+                self._drain()
+                raise
             self._drain()
-            raise
-        self._drain()
 
     def _drain(self) -> None:
         self._enter("draining")

@@ -38,6 +38,7 @@ class Link:
     ) -> None:
         self._spec, self._session, self._prepare = spec, session, prepare
         self._open: OpenSocket | None = None
+        self.is_open = False  # between ``open`` and ``close``
         self._connections = 0
         self._bytes = 0
         self._next_count = 0.0
@@ -51,20 +52,24 @@ class Link:
         """
         self._open = OpenSocket(self._spec, self._prepare, check_hosts)
         self._connections = 0
+        self.is_open = True
 
     def close(self, linger: int) -> None:
         """Close the socket, if it is open, and wait up to ``linger`` milliseconds for its queued messages."""
-        if self._open is not None:
-            self._open.close(linger)
-            self._open = None
+        self.is_open = False
+        self._close(linger)
 
-    @property
-    def is_open(self) -> bool:
-        return self._open is not None
+    def _close(self, linger: int) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close(linger)
 
     @property
     def _opened(self) -> OpenSocket:
-        assert self._open is not None, "call open() first"
+        if self._open is None:
+            assert self.is_open, "call open() first"
+            self.open(check_hosts=False)  # Ctrl-C has stopped a redial between its two halves
+        assert self._open is not None
         return self._open
 
     @property
@@ -83,18 +88,24 @@ class Link:
         Args:
             wait: Seconds, at most ``TICK_SECONDS``.
         """
-        frames = self.receive()
-        if frames is None:
-            self.check_connection()
-            self._check_for_bytes()
-            self._session.wake(time.monotonic())
-            self.send_outbox()
+        if not self._take_one():
+            self.keep_alive()
             if not self.socket.poll(max(1, round(min(wait, TICK_SECONDS) * 1000))) or self._session.redial:
                 return
-            frames = self.receive()
-            if frames is None:
-                return
-        self._session.receive(frames, time.monotonic())
+            self._take_one()
+
+    def _take_one(self) -> bool:
+        frames = self.receive()
+        if frames is not None:
+            self._session.receive(frames, time.monotonic())
+            self.send_outbox()
+        return frames is not None
+
+    def keep_alive(self) -> None:
+        """Check the connection, and wake the session."""
+        self.check_connection()
+        self._check_for_bytes()
+        self._session.wake(time.monotonic())
         self.send_outbox()
 
     def receive_all(self) -> None:
@@ -116,8 +127,14 @@ class Link:
 
     def check_connection(self) -> None:
         """Read the monitor's events, connect again where libzmq does not, and tell the session of a new connection."""
+        if self._session.redial:
+            return
         watch = self._opened.watch
-        watch.update()
+        try:
+            watch.update()
+        except BaseException:
+            self._redial_after_interrupt()
+            raise
         watch.redial()
         if watch.connections > self._connections:
             self._bytes = watch.open_connections().bytes_received()  # the bytes of a handshake do not count
@@ -147,7 +164,7 @@ class Link:
                 self._faults.warn("connecting to %s again: %s", self._spec.endpoints, e)
                 return
             session.redial = False
-            self.close(linger=0)
+            self._close(linger=0)
             # Without a check of hosts: libzmq itself repeats the resolution of a name.
             self.open(check_hosts=False)
         outbox = session.outbox

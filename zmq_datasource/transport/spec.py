@@ -18,7 +18,7 @@ import zmq.auth
 
 from zmq_datasource.errors import OptionError
 from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
-from zmq_datasource.options import ProxyOptions, ReadOptions, WriteOptions
+from zmq_datasource.options import ProxyOptions, ReadOptions, ReceiveOptions, WriteOptions
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import (
     CURVE_KEY_CHARACTERS,
@@ -113,6 +113,14 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
         )
+
+    @classmethod
+    def of_durable(cls, options: ReceiveOptions) -> SocketSpec:
+        """The ROUTER of durable subscribers. It has no CURVE if the feed's socket is only a client of CURVE."""
+        given, clients = options.zmq, options.allowed_clients
+        if not is_server(given):
+            given = ZmqOptions({name: text for name, text in given.items() if not name.startswith("curve_")})
+        return cls(kind="ROUTER", bind=options.durable, zmq=given, allowed_clients=clients)
 
     @classmethod
     def of_sink(cls, options: WriteOptions) -> SocketSpec:

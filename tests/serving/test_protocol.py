@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.proxy.fetch_protocol import (
+from zmq_datasource.serving.protocol import (
     MOST_CLIENT,
     Batch,
+    BatchRows,
     Fetch,
     Forget,
     Forgotten,
     FromClient,
-    FromProxy,
+    FromServer,
     Lost,
     Open,
     Opened,
@@ -37,6 +38,10 @@ def as_bytes(frames: list[Any]) -> list[bytes]:
     return [bytes(frame) for frame in frames]
 
 
+def messages_of(rows: BatchRows) -> list[tuple[int, tuple[bytes, ...]]]:
+    return [rows.message(at) for at in range(len(rows))]
+
+
 def ids(*numbers: int) -> bytes:
     return b"".join(n.to_bytes(8, "little", signed=True) for n in numbers)
 
@@ -45,78 +50,81 @@ def offsets(*numbers: int) -> bytes:
     return b"".join(n.to_bytes(4, "little") for n in numbers)
 
 
-# A client that was written from docs/proxy.md depends on these bytes. If one fails, raise the version.
-GOLDEN: list[tuple[FromClient | FromProxy, list[bytes], list[bytes]]] = [
-    (Open(name="me", session=7), [b"ZDS\2O", b'{"name":"me","session":7}'], []),
+# A client that was written from docs/durable-protocol.md depends on these bytes. If one fails, raise the version.
+GOLDEN: list[tuple[FromClient | FromServer, list[bytes], list[bytes]]] = [
+    (Open(name="me", session=7), [b"ZDS\3O", b'{"name":"me","session":7}'], []),
     (
-        Open(name="me", session=7, start="latest", seek=True),
-        [b"ZDS\2O", b'{"name":"me","session":7,"start":"latest","seek":true}'],
+        Open(name="me", session=7, log="x", start="latest"),
+        [b"ZDS\3O", b'{"name":"me","session":7,"log":"x","start":"latest"}'],
         [b"a", b"\xff"],
     ),
-    (Open(name="me", session=7, start=9), [b"ZDS\2O", b'{"name":"me","session":7,"start":9}'], []),
-    (Open(name="me", session=7, since=9), [b"ZDS\2O", b'{"name":"me","session":7,"since":9}'], []),
+    (Open(name="me", session=7, start=9), [b"ZDS\3O", b'{"name":"me","session":7,"start":9}'], []),
+    (Open(name="me", session=7, since=9), [b"ZDS\3O", b'{"name":"me","session":7,"since":9}'], []),
     (
-        Opened(session=7, next=8, end=9, new=True),
-        [b"ZDS\2R", b'{"session":7,"next":8,"end":9,"new":true}'],
+        Opened(session=7, log="x", next=8, end=9, new=True),
+        [b"ZDS\3R", b'{"session":7,"log":"x","next":8,"end":9,"new":true}'],
         [],
     ),
     (
         Fetch(name="me", session=7, first=9, done=8, wait=1000),
-        [b"ZDS\2F", b'{"name":"me","session":7,"first":9,"done":8,"wait":1000}'],
+        [b"ZDS\3F", b'{"name":"me","session":7,"first":9,"done":8,"wait":1000}'],
         [],
     ),
     (
         Fetch(name="me", session=7, first=9, done=8, max_bytes=0, confirm=True),
-        [b"ZDS\2F", b'{"name":"me","session":7,"first":9,"done":8,"max_bytes":0,"confirm":true}'],
+        [b"ZDS\3F", b'{"name":"me","session":7,"first":9,"done":8,"max_bytes":0,"confirm":true}'],
         [],
     ),
     (
-        Batch(session=7, first=3, next=9, end=9, done=2),
-        [b"ZDS\2B", b'{"session":7,"first":3,"next":9,"end":9,"done":2}'],
+        Batch(session=7, log="x", first=3, next=9, end=9, done=2),
+        [b"ZDS\3B", b'{"session":7,"log":"x","first":3,"next":9,"end":9,"done":2}'],
         [],
     ),
     (
-        Batch(session=7, first=3, next=9, end=9, done=2, rows=2, columns=("frames",)),
-        [b"ZDS\2B", b'{"session":7,"first":3,"next":9,"end":9,"done":2,"rows":2,"columns":["frames"]}'],
+        Batch(session=7, log="x", first=3, next=9, end=9, done=2, rows=2, columns=("frames",)),
+        [
+            b"ZDS\3B",
+            b'{"session":7,"log":"x","first":3,"next":9,"end":9,"done":2,"rows":2,"columns":["frames"]}',
+        ],
         [b"1", b"2", b"3"],
     ),
     (
-        Lost(session=7, first=3, next=9, end=20, done=2),
-        [b"ZDS\2L", b'{"session":7,"first":3,"next":9,"end":20,"done":2}'],
+        Lost(session=7, log="x", first=3, next=9, end=20, done=2),
+        [b"ZDS\3L", b'{"session":7,"log":"x","first":3,"next":9,"end":20,"done":2}'],
         [],
     ),
-    (Forget(name="me", session=7), [b"ZDS\2G", b'{"name":"me","session":7}'], []),
-    (Forgotten(session=7), [b"ZDS\2N", b'{"session":7}'], []),
+    (Forget(name="me", session=7), [b"ZDS\3G", b'{"name":"me","session":7}'], []),
+    (Forgotten(session=7), [b"ZDS\3N", b'{"session":7}'], []),
     (
         Refused(code="taken", reason="why", session=7),
-        [b"ZDS\2X", b'{"code":"taken","reason":"why","session":7}'],
+        [b"ZDS\3X", b'{"code":"taken","reason":"why","session":7}'],
         [],
     ),
-    (Refused(code="protocol", reason="why"), [b"ZDS\2X", b'{"code":"protocol","reason":"why"}'], []),
+    (Refused(code="protocol", reason="why"), [b"ZDS\3X", b'{"code":"protocol","reason":"why"}'], []),
 ]
 
 
 @pytest.mark.parametrize(("message", "frames", "rest"), GOLDEN)
 def test_each_message_is_written_and_read_as_specified(
-    message: FromClient | FromProxy, frames: list[bytes], rest: list[bytes]
+    message: FromClient | FromServer, frames: list[bytes], rest: list[bytes]
 ) -> None:
     assert encode(message, rest) == [*frames, *rest]
     assert decode([*frames, *rest]) == (message, rest)
 
 
 def test_fields_that_a_client_leaves_out_have_their_defaults() -> None:
-    named, _ = decode([b"ZDS\2F", b'{"name": "me", "session": 7, "first": 9, "done": 8, "later": []}'])
+    named, _ = decode([b"ZDS\3F", b'{"name": "me", "session": 7, "first": 9, "done": 8, "later": []}'])
     assert named == Fetch(name="me", session=7, first=9, done=8, max_bytes=1 << 20, wait=0, confirm=False)
-    opening, _ = decode([b"ZDS\2O", b'{"name": "me", "session": 1}'])
-    assert opening == Open(name="me", session=1, start="earliest", since=None, seek=False)
+    opening, _ = decode([b"ZDS\3O", b'{"name": "me", "session": 1}'])
+    assert opening == Open(name="me", session=1, start="earliest", since=None, log=None)
 
 
 def opened(name: str = "me", session: str = "7", more: str = "") -> list[bytes]:
-    return [b"ZDS\2O", f'{{"name": "{name}", "session": {session}{more}}}'.encode()]
+    return [b"ZDS\3O", f'{{"name": "{name}", "session": {session}{more}}}'.encode()]
 
 
 def fetched(more: str) -> list[bytes]:
-    return [b"ZDS\2F", f'{{"session": 7, {more}}}'.encode()]
+    return [b"ZDS\3F", f'{{"session": 7, {more}}}'.encode()]
 
 
 A_NAME = "a name has 1 to 200 bytes of printable text"
@@ -127,24 +135,24 @@ A_NAME = "a name has 1 to 200 bytes of printable text"
     [
         ([], "^this is no message of the protocol of durable subscribers$"),
         ([b"SUBSCRIBE", b"1", b"me"], "no message of the protocol of durable subscribers"),
-        ([b"ZDS\2O"], "no message of the protocol"),
-        ([b"", b"ZDS\2O", b"{}"], "begins with an empty frame: its DEALER puts a delimiter in front"),
+        ([b"ZDS\3O"], "no message of the protocol"),
+        ([b"", b"ZDS\3O", b"{}"], "begins with an empty frame: its DEALER puts a delimiter in front"),
         (
-            [b"ZDS\1O", b"{}"],
-            "^version 1 of the protocol of durable subscribers; this side speaks version 2$",
+            [b"ZDS\2O", b"{}"],
+            "^version 2 of the protocol of durable subscribers; this side speaks version 3$",
         ),
-        ([b"ZDS\2?", b"{}"], r"^unknown kind of message b'\?'$"),
-        ([b"ZDS\2O", b"{}"], "^the header of a Open message: Object missing required field `name`"),
-        ([b"ZDS\2O", b"\xff"], "the header of a Open message"),
-        ([b"ZDS\2G", b'{"name": "", "session": 7}'], A_NAME),
+        ([b"ZDS\3?", b"{}"], r"^unknown kind of message b'\?'$"),
+        ([b"ZDS\3O", b"{}"], "^the header of a Open message: Object missing required field `name`"),
+        ([b"ZDS\3O", b"\xff"], "the header of a Open message"),
+        ([b"ZDS\3G", b'{"name": "", "session": 7}'], A_NAME),
         (opened(name=""), A_NAME),
         (opened(name="x" * 201), A_NAME),
         (opened(name="é" * 101), A_NAME),
         (opened(name="a\\nb"), A_NAME),
         (opened(name="\\ud800"), "the header of a Open message|" + A_NAME),
         (opened(session="0"), "^session 0, which means no session"),
-        ([b"ZDS\2G", b'{"name": "me", "session": 0}'], "^session 0, which means no session"),
-        ([b"ZDS\2F", b'{"name": "me", "first": 1, "done": 1}'], "missing required field `session`"),
+        ([b"ZDS\3G", b'{"name": "me", "session": 0}'], "^session 0, which means no session"),
+        ([b"ZDS\3F", b'{"name": "me", "first": 1, "done": 1}'], "missing required field `session`"),
         (opened(session="-1"), r"Expected `int` >= 0 - at `\$.session`"),
         (opened(session=str(1 << 63)), r"Expected `int` <= 9223372036854775807 - at `\$.session`"),
         (opened(session="true"), "Expected `int`, got `bool`"),
@@ -205,9 +213,9 @@ def test_a_session_number_has_the_client_above_and_the_count_below() -> None:
 )
 def test_an_answer_that_leads_back_is_refused(letter: bytes, after: int, problem: str) -> None:
     """A client would send the same FETCH again and again, and count a negative number as lost."""
-    header = b'{"session": 7, "first": 3, "next": %d, "end": 9, "done": 0}' % after
+    header = b'{"session": 7, "log": "x", "first": 3, "next": %d, "end": 9, "done": 0}' % after
     with pytest.raises(ProtocolError, match=problem):
-        decode([b"ZDS\2" + letter, header])
+        decode([b"ZDS\3" + letter, header])
 
 
 # The rows of a BATCH.
@@ -224,6 +232,7 @@ def given_back(batch: pa.RecordBatch) -> list[tuple[int, tuple[bytes, ...]]]:
     numbers = batch.column("id").to_pylist()
     head = Batch(
         session=7,
+        log="x",
         first=numbers[0],
         next=numbers[-1] + 1,
         end=numbers[-1] + 1,
@@ -233,7 +242,7 @@ def given_back(batch: pa.RecordBatch) -> list[tuple[int, tuple[bytes, ...]]]:
     )
     message, rest = decode(as_bytes(encode(head, buffers)))
     assert isinstance(message, Batch)
-    return list(unpack_rows(message, rest).messages())
+    return messages_of(unpack_rows(message, rest))
 
 
 def test_the_rows_of_a_batch_are_these_bytes() -> None:
@@ -288,18 +297,20 @@ def test_any_messages_come_back(messages: list[tuple[int, list[bytes]]], drawn: 
 
 
 def batch_head(rows: int = 2, first: int = 3, after: int = 9, columns: tuple[str, ...] = ("value",)) -> Batch:
-    return Batch(session=7, first=first, next=after, end=after, done=first, rows=rows, columns=columns)
+    return Batch(
+        session=7, log="x", first=first, next=after, end=after, done=first, rows=rows, columns=columns
+    )
 
 
 VALUES = [offsets(0, 1, 2), b"ab"]
 
 
 def test_a_batch_without_topics_is_read() -> None:
-    assert list(unpack_rows(batch_head(), [ids(3, 8), *VALUES]).messages()) == [
+    assert messages_of(unpack_rows(batch_head(), [ids(3, 8), *VALUES])) == [
         (3, (b"", b"a")),
         (8, (b"", b"b")),
     ]
-    assert list(unpack_rows(batch_head(rows=0, columns=()), []).messages()) == []
+    assert messages_of(unpack_rows(batch_head(rows=0, columns=()), [])) == []
 
 
 @pytest.mark.parametrize(
@@ -336,7 +347,7 @@ def test_rows_that_no_proxy_sends_are_refused(head: Batch, buffers: list[bytes],
 def test_ids_at_the_end_of_all_ids_are_read() -> None:
     last = (1 << 63) - 2
     found = list(
-        unpack_rows(batch_head(first=last - 1, after=last + 1), [ids(last - 1, last), *VALUES]).messages()
+        messages_of(unpack_rows(batch_head(first=last - 1, after=last + 1), [ids(last - 1, last), *VALUES]))
     )
     assert [number for number, _ in found] == [last - 1, last]
 
@@ -346,7 +357,7 @@ def test_as_many_rows_as_a_batch_has_at_most_are_read() -> None:
     buffers = [bytes(4 * (rows + 1)), b""]  # empty values
     head = batch_head(rows=rows, first=0, after=rows)
     numbers = pa.array(range(rows), pa.int64()).buffers()[1].to_pybytes()[: 8 * rows]
-    assert len(list(unpack_rows(head, [numbers, *buffers]).messages())) == rows
+    assert len(messages_of(unpack_rows(head, [numbers, *buffers]))) == rows
     numbers += ids(rows)
     head = batch_head(rows=rows + 1, first=0, after=rows + 1)
     with pytest.raises(ProtocolError, match="262145 rows, and not as many ids"):
@@ -355,7 +366,7 @@ def test_as_many_rows_as_a_batch_has_at_most_are_read() -> None:
 
 # Any bytes.
 
-kinds = st.sampled_from([b"ZDS\2" + bytes([letter]) for letter in b"ORFBLGNX"])
+kinds = st.sampled_from([b"ZDS\3" + bytes([letter]) for letter in b"ORFBLGNX"])
 headers = st.sampled_from([bytes(frames[1]) for _, frames, _ in GOLDEN])
 
 
@@ -364,10 +375,10 @@ headers = st.sampled_from([bytes(frames[1]) for _, frames, _ in GOLDEN])
 def test_any_frames_are_read_or_refused(frames: list[bytes]) -> None:
     try:
         message, rest = decode(frames)
-        found = list(unpack_rows(message, rest).messages()) if isinstance(message, Batch) else []
+        found = messages_of(unpack_rows(message, rest)) if isinstance(message, Batch) else []
     except ProtocolError:
         return
-    assert isinstance(message, FromClient | FromProxy)
+    assert isinstance(message, FromClient | FromServer)
     assert len(found) == getattr(message, "rows", 0)
 
 
@@ -382,7 +393,7 @@ def test_any_buffers_behind_ids_are_messages_or_refused(
 ) -> None:
     head = batch_head(rows=rows, first=0, after=rows, columns=columns)
     try:
-        found = list(unpack_rows(head, [ids(*range(rows)), *buffers]).messages())
+        found = messages_of(unpack_rows(head, [ids(*range(rows)), *buffers]))
     except ProtocolError:
         return
     assert [number for number, _ in found] == list(range(rows))

@@ -1,7 +1,7 @@
-"""A search over what networks, proxies and callers do to a durable subscriber, against a plain model of a proxy.
+"""A search over what networks, disks and callers do to a durable subscriber and its server, both as they are.
 
-Each run is drawn from its seed. Messages are lost, doubled, delayed and overtaken; the proxy is restarted and
-forgets what is not on its disk; its log loses messages; the subscriber is killed, comes back, and goes elsewhere.
+Each run is drawn from its seed. Messages are lost, doubled, delayed and overtaken; the server is restarted and forgets
+what is not on its disk, which is slow and refuses; the log loses messages; the subscriber is killed, and comes back.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.model_proxy import ModelProxy
-from zmq_datasource.proxy.fetch_protocol import Fetch, Lost, Opened, decode
-from zmq_datasource.proxy.subscriber_session import Start, SubscriberSession, Subscription
+from tests.serving.host import Host
+from zmq_datasource.serving.protocol import Fetch, Lost, Opened, decode
+from zmq_datasource.serving.subscriber_session import Start, SubscriberSession, Subscription
 
 TOPICS = (b"a", b"ab", b"b")
 NAME = "me"
-TO_PROXY, TO_CLIENT = "proxy", "client"
+TO_SERVER, TO_CLIENT = "server", "client"
 
 
 class Network:
-    """The messages on the way between a proxy and the present connection of a client."""
+    """The messages on the way between a server and the present connection of a client."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -43,12 +43,12 @@ class Network:
         found = []
         while self._on_way and self._on_way[0][0] <= now:
             _, _, to, connection, frames = heapq.heappop(self._on_way)
-            if to == TO_PROXY or connection == self.connection:
+            if to == TO_SERVER or connection == self.connection:
                 found.append((to, connection, frames))
         return found
 
     def reconnect(self) -> None:
-        """Messages from the proxy on the old connection are lost; those to it may still arrive."""
+        """Messages from the server on the old connection are lost; those to it may still arrive."""
         self.connection += 1
 
     def lose_all(self) -> None:
@@ -60,7 +60,7 @@ class Run:
 
     Attributes:
         given: The ids that the caller has got of this session.
-        settled: The ids that need not come: acknowledged, lost, or before where the name was set to begin.
+        settled: The ids that need not come: acknowledged, lost, superseded, or before where the name began.
         confirmed: The highest position that was ever confirmed.
     """
 
@@ -68,52 +68,64 @@ class Run:
         self.random = random = Random(seed)
         self.now = 0.0
         self.network = Network(random)
-        self.proxy = ModelProxy(random)
+        self.host = Host(random)
         self.topics = random.choice([(), (b"a",), (b"b",), (b"ab", b"b")])
+        self.start = Start(random.choice(["earliest", "earliest", "last", "latest"]))
         self.waits = random.random() < 0.5  # for the disk, in the end
         self.loses = random.random() < 0.5
         self.settled: set[int] = set()
         self.confirmed = 0
         self.clients = 0
-        self.is_known = False  # the proxy may not know the name yet
+        self.is_known = False  # no client knows of the name yet
         self.loss_told: set[int] = set()
         self.reached: dict[str, int] = dict.fromkeys(
-            ("killed", "restarted", "sought", "lost", "redialled", "given", "given again", "confirmed"), 0
+            (
+                "killed",
+                "restarted",
+                "lost",
+                "redialled",
+                "given",
+                "given again",
+                "confirmed",
+                "refused",
+                "away",
+            ),
+            0,
         )
         self.ever_given: set[int] = set()
-        self._next_write = 0.0
         self.publish(random.randint(0, 30))
         self.begin()
 
     def publish(self, count: int) -> None:
-        self.proxy.log += [self.random.choice(TOPICS) for _ in range(count)]
+        self.host.log += [self.random.choice(TOPICS) for _ in range(count)]
 
     def matches(self, number: int) -> bool:
-        return not self.topics or self.proxy.log[number].startswith(self.topics)
+        return not self.topics or self.host.log[number].startswith(self.topics)
 
-    def begin(self, start: Start | None = None) -> None:
+    def begin(self) -> None:
         """A new client."""
         self.clients += 1
         self.session = SubscriberSession(
-            Subscription(NAME, start or Start(), self.topics, 100, None, "tcp://proxy:1", self.clients)
+            Subscription(NAME, self.start, self.topics, 100, None, "tcp://server:1", self.clients)
         )
         self.given: list[int] = []
         self.acked = -1
         self.first: int | None = None
-        self.seeking: int | None = None
-        self.lost_before = 0
         self.session.reconnected(self.now)
 
     # Judging.
 
     def check(self) -> None:
         session = self.session
-        assert session.refusal is None, str(session.refusal)
+        if session.refusal is not None:
+            assert "no space left" in str(session.refusal), str(session.refusal)
+            self.reached["refused"] += 1
+            self.kill()
         if not session.is_open:
             return
         if self.first is None:
             self._judge_opening()
-        kept = self.proxy.names[NAME].kept
+        kept = self.host.lease(NAME).next
         assert session.confirmed <= kept, "more is confirmed than is on the disk"
         assert session.confirmed <= session.inbox.done, "more is confirmed than is done"
         self.reached["confirmed"] += session.confirmed > self.confirmed
@@ -121,15 +133,15 @@ class Run:
 
     def _judge_opening(self) -> None:
         self.first = first = self.session.inbox.done
-        if self.seeking is not None:
-            assert first == min(self.seeking, len(self.proxy.log)), (
-                "it continues at another place than it has sought"
-            )
-            self.seeking, self.confirmed = None, first
-            self.settled = set(range(first))
-        elif not self.is_known:
-            assert first <= self.proxy.earliest
-            self.settled = set(range(first))
+        assert self.session.log == "log-1"
+        if not self.is_known:
+            assert self.session.new, "a name is new until a client knows of it"
+            notes = self.host.lease(NAME).subscriber
+            assert notes is not None
+            if self.start.start == "earliest":
+                assert first <= self.host.earliest
+            newest = {self.host.log[n]: n for n in range(first, notes.snapshot)}
+            self.settled = set(range(first)) | (set(range(first, notes.snapshot)) - set(newest.values()))
         self.is_known = True
         missing = [n for n in range(first) if self.matches(n) and n not in self.settled]
         assert not missing, f"the ids {missing} are skipped"
@@ -138,7 +150,7 @@ class Run:
     def judge_taken(self, number: int, frames: tuple[bytes, ...]) -> None:
         assert self.first is not None
         assert number >= max(self.first, self.confirmed), f"{number} comes again"
-        assert frames == (self.proxy.log[number], b"%d" % number)
+        assert frames == (self.host.log[number], b"%d" % number)
         assert self.matches(number)
         last = self.given[-1] if self.given else self.first - 1
         assert number > last, f"{number} comes after {last}"
@@ -150,10 +162,8 @@ class Run:
         self.ever_given.add(number)
 
     def judge_said(self, message: Any) -> None:
-        if isinstance(message, Fetch) and not self.session.is_open:
-            raise AssertionError("it asks for messages of a name that it does not have")
         if isinstance(message, Fetch):
-            assert message.done is not None
+            assert self.session.is_open, "it asks for messages of a name that it does not have"
             early = [n for n in range(message.done) if self.matches(n) and n not in self.settled]
             assert not early, f"done {message.done} passes the ids {early}"
 
@@ -162,15 +172,15 @@ class Run:
     def receive(self, frames: list[bytes]) -> None:
         session = self.session
         message, _ = decode(frames)
-        lost = session.lost
-        was_open = session.is_open
+        lost, was_open = session.lost, session.is_open
         session.receive(frames, self.now)
         if isinstance(message, Lost) and session.lost > lost:
+            assert self.loses, "something is lost that a lease needs"
             assert session.lost - lost == message.next - message.first
             gone = range(message.first, message.next)
             assert not self.loss_told & set(gone), "a loss is counted twice"
             assert not set(self.given) & set(gone), "a message that was handed over is counted as lost"
-            assert all(n < self.proxy.earliest for n in gone)
+            assert all(n < self.host.earliest for n in gone)
             self.loss_told.update(gone)
             self.settled.update(gone)
             self.reached["lost"] += 1
@@ -180,21 +190,18 @@ class Run:
             self.loss_told.clear()
         self.check()
 
-    def step(self) -> None:
-        self.now += self.random.uniform(0.01, 0.4)
-        arrived = self.network.arrived(self.now)
-        for to, connection, frames in arrived:
-            if to == TO_PROXY:
-                self.proxy.receive(connection, frames, self.now)
+    def step(self, seconds: float | None = None) -> None:
+        self.now += seconds or self.random.uniform(0.01, 0.4)
+        for to, connection, frames in self.network.arrived(self.now):
+            if to == TO_SERVER:
+                self.host.now = self.now
+                self.host.receive(b"%d" % connection, frames)
             elif connection == self.network.connection:
                 self.receive(frames)
-        if self.now >= self._next_write:
-            self._next_write = self.now + self.random.uniform(0.1, 3)
-            self.proxy.write_positions()
-        self.proxy.step(self.now)
-        for connection, frames in self.proxy.answers:
-            self.network.send(TO_CLIENT, connection, frames, self.now)
-        self.proxy.answers.clear()
+        self.host.step(self.now)
+        for peer, frames in self.host.answers:
+            self.network.send(TO_CLIENT, int(peer), frames, self.now)
+        self.host.answers.clear()
         self.session.wake(self.now)
         self.flush()
         self.check()
@@ -210,13 +217,16 @@ class Run:
         while session.outbox:
             frames = [bytes(frame) for frame in session.outbox.popleft()]
             self.judge_said(decode(frames)[0])
-            self.network.send(TO_PROXY, self.network.connection, frames, self.now)
+            self.network.send(TO_SERVER, self.network.connection, frames, self.now)
 
     def take(self, most: int) -> None:
         for _ in range(most):
-            message = self.session.inbox.take()
+            message = self.session.inbox.peek()
             if message is None:
                 break
+            if not self.network.is_calm and self.random.random() < 0.1:
+                break  # an interrupt before the caller has it
+            self.session.inbox.hand_over(message[0])
             self.judge_taken(*message)
 
     def ack(self) -> None:
@@ -231,8 +241,20 @@ class Run:
         """Let one thing happen, or nothing."""
         random = self.random
         kind = random.choices(
-            ("take", "ack", "publish", "delete", "cut", "restart", "confirm", "kill", "seek", "nothing"),
-            (30, 20, 12, 4 if self.loses else 0, 3, 2, 4, 1, 1, 40),
+            (
+                "take",
+                "ack",
+                "publish",
+                "delete",
+                "tidy",
+                "cut",
+                "restart",
+                "confirm",
+                "kill",
+                "stop",
+                "nothing",
+            ),
+            (30, 20, 12, 4 if self.loses else 0, 4, 3, 2, 4, 1, 1, 40),
         )[0]
         match kind:
             case "take":
@@ -242,7 +264,9 @@ class Run:
             case "publish":
                 self.publish(random.randint(1, 4))
             case "delete":
-                self.proxy.delete(random.randint(self.proxy.earliest, len(self.proxy.log)))
+                self.host.delete(random.randint(self.host.earliest, len(self.host.log)))
+            case "tidy":
+                self.host.tidy()
             case "cut":
                 self.network.reconnect()
                 self.session.reconnected(self.now)
@@ -250,16 +274,19 @@ class Run:
                 self.restart()
             case "confirm":
                 self.session.confirm(random.random() < 0.5, self.now)
-            case "kill" if self.seeking is None and self.session.is_open:
+            case "kill":
                 self.kill()
-            case "seek" if self.session.is_open:
-                self.seek(random.randint(self.proxy.earliest, len(self.proxy.log)))
+            case "stop":  # for so long that the server counts it as away
+                self.reached["away"] += 1
+                for _ in range(30):
+                    self.now += 0.3
+                    self.host.step(self.now)
         self.flush()
 
     def restart(self) -> None:
         self.reached["restarted"] += 1
         self.network.lose_all()
-        self.proxy.restart()
+        self.host.restart()
         if self.random.random() < 0.5:  # otherwise only silence shows it
             self.network.reconnect()
             self.session.reconnected(self.now)
@@ -271,18 +298,12 @@ class Run:
         self.loss_told.clear()
         self.begin()
 
-    def seek(self, to: int) -> None:
-        self.reached["sought"] += 1
-        self.given, self.acked = [], -1
-        self.first, self.seeking = None, to
-        self.session.seek(Start(to), self.now)
-
     def end(self) -> None:
         """End all faults, and check that every message comes and is confirmed."""
-        self.network.is_calm = True
+        self.network.is_calm = self.host.is_calm = True
         self.session.confirm(False, self.now)
         deadline = self.now + 60
-        end = len(self.proxy.log)
+        end = len(self.host.log)
         while self.session.confirmed < end:
             assert self.now < deadline, f"{self.session.confirmed} of {end} are confirmed after a minute"
             self.step()
@@ -295,9 +316,6 @@ class Run:
                 self.session.inbox.ack(self.acked)
         missing = [n for n in range(end) if self.matches(n) and n not in self.settled]
         assert not missing
-        if not self.topics and self.first is not None:
-            lost_here = {n for n in self.loss_told if n >= self.first}
-            assert sorted({*self.given, *lost_here}) == list(range(self.first, end)), "each one, or its loss"
 
 
 def run(seed: int, steps: int = 400) -> Run:
@@ -309,10 +327,8 @@ def run(seed: int, steps: int = 400) -> Run:
     return it
 
 
-@pytest.mark.parametrize("begin", range(0, 120, 60))
-def test_messages_come_in_order_and_only_durable_positions_are_confirmed(
-    begin: int,
-) -> None:
+@pytest.mark.parametrize("begin", range(0, 240, 60))
+def test_messages_come_in_order_and_only_durable_positions_are_confirmed(begin: int) -> None:
     for seed in range(begin, begin + 60):
         try:
             run(seed)
@@ -324,4 +340,4 @@ def test_messages_come_in_order_and_only_durable_positions_are_confirmed(
 def test_the_search_reaches_every_kind_of_fault() -> None:
     reached = [run(seed).reached for seed in range(20)]
     for what in reached[0]:
-        assert sum(one[what] for one in reached) >= 5, what
+        assert sum(one[what] for one in reached) >= 2, what

@@ -1,4 +1,4 @@
-// A durable subscriber in Go with go-zeromq/zmq4, written from docs/proxy.md. It prints what it got and what is
+// A durable subscriber in Go with go-zeromq/zmq4, written from docs/durable-protocol.md. It prints what it got and what is
 // acknowledged.
 //
 // Arguments: endpoint, name, the id after which it ends.
@@ -71,7 +71,7 @@ func (c *client) ask(kind byte, session, first int64, request object) answer {
 	request["session"] = session
 	text, _ := json.Marshal(request)
 	for {
-		c.socket.SendMulti(zmq4.NewMsgFrom([]byte{'Z', 'D', 'S', 2, kind}, text)) // an error ends the connection
+		c.socket.SendMulti(zmq4.NewMsgFrom([]byte{'Z', 'D', 'S', 3, kind}, text)) // an error ends the connection
 		for silent := time.After(silence); silent != nil; {
 			select {
 			case message, ok := <-c.received:
@@ -90,8 +90,8 @@ func (c *client) ask(kind byte, session, first int64, request object) answer {
 }
 
 func parse(frames [][]byte) answer {
-	if len(frames) < 2 || len(frames[0]) != 5 || string(frames[0][:4]) != "ZDS\x02" {
-		log.Fatal("no message of version 2")
+	if len(frames) < 2 || len(frames[0]) != 5 || string(frames[0][:4]) != "ZDS\x03" {
+		log.Fatal("no message of version 3")
 	}
 	a := answer{kind: frames[0][4], buffers: frames[2:]}
 	if err := json.Unmarshal(frames[1], &a); err != nil {
@@ -146,7 +146,7 @@ func main() {
 	first, done := opened.Next, opened.Next
 	for done <= last {
 		request := object{"name": name, "first": first, "done": first, "max_bytes": maxBytes, "wait": 1000}
-		if first > last { // all is handled; is it on the proxy's disk that it is acknowledged?
+		if first > last { // all is handled; is it on the server's disk that it is acknowledged?
 			request["max_bytes"], request["wait"], request["confirm"] = 0, 0, true
 		}
 		a := c.ask('F', session, first, request)

@@ -1,4 +1,4 @@
-"""Clients written from docs/proxy.md alone: its example in pyzmq, and a program in Go, which does without libzmq."""
+"""Clients written from docs/durable-protocol.md alone: its example in pyzmq, and a program in Go without libzmq."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
 import zmq
 
-from tests.support import REPOSITORY, Socket, wait_for
-from tests.support.proxies import endpoints, publisher
-from zmq_datasource import Proxy, SocketError
+from tests.support import REPOSITORY, Socket, free_endpoint, wait_for
+from zmq_datasource.log.reader import read_index
+from zmq_datasource.log.storage import LogStorage
 
 pytestmark = pytest.mark.spark
 
@@ -30,7 +29,6 @@ import sys
 import time
 
 endpoint, name, last = sys.argv[1:]
-MAX_BYTES = 4096  # so that there are many answers
 
 
 def ask_and_tell(*request, ask=ask):
@@ -47,13 +45,15 @@ def handle(position, topic, value):
 
 
 ask = ask_and_tell
-consume(endpoint, name, handle)
+consume(endpoint, name, handle, max_bytes=4096)  # so that there are many answers
 """
 
 
 def python_client(directory: Path) -> list[str]:
-    """The code of docs/proxy.md as it stands."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/proxy.md").read_text(), re.DOTALL)
+    """The code of docs/durable-protocol.md as it stands."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "docs/durable-protocol.md").read_text(), re.DOTALL
+    )
     (code,) = [block for block in blocks if "def consume(" in block]
     program = directory / "client.py"
     program.write_text(code + PYTHON_HANDLER)
@@ -125,7 +125,7 @@ class Notes:
         wait_for(lambda: any(at >= position for at in self.numbers("got")), f"message {position} received")
 
     def acknowledged(self) -> int:
-        """The highest position that a client knows to be on the proxy's disk."""
+        """The highest position that a client knows to be on the server's disk."""
         return max([0, *(at + 1 for run in range(self.runs) for at in self.numbers("acked", run))])
 
     @property
@@ -133,22 +133,26 @@ class Notes:
         return len(self._files)
 
 
-def kill(proxy: Proxy) -> None:
-    """Kill both processes of the proxy at once."""
-    live = psutil.Process(proxy.pid)
-    for process in [live, *wait_for(live.children, "the server process")]:
+@contextmanager
+def receiving(place: Path, pull: str, durable: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A receiver with a durable side; the end of the block kills it."""
+    options = ["--socket-type", "PULL", "--bind", pull, "--durable", durable, "--wal-location", str(place)]
+    process = subprocess.Popen([sys.executable, "-m", "zmq_datasource", "receive", *options])
+    try:
+        yield process
+    finally:
         process.kill()
+        process.wait()
 
 
-def publish(context: zmq.Context[Socket], endpoint: str, first: int, end: int) -> None:
-    pub = publisher(context, endpoint)
+def feed(context: zmq.Context[Socket], endpoint: str, log: Path, first: int, end: int) -> None:
+    """Send messages, and wait until they are in the log."""
+    push = context.socket(zmq.PUSH)
+    push.connect(endpoint)
     for i in range(first, end):
-        pub.send_multipart(frames_of(i))
-
-
-def next_id(proxy: Proxy) -> int:
-    """The position of the only durable subscriber in the proxy's status."""
-    return sum(account["nextId"] for account in proxy.status().get("durable", ()))
+        push.send_multipart(frames_of(i))
+    storage = LogStorage(str(log))
+    wait_for(lambda: storage.store.exists() and read_index(storage).durable_end == end, "all in the log")
 
 
 def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:
@@ -166,40 +170,30 @@ def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:
 
 
 @pytest.mark.parametrize("program", [python_client, pytest.param(go_client, marks=pytest.mark.slow)])
-def test_a_durable_client_survives_its_own_death_and_the_proxys(
+def test_a_durable_client_survives_its_own_death_and_the_servers(
     context: zmq.Context[Socket], tmp_path: Path, program: Callable[[Path], list[str]]
 ) -> None:
-    sides = endpoints("bind", "durable")
+    pull, durable, log = free_endpoint(), free_endpoint(), tmp_path / "log"
     notes = Notes(tmp_path)
-    command = [*program(tmp_path), sides["durable"], "me", str(MESSAGES - 1)]
+    command = [*program(tmp_path), durable, "me", str(MESSAGES - 1)]
     floors = [0]
-    with (
-        pytest.raises(SocketError, match="has ended by itself"),
-        Proxy(wal_location=tmp_path / "log", **sides) as proxy,
-    ):
-        publish(context, sides["bind"], 0, MESSAGES - 100)
-        wait_for(lambda: proxy.status().get("nextId") == MESSAGES - 100, "all in the log")
+    with receiving(log, pull, durable) as receiver:
+        feed(context, pull, log, 0, MESSAGES - 100)
         for dies_with_it in (False, True):
             with notes.run(command):
                 notes.wait_for_id(floors[-1] + 100)
                 wait_for(lambda: notes.acknowledged() > floors[-1], "an acknowledgement")
                 if dies_with_it:
-                    kill(proxy)
+                    receiver.kill()
             assert notes.numbers("got")[-1] < MESSAGES - 101, "killed in the middle"
-            # A proxy that was not killed also knows positions that it has not written yet.
-            floors.append(max(notes.acknowledged(), 0 if dies_with_it else next_id(proxy)))
-    # The client starts before the proxy; then the proxy alone is killed.
+            floors.append(notes.acknowledged())
+    # The client starts before the receiver; then the receiver alone is killed.
     with notes.run(command) as client:
-        with (
-            pytest.raises(SocketError, match="has ended by itself"),
-            Proxy(wal_location=tmp_path / "log", **sides) as proxy,
-        ):
+        with receiving(log, pull, durable):
             notes.wait_for_id(floors[-1] + 100)
-            kill(proxy)
         assert notes.numbers("got")[-1] < MESSAGES - 101, "killed in the middle"
-        with Proxy(wal_location=tmp_path / "log", **sides) as proxy:
-            publish(context, sides["bind"], MESSAGES - 100, MESSAGES)
+        with receiving(log, pull, durable):
+            feed(context, pull, log, MESSAGES - 100, MESSAGES)
             assert client.wait(30) == 0
-            wait_for(lambda: next_id(proxy) == MESSAGES, "all acknowledged")
     assert notes.acknowledged() == MESSAGES
     assert_nothing_lost_or_repeated(notes, floors)

@@ -1,0 +1,172 @@
+"""Durable subscribers and receivers as processes: interrupts, stops, sockets of each kind, and memory."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from tests.support import Socket, free_endpoint
+from tests.support.serving import Client, Serving, take
+from zmq_datasource import DurableSubscriber, Producer
+from zmq_datasource.serving.protocol import Fetch
+
+pytestmark = pytest.mark.spark
+Context = zmq.Context[Socket]
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt."""
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of a context that is interrupted
+def test_an_interrupted_call_takes_no_message(context: Context, tmp_path: Path) -> None:
+    count, drawn = 5000, random.Random(7)
+
+    def interrupt(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, drawn.uniform(0.002, 0.02))
+        raise Interrupted
+
+    with Serving(tmp_path) as it:
+        it.feed(context, *([b"t", b"%d" % i] for i in range(count)))
+        with DurableSubscriber(it.durable, "me", max_bytes=2000) as me:
+            got: list[int] = []
+            interrupts = 0
+            before = signal.signal(signal.SIGALRM, interrupt)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                while len(got) < count:
+                    try:
+                        message = me.receive(30)
+                        got.append(
+                            -1 if message is None else message.id
+                        )  # the only call in between is this one
+                    except Interrupted:
+                        interrupts += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+            assert got == list(range(count))
+            assert interrupts > 10
+        assert it.lease("me").next == count
+
+
+@contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A Python program; the end of the block kills it."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@contextmanager
+def receiving(place: Path, **options: str) -> Iterator[subprocess.Popen[str]]:
+    given = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    with running("-m", "zmq_datasource", "receive", "--wal-location", place, *given) as process:
+        yield process
+
+
+IDLE = """
+import sys
+from zmq_datasource import DurableSubscriber
+
+with DurableSubscriber(sys.argv[1], "me", timeout=4.0) as me:
+    print("here", flush=True)
+    print(me.receive().value.decode(), flush=True)
+"""
+
+
+def test_an_idle_subscriber_that_was_stopped_goes_on(context: Context, tmp_path: Path) -> None:
+    with Serving(tmp_path) as it, running("-c", IDLE, it.durable) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "here\n"
+        program.send_signal(signal.SIGSTOP)
+        time.sleep(6)  # longer than its timeout
+        program.send_signal(signal.SIGCONT)
+        time.sleep(0.5)  # in which it would give up
+        it.feed(context, [b"t", b"late"])
+        assert program.stdout.readline() == "late\n"
+
+
+def test_transactions_are_served(tmp_path: Path) -> None:
+    senders, durable = free_endpoint(), free_endpoint()
+    options = {"socket_type": "ROUTER", "bind": senders, "durable": durable}
+    with receiving(tmp_path, **options), Producer(senders, "orders") as producer:
+        with producer.transaction() as transaction:
+            for i in range(3):
+                transaction.send(b"%d" % i, b"t")
+        with DurableSubscriber(durable, "me") as me:
+            assert take(me, 3) == [b"0", b"1", b"2"]
+
+
+def test_a_feed_is_served_also_after_its_receiver_was_killed(context: Context, tmp_path: Path) -> None:
+    pub = context.socket(zmq.XPUB)
+    feed, durable = free_endpoint(), free_endpoint()
+    pub.bind(feed)
+    options = {"socket_type": "SUB", "connect": feed, "durable": durable}
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        pub.send_multipart([b"t", b"%d" % sent])
+        sent += 1
+
+    with receiving(tmp_path, **options) as receiver:
+        assert pub.recv() == b"\x01"
+        with DurableSubscriber(durable, "me", auto_ack=False) as me:
+            for _ in range(5):
+                send()
+            assert take(me, 5) == [b"%d" % i for i in range(5)]
+            me.ack(2, wait=True)
+            receiver.kill()
+            receiver.wait()
+            with receiving(tmp_path, **options):
+                while pub.recv() != b"\x01":  # its unsubscription comes first
+                    pass
+                send()
+                assert take(me, 1) == [b"5"]
+                with DurableSubscriber(durable, "me") as again:
+                    assert take(again, 3) == [b"3", b"4", b"5"]
+                me.__exit__(RuntimeError, None, None)
+
+
+@pytest.mark.slow
+def test_memory_stays_bounded_behind_subscribers_that_take_nothing(context: Context, tmp_path: Path) -> None:
+    pull, durable = free_endpoint(), free_endpoint()
+    options = {"socket_type": "PULL", "bind": pull, "durable": durable, "wal_max_bytes": "64m"}
+    with receiving(tmp_path, **options, option="whenFull=discard") as receiver:
+        clients = [Client(context, durable, rcvhwm=1, rcvbuf=4096) for _ in range(200)]
+        for at, client in enumerate(clients):
+            client.open(f"stalled{at}")
+        push = context.socket(zmq.PUSH)
+        push.connect(pull)
+        memory = psutil.Process(receiver.pid).memory_info
+        before = memory().rss
+        for i in range(20_000):  # 400 MB
+            push.send(bytes(20_000))
+            if i in (2500, 10_000):
+                for at, client in enumerate(clients):
+                    client.send(Fetch(name=f"stalled{at}", session=1, first=0, done=0, wait=1000))
+        with DurableSubscriber(durable, "me", start="last") as me:
+            while (message := me.receive(30)) is not None and message.id < 19_999:
+                pass
+        # Mapped files of the log count too, of which there are 64 MB.
+        assert memory().rss - before < 300 << 20, f"{(memory().rss - before) >> 20} MiB"
