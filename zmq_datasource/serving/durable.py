@@ -351,7 +351,7 @@ class _Leases(Operations):
         self._files.write(lease)
 
     def announced(self) -> int:
-        return read_head(self._storage).announced
+        return read_head(self._storage.store).announced
 
     def first_since(self, time: int, end: int) -> int:
         chunks = self._contents.covering(self._contents.earliest, end)
