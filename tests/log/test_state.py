@@ -59,28 +59,6 @@ def newest(location: Path) -> Path:
     return max((location / "chunks").glob("[0-9]*.arrow"))
 
 
-def test_a_log_of_a_writer_without_a_state_keeps_nothing(tmp_path: Path) -> None:
-    log = writer(tmp_path, None)
-    assert saved(tmp_path) == b""
-    log.append(batch_of([b"v"]))
-    log.close()
-    assert saved(tmp_path) == b""
-
-
-def test_a_change_without_a_row_is_stored_with_the_next_row(tmp_path: Path) -> None:
-    carried = Carrying("one")
-    log = writer(tmp_path, carried)
-    log.append(batch_of([b"v"]))
-    log.cut().result()
-    carried.text = "two"
-    log.cut().result()
-    assert saved(tmp_path) == b"one"
-    log.append(batch_of([b"v"]))
-    log.close()
-    assert saved(tmp_path) == b"two"
-    assert {path.suffix for path in (tmp_path / "chunks").iterdir()} == {".arrow"}
-
-
 def test_a_state_is_that_of_the_cut_also_if_it_changes_during_the_write(tmp_path: Path) -> None:
     carried = Carrying("one")
     log = writer(tmp_path, carried)
@@ -277,33 +255,3 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     assert len(again.tracker.expected) == len(names)
     batch, _ = again.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])
     assert again.tracker.totals.duplicates == len(names)
-
-
-def small_chunk(location: Path) -> Path:
-    """The newest chunk of a log, in two batches."""
-    carried = Carrying()
-    log = writer(location, carried)
-    for text in ("one", "two"):
-        carried.text = text
-        log.append(batch_of([text.encode()]))
-    log.close()
-    assert len(LogStorage(str(location)).chunks()) == 1
-    return newest(location)
-
-
-@pytest.mark.slow
-def test_no_flipped_bit_hides_the_state_or_gives_an_older_one(tmp_path: Path) -> None:
-    """Anywhere in the file: in the entry, in what says that there is one, and in what says which batch is the last."""
-    path, storage = small_chunk(tmp_path), LogStorage(str(tmp_path))
-    right, noticed = saved(tmp_path), 0
-    assert right == b"two"  # its checksum covers the end of the chunk
-    entry = path.read_bytes().rindex(read_facts(storage, path.name).to_metadata()[b"chunk"])
-    for bit in range(8):
-        for position in flips(path, range(path.stat().st_size), 1 << bit):
-            try:
-                assert saved(tmp_path) == right, (position, bit)
-                assert position not in range(entry, entry + 20), (position, bit)
-            except DamagedChunkError as e:
-                assert path.name in str(e)
-                noticed += 1
-    assert noticed > 300

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,16 @@ import pytest
 from tests.support import batch_of, log_rows, need, wait_for
 from zmq_datasource.errors import (
     DamagedChunkError,
+    DiskFaultError,
     LogFormatError,
     LogLockedError,
     LogWriteError,
 )
 from zmq_datasource.log import directory_store
 from zmq_datasource.log.index import read_index
+from zmq_datasource.log.sealer import Sealer
 from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
 
 
@@ -131,20 +136,6 @@ def test_a_writer_that_is_just_stopping_is_waited_for(tmp_path: Path) -> None:
     second.close()
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("{", "reading"),
-        ('{"format": 2, "log": "x"}', "format version 2.* the release that wrote it"),
-        ("[1]", "not the description of a log"),
-    ],
-)
-def test_a_log_of_another_format_is_refused(tmp_path: Path, content: str, says: str) -> None:
-    (tmp_path / "log.json").write_text(content)
-    with pytest.raises(LogFormatError, match=says):
-        writer(tmp_path)
-
-
 def test_chunks_without_their_log_json_are_refused(tmp_path: Path) -> None:
     """A new log over old chunks would count 120 messages as 220."""
     log = writer(tmp_path)
@@ -241,4 +232,102 @@ def test_a_writer_that_takes_over_forces_the_names_of_chunks_to_the_disk(
     monkeypatch.setattr(os, "fsync", fsync)
     log = writer(tmp_path)
     assert (tmp_path / "chunks").stat().st_ino in forced
+    log.close()
+
+
+# The sealing thread.
+
+
+class Faulty(LogStorage):
+    """Waits, or raises an error, before a chunk is put."""
+
+    refuses: tuple[Exception, ...] = ()
+    before_put: Callable[[], object] = staticmethod(lambda: None)
+
+    def put_chunk(self, first: int, content: Content) -> float | None:
+        self.before_put()
+        if self.refuses:
+            error, *rest = self.refuses
+            self.refuses = tuple(rest)
+            raise error
+        return super().put_chunk(first, content)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Faulty:
+    return Faulty(str(tmp_path))
+
+
+def sealing(storage: LogStorage, **changes: float) -> LogWriter:
+    made = LogWriter(storage, chunk_bytes=1 << 20, max_bytes=1 << 30, **changes)
+    made.open()
+    return made
+
+
+def cut(log: LogWriter, rows: int = 10) -> Future[int]:
+    log.append(batch_of([b"x"] * rows))
+    return log.cut()
+
+
+def test_chunks_are_written_in_the_order_in_which_they_were_cut(storage: Faulty) -> None:
+    log, go_on = sealing(storage), threading.Event()
+    storage.before_put = lambda: go_on.wait(30)
+    done = [cut(log, rows) for rows in (10, 0, 5, 1)]
+    assert log.unsealed_bytes > 0
+    go_on.set()
+    assert [each.result(10) for each in done] == [10, 10, 15, 16]
+    assert [chunk.first for chunk in log.all] == [0, 10, 15]
+    assert log.unsealed_bytes == 0
+    log.close()
+
+
+@pytest.mark.parametrize("error", [LogWriteError("no such directory"), MemoryError("no more")])
+def test_nothing_is_sealed_after_a_failed_chunk(error: Exception, storage: Faulty) -> None:
+    log = sealing(storage)
+    storage.refuses, go_on = (error,), threading.Event()
+    storage.before_put = lambda: go_on.wait(30)
+    failed, behind = cut(log), cut(log)
+    go_on.set()
+    with pytest.raises(LogWriteError, match=r"no such directory|sealing ids 0 to 9: .*no more"):
+        failed.result(10)
+    assert behind.exception(10) is failed.exception(10) is log.failure
+    assert storage.chunks() == []
+    with pytest.raises(LogWriteError):
+        log.append(batch_of([b"x"]))
+    with pytest.raises(LogWriteError):
+        log.close()
+
+
+def test_a_disk_that_does_not_answer_ends_the_wait_but_keeps_the_lock(
+    storage: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, go_on = sealing(storage), threading.Event()
+    storage.before_put = lambda: go_on.wait(30)
+    last = cut(log)
+    monkeypatch.setattr(Sealer, "end_seconds", 0.01)
+    with pytest.raises(LogWriteError, match="the disk did not answer for 0 s"):
+        log.close()
+    gc.collect()
+    with pytest.raises(LogLockedError):
+        sealing(Faulty(storage.root))
+    go_on.set()
+    assert last.result(10) == 10
+    again = LogWriter(LogStorage(storage.root), chunk_bytes=1, max_bytes=1 << 30)
+    again.open(30.0)
+    assert again.durable_end == 10
+    again.close()
+
+
+def test_an_error_of_housekeeping_does_not_end_sealing(storage: Faulty) -> None:
+    """Neither behind a chunk that is written, nor between two attempts to write one."""
+
+    def fail() -> None:
+        raise RuntimeError("unexpected")
+
+    log = sealing(storage, retry_timeout=30.0)
+    log.retention.tidy = fail  # type: ignore[method-assign]
+    assert cut(log).result(10) == 10
+    storage.refuses = (DiskFaultError("full"), DiskFaultError("full"))
+    assert cut(log).result(10) == 20
+    assert log.failure is None
     log.close()

@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 # How often it is checked whether chunks can be deleted.
 _TICK_SECONDS = 0.25
-# How long to wait at the end for a disk that does not answer.
-_END_SECONDS = 120.0
 
 
 class StoredRows(NamedTuple):
@@ -95,7 +93,11 @@ class Sealer:
 
     Attributes:
         failure: Why nothing is sealed any more; None while sealing works.
+        running: Whether the thread was started, and not ended yet.
+        end_seconds: How long ``end`` waits for a disk that does not answer.
     """
+
+    end_seconds = 120.0
 
     def __init__(
         self,
@@ -115,25 +117,19 @@ class Sealer:
         self._handed_over = self._finished = self._handed_over_bytes = self._sealed_bytes = 0
         self._past = 0
         self._faults = LimitedLog(__name__, "faults of the log")
-        self._hold: Hold | None = None
         self._thread = threading.Thread(target=self._run, name="zmq-log-sealer", daemon=True)
         self.failure: LogError | None = None
+        self.running = False
 
     def start(self, hold: Hold, past: int) -> None:
         """Start the thread.
 
         Args:
-            hold: The lock of the log, which ``end`` releases.
+            hold: The lock of the log, which the thread releases when it ends.
             past: The latest time of all rows of the log.
         """
-        self._past = past
+        self._hold, self._past, self.running = hold, past, True
         self._thread.start()
-        self._hold = hold
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread was started, and ``end`` was not called yet."""
-        return self._hold is not None
 
     def hand_over(self, job: WriteJob) -> None:
         """Queue a job. Only for the receiving thread."""
@@ -151,26 +147,19 @@ class Sealer:
         """The bytes of memory of the jobs that are not in a chunk yet."""
         return self._handed_over_bytes - self._sealed_bytes
 
-    def end(self, seconds: float = _END_SECONDS) -> None:
-        """Write the queued jobs, end the thread, and release the lock. Does nothing if that is done.
-
-        Args:
-            seconds: How long to wait for the disk.
+    def end(self) -> None:
+        """Write the queued jobs, end the thread, and release the lock. Called once.
 
         Raises:
-            LogWriteError: The disk does not answer. The lock remains until the process ends, because the thread may
-                still write when the disk answers.
+            LogWriteError: The disk does not answer. The lock remains until it does, because the thread still writes.
         """
-        if self._hold is None:
-            return
         self._jobs.put(None)
-        self._thread.join(seconds)
-        hold, self._hold = self._hold, None
+        self._thread.join(self.end_seconds)
+        self.running = False
         if self._thread.is_alive():
             raise LogWriteError(
-                f"closing the log in {self._storage.root}: the disk did not answer for {seconds:.0f} s"
+                f"closing the log in {self._storage.root}: the disk did not answer for {self.end_seconds:.0f} s"
             )
-        hold.release()
 
     # The sealing thread.
 
@@ -179,11 +168,13 @@ class Sealer:
             try:
                 job = self._jobs.get(timeout=_TICK_SECONDS)
             except queue.Empty:
-                self._check_hold()
+                if self._hold.lost:
+                    self.tidy(self._storage.check_writer)
                 self.tidy()
                 continue
             if job is None:
                 self.tidy(self._retention.end)
+                self.tidy(self._hold.release)
                 return
             self.tidy()  # for a log that is never idle
             try:
@@ -206,14 +197,6 @@ class Sealer:
             self.failure = self.failure or e
         except Exception as e:
             self._faults.fault("tidying up %s", self._storage, error=e)
-
-    def _check_hold(self) -> None:
-        """Let a writer that has nothing to write notice that another process has taken the log."""
-        if self.failure is None and self._hold is not None and self._hold.lost:
-            try:
-                self._storage.check_writer()
-            except LogLockedError as e:
-                self.failure = e
 
     def _seal(self, job: WriteJob) -> None:
         if self.failure is not None:
