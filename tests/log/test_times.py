@@ -38,7 +38,7 @@ def written(location: Path, *chunks: list[int]) -> LogStorage:
 def test_a_chunk_knows_its_times(tmp_path: Path) -> None:
     """The clock may be set back within it."""
     storage = written(tmp_path, [5, 9, 3], [4])
-    assert [tuple(read_facts(storage, chunk.name).times) for chunk in storage.chunks()] == [(3, 9), (4, 4)]
+    assert [read_facts(storage, chunk.name).latest for chunk in storage.chunks()] == [9, 4]
 
 
 def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:
     chunks = read_index(storage).covering(0, 2)
     path = Path(storage.path_of(chunk_name(0)))
     content = path.read_bytes()
-    assert content.count(b"[1000005,1000005]") >= 1
-    path.write_bytes(content.replace(b"[1000005,1000005]", b"[1000005,1000001]"))
+    assert content.count(b'"latest":1000005') >= 1
+    path.write_bytes(content.replace(b'"latest":1000005', b'"latest":1000001'))
     with pytest.raises(DamagedChunkError, match="were changed after it was written"):
         first_since(storage, chunks, 1_000_005)
     path.write_bytes(b"no chunk")

@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from tests.support.ports import free_port
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.bucket_store import bucket_at
-from zmq_datasource.log.chunk import times_of as chunk_times_of
+from zmq_datasource.log.chunk import latest_of
 from zmq_datasource.log.facts import ChunkFacts, pack
 from zmq_datasource.log.leases import Lease, LeaseFiles
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
@@ -293,10 +293,8 @@ def binary(values: Sequence[bytes | None]) -> pa.Array:
 
 def facts_of(batches: Sequence[pa.RecordBatch], first: int = 0, state: bytes = b"") -> ChunkFacts:
     """The facts of a chunk of these rows, as if the log began with it."""
-    times = chunk_times_of(batches)
-    return ChunkFacts(
-        first, first + sum(batch.num_rows for batch in batches), times, times.latest, pack(state)
-    )
+    latest = latest_of(batches)
+    return ChunkFacts(first, first + sum(batch.num_rows for batch in batches), latest, latest, pack(state))
 
 
 def batch_of(values: Iterable[bytes | None], timestamp: int = 0) -> pa.RecordBatch:

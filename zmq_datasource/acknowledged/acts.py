@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Protocol
 
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
@@ -29,7 +29,7 @@ from zmq_datasource.acknowledged.reception import (
 )
 from zmq_datasource.errors import LogError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import StoredRows, Times
+from zmq_datasource.log import StoredRows
 
 
 class TransactionLog(Protocol):
@@ -144,9 +144,9 @@ class Acts:
                 self._running.append((act, self._pool.submit(_exhaust, files.read(asked.names))))
             case Append(asked):
                 failpoints.reach("acknowledged.commit.before_append")
-                times = reduce(Times.union, (part.stored.times for part in asked.parts if part.stored.times))
+                latest = max(part.stored.latest for part in asked.parts)
                 self._log.append_stored(
-                    StoredRows(asked.transaction.rows, times, partial(files.read, asked.names))
+                    StoredRows(asked.transaction.rows, latest, partial(files.read, asked.names))
                 )
                 self._reception.appended(asked)
                 self._appended.append(asked)

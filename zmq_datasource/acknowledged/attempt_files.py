@@ -35,7 +35,7 @@ from zmq_datasource.acknowledged.protocol import digest_of_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
-from zmq_datasource.log import Times, add_directory, is_transient, open_file, sync_file, writing
+from zmq_datasource.log import add_directory, is_transient, open_file, sync_file, writing
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA, data_bytes
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
         messages, rows: How many data messages and rows.
         digest: Of the rows.
         value_bytes: The bytes of their values.
-        times: The earliest and latest time at which a row was received; None before the first rows.
+        latest: The latest time at which a row was received, in microseconds since the epoch.
         size: The bytes of the file.
     """
 
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
     rows: int = 0
     digest: int = 0
     value_bytes: int = 0
-    times: Times | None = None
+    latest: int = 0
     size: int = 0
 
     @property
@@ -138,14 +138,12 @@ class AttemptFiles:
         message = memoryview(rows.serialize())
         checksum = xxhash.xxh3_64_intdigest(message, stored.rows)
         size = self._write(name, stored.size, b"".join((_NUMBERS.pack(len(message), checksum), message)))
-        timestamps = pc.min_max(rows.column("timestamp"))
-        times = Times(timestamps["min"].value, timestamps["max"].value)
         return stored._replace(
             messages=stored.messages + 1,
             rows=stored.rows + rows.num_rows,
             digest=(stored.digest + digest_of_rows(rows)) % (1 << 64),
             value_bytes=stored.value_bytes + data_bytes(rows.column("value")),
-            times=times if stored.times is None else stored.times.union(times),
+            latest=max(stored.latest, pc.max(rows.column("timestamp")).value or 0),
             size=size,
         )
 

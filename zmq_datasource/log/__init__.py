@@ -16,7 +16,7 @@ The rules:
 * Of two writers, the one that puts a chunk's key first has given out its ids: ``Store.put_new`` makes an object only if
   its key is free. No lock and no clock protects the log (``fence``).
 * A chunk is one Arrow IPC file. It is whole when it is listed, and never changes. So listing recovers all chunks. Its
-  last batch carries its place and its times (``facts``), and the whole state of its writer (``state``).
+  last batch carries its place, its time, and the whole state of its writer (``facts``).
 * Ids are contiguous. Chunks are deleted from the front, and the newest one always stays. Small ones are merged.
 * A store does not wait until a refusal passes. ``LogWriter``, ``LogFollower`` and ``Reader`` repeat a refused act for
   ``STORE_RETRY_SECONDS``, and the reading of rows is repeated for the ``retry_seconds`` of the storage (``retrier``).
@@ -31,7 +31,6 @@ Other packages import only the names listed here. ``docs/log-format.md`` specifi
 
 from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.chunk import read_facts
-from zmq_datasource.log.facts import Times
 from zmq_datasource.log.files import add_directory, is_transient, open_file, sync_file, writing
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
@@ -90,7 +89,6 @@ __all__ = [
     "Store",
     "StoredRows",
     "SubscriberNotes",
-    "Times",
     "add_directory",
     "deleted_error",
     "find_id",

@@ -7,7 +7,7 @@ checks what ties rows to ids: the place in the chunk's facts, and the number of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -18,7 +18,7 @@ import pyarrow.ipc
 import xxhash
 
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.facts import ChunkFacts, Times
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.files import LENGTHS_ONLY, unreadable
 from zmq_datasource.log.layout import Chunk, first_id_in
 from zmq_datasource.log.retrier import retry_reading
@@ -120,10 +120,10 @@ def write_chunk(storage: LogStorage, batches: Iterable[pa.RecordBatch], facts: C
     return Chunk(facts.first, facts.end, size, time.time(), None, modified)
 
 
-def times_of(batches: Sequence[pa.RecordBatch]) -> Times:
-    """The earliest and latest time in batches with at least one row."""
-    found = [pc.min_max(batch.column("timestamp")) for batch in batches if batch.num_rows]
-    return Times(min(one["min"].value for one in found), max(one["max"].value for one in found))
+def latest_of(batches: Iterable[pa.RecordBatch]) -> int:
+    """The latest time in batches with rows, in microseconds since the epoch."""
+    latest: int = max(pc.max(batch.column("timestamp")).value for batch in batches)
+    return latest
 
 
 def read_facts(storage: OpensChunks, name: str) -> ChunkFacts:

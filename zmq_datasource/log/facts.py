@@ -1,4 +1,4 @@
-"""The facts of a chunk, in the metadata of its last batch: its place, its times, and the state of its writer.
+"""The facts of a chunk, in the metadata of its last batch: its place, its time, and the state of its writer.
 
 For the log the state is opaque bytes (``state``). One checksum covers it and the chunk's place. So neither a missing
 state nor the state of an earlier batch passes for the right one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 import pyarrow as pa
@@ -20,24 +20,13 @@ _FACTS = b"chunk"
 _CODEC, _LEVEL = "zstd", 1
 
 
-class Times(NamedTuple):
-    """The earliest and the latest time at which a message was received, in microseconds since the epoch."""
-
-    earliest: int
-    latest: int
-
-    def union(self, other: Times) -> Times:
-        """The earliest and latest time of both."""
-        return Times(min(self.earliest, other.earliest), max(self.latest, other.latest))
-
-
 class ChunkFacts(msgspec.Struct, frozen=True):
     """The facts of a chunk.
 
     Attributes:
         first: The id of the first row.
         end: The id after the last row.
-        times: The times at which the rows were received.
+        latest: The latest time at which a row was received, in microseconds since the epoch.
         past: The latest time of all rows of the log up to ``end``, also of deleted ones. It never falls from chunk to
             chunk, so a time is found by a binary search.
         packed: The state of the log's writer after these rows, see ``pack``.
@@ -45,7 +34,7 @@ class ChunkFacts(msgspec.Struct, frozen=True):
 
     first: int
     end: int
-    times: Times
+    latest: int
     past: int
     packed: str = msgspec.field(name="state")
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from functools import reduce
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ from zmq_datasource.errors import DamagedChunkError, DataLossError, LogLockedErr
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import damage_of, encode_chunk, read_chunk, read_facts
-from zmq_datasource.log.facts import ChunkFacts, Times
+from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk, first_id_in, merged_name
 from zmq_datasource.log.storage import LogStorage
@@ -182,8 +181,8 @@ class Merger:
         storage, parts = self._storage, self._read(run)
         if len(parts) < 2:
             return
-        last, times = parts[-1], reduce(Times.union, (it.facts.times for it in parts))
-        facts = replace(last.facts, first=run[0].first, times=times)
+        latest = max(part.facts.latest for part in parts)
+        facts = replace(parts[-1].facts, first=run[0].first, latest=latest)
         content = encode_chunk(_joined(parts), facts)
         name = merged_name(facts.first, facts.end)
         failpoints.reach("log.merge.before_put")

@@ -135,7 +135,7 @@ def _first_since(storage: LogStorage, chunks: Sequence[Chunk], start: int, time:
     # A clock can be set back, so the times of rows need not rise with ids. The latest time so far does.
     at = bisect_left(chunks, time, key=lambda chunk: _read_facts(storage, chunk).past)
     for chunk in chunks[at:]:
-        if _read_facts(storage, chunk).times.latest < time:  # only deleted rows are so late
+        if _read_facts(storage, chunk).latest < time:  # only deleted rows are so late
             continue
         first = max(chunk.first, start)
         for batch in read_chunk(storage, chunk.name, first, chunk.end, modified=chunk.modified):

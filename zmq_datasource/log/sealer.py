@@ -11,15 +11,14 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import reduce
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log.chunk import times_of, write_chunk
-from zmq_datasource.log.facts import ChunkFacts, Times, pack
+from zmq_datasource.log.chunk import latest_of, write_chunk
+from zmq_datasource.log.facts import ChunkFacts, pack
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
@@ -37,13 +36,13 @@ class StoredRows(NamedTuple):
 
     Attributes:
         rows: How many they are; at least one.
-        times: The times at which they were received.
+        latest: The latest time at which one was received, in microseconds since the epoch.
         read: Yields them. Called again if the chunk is written again. A DiskFaultError is repeated like one of the
             store; after any other error nothing is sealed any more.
     """
 
     rows: int
-    times: Times
+    latest: int
     read: Callable[[], Iterable[pa.RecordBatch]]
 
 
@@ -75,10 +74,9 @@ class WriteJob(NamedTuple):
                 yield rows
 
     @property
-    def times(self) -> Times:
-        """The times of the rows."""
-        found = (rows.times if isinstance(rows, StoredRows) else times_of([rows]) for rows in self.rows)
-        return reduce(Times.union, found)
+    def latest(self) -> int:
+        """The latest time of the rows."""
+        return max(it.latest if isinstance(it, StoredRows) else latest_of([it]) for it in self.rows)
 
 
 class Sealer:
@@ -203,9 +201,9 @@ class Sealer:
             raise self.failure
         if not job.rows:
             return
-        times = job.times
-        self._past = max(self._past, times.latest)
-        facts = ChunkFacts(job.first, job.end, times, self._past, pack(job.state))
+        latest = job.latest
+        self._past = max(self._past, latest)
+        facts = ChunkFacts(job.first, job.end, latest, self._past, pack(job.state))
         chunk = self._retrier.retry(lambda: write_chunk(self._storage, job.batches(), facts))
         self._index.add(chunk)
         self._sealed_bytes += job.size
