@@ -1,4 +1,4 @@
-"""Senders that compete for places, and messages that must not end the receiver."""
+"""Messages and faults that must not end the receiver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import zmq
 from tests.acknowledged.test_acknowledged import receiving, values
 from tests.support import RawSender, Socket, free_endpoint, stop_sooner, wait_for
 from zmq_datasource import Producer, RowError
-from zmq_datasource.acknowledged.acceptor import Acceptor, Terms
+from zmq_datasource.acknowledged.acceptor import Acceptor
 from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.source.feed_receiver import FeedReceiver
@@ -49,23 +49,6 @@ def test_a_batch_without_a_query_id_or_number_is_refused(properties: dict[str, s
     with pytest.raises(ZmqDataSourceError, match=r"both are needed"):
         Job.of(None, None)
     assert Job.of("write-x", task).publisher(3) == "write-x/3"
-
-
-# Senders share the places.
-
-
-def test_a_sender_that_only_asks_takes_no_place(context: Context, tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint) as ingest:
-        asking = RawSender(context, endpoint)
-        for number in range(Terms._field_defaults["places"] + 1):
-            answer = asking.ask("H", "W", attempt=f"{number:032x}", producer="p")
-            assert (answer["kind"], answer["busy"]) == ("W", False)
-        assert not sessions_of(ingest)
-        with Producer(endpoint) as producer:
-            producer.send("a")
-            producer.flush()
-    assert values(tmp_path) == ["a"]
 
 
 def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

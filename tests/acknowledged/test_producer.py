@@ -252,7 +252,7 @@ def answer_until_the_commit(kind: str, message: dict[str, Any], committed: list[
     match kind:
         case "H":
             done = {"committed": 0, "by": committed[0]} if committed else {"committed": None, "by": None}
-            return [{"kind": "W", "attempt": attempt, "received": 0, "busy": False, **done}]
+            return [{"kind": "W", "attempt": attempt, "received": 0, **done}]
         case "D":
             return [{"kind": "T", "attempt": attempt, "received": 1}]
         case "E":
@@ -310,15 +310,6 @@ def test_after_an_error_of_the_receiver_the_commit_is_unknown(context: zmq.Conte
             transfer(producer)
         producer.flush()
         assert len(committed) == 1
-
-
-def test_many_short_lived_producers_find_places(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        for number in range(100):
-            with Producer(endpoint, sendTimeout="5s") as producer:
-                producer.send(str(number))
-    assert values(tmp_path) == [str(number) for number in range(100)]
 
 
 def test_threads_may_share_a_producer(tmp_path: Path) -> None:

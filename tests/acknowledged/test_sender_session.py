@@ -44,7 +44,7 @@ def said(session: SenderSession) -> list[Message]:
 
 
 def welcome(session: SenderSession, received: int = 0, **fields: int | str) -> list[bytes]:
-    told = {"committed": None, "by": None, "busy": False, **fields}
+    told = {"committed": None, "by": None, **fields}
     return encode(Welcome(attempt=session.attempt, received=received, **told))  # type: ignore[arg-type]
 
 
@@ -204,30 +204,24 @@ def test_waiting_for_room_asks_only_after_silence() -> None:
     assert not it.waiting
 
 
-def test_a_busy_receiver_is_asked_until_it_has_a_place() -> None:
+def test_a_receiver_whose_disk_refuses_data_is_asked_until_it_takes_it() -> None:
     it = greeted()
     push(it)
     said(it)
     it.wait_until_taken(0)
     hello = Hello(attempt=it.attempt, producer="me")
     for second in range(0, 50, 5):  # longer than the timeout, but the receiver answers
-        answer = busy(it) if second == 0 else welcome(it, busy=True)
-        it.receive(answer, second)
+        it.receive(busy(it), second)
         assert said(it) == []
-        it.wake(second + 4.9)
+        it.wake(second + 4.8)
         assert said(it) == [hello]
-    it.receive(welcome(it), 50)
-    assert indices(said(it)) == [0]
-    it.receive(busy(it), 51)  # another sender was faster
-    it.wake(54)
-    assert said(it) == [hello]
-    it.receive(welcome(it), 54)
-    said(it)
+        it.receive(welcome(it), second + 4.9)
+        assert indices(said(it)) == [0]
     it.receive(taken(it, 1), 55)
     assert not it.waiting
 
 
-def test_an_attempt_whose_repeated_data_found_a_place_is_staged() -> None:
+def test_an_attempt_whose_repeated_data_was_taken_is_staged() -> None:
     it = greeted()
     push(it)
     it.wait_until_taken(0)
@@ -257,7 +251,7 @@ def test_a_request_is_repeated_within_a_short_timeout() -> None:
     it.wait_until_taken(0)
     said(it)
     for now in (0.1, 0.9, 1.7):
-        it.receive(busy(it) if now == 0.1 else welcome(it, busy=True), now)
+        it.receive(busy(it), now)
         it.wake(now + 0.7)
         assert said(it) == [Hello(attempt=it.attempt, producer="me")]
 

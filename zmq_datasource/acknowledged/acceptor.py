@@ -44,8 +44,7 @@ _MOST_MESSAGE_BYTES = 2 * MOST_FRAME_BYTES + (4 << 20)
 # About what a frame takes in memory besides its bytes.
 _FRAME_OVERHEAD = 100
 _HOUSEKEEPING_SECONDS, _TIMEOUT_SECONDS = 0.1, 1.0
-# A sender may have 8 MiB on the way, and send them again. 256 senders (``Terms.places``) may each have two messages of
-# 1 MiB.
+# A sender may have 8 MiB on the way, and send them again. Hundreds may each have two messages of 1 MiB.
 _MOST_EACH, _MOST_BYTES = 16 << 20, 512 << 20
 
 _Message: TypeAlias = tuple[list[bytes], Callable[[str], bool]]

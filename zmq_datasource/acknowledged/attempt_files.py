@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 _DIRECTORY, _HIDDEN = "staging", "."
 _NAME = re.compile("[0-9a-f]{32}")
 _NUMBERS = struct.Struct("<QQ")
-_BLOCK_BYTES = 4096
 
 
 class Stored(NamedTuple):
@@ -77,11 +76,6 @@ class Stored(NamedTuple):
     def part(self) -> tuple[str, int, int]:
         """The part of that transaction."""
         return self[:3]
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """The room that the file takes: whole blocks, and at least one."""
-        return (self.size // _BLOCK_BYTES + 1) * _BLOCK_BYTES
 
 
 class AttemptFiles:

@@ -34,7 +34,7 @@ UNKNOWN = "unknown"
 CONFLICT = "conflict"
 # The receiver has met an unexpected error, and may have done what the message asks for:
 INTERNAL = "internal"
-# The receiver takes no data now, and the sender sends it again later:
+# The receiver's disk takes no data now, and the sender sends it again later:
 BUSY = "busy"
 # About the size of a data message: large enough for Arrow, small enough to keep two for each sender.
 DATA_BYTES = 1 << 20
@@ -96,14 +96,13 @@ class Hello(_Base, frozen=True, kw_only=True):
 
 class Welcome(_Base, frozen=True, kw_only=True):
     """Receiver: how many data messages of the attempt it has (``received``), the producer's last committed transaction
-    (``committed``) with one of its attempts (``by``), and whether the receiver takes no data now (``busy``)."""
+    (``committed``) with one of its attempts (``by``)."""
 
     kind = b"W"
     attempt: str
     received: int
     committed: int | None
     by: str | None
-    busy: bool
 
 
 class Data(_Base, frozen=True, kw_only=True):

@@ -29,8 +29,7 @@ The rules:
 * No message and no fault of a file ends the receiver. What cannot be done is refused, with a code and a reason.
 * While the disk refuses rows, they are answered ``busy``, and their sender sends them again. After ``retry_seconds``
   they are refused.
-* A connection sends one attempt at a time. There are ``places`` for attempts that are receiving. A sender that is
-  silent for ``silent_seconds`` may lose its place to another one; if there is none, the answer is ``busy``.
+* A connection sends one attempt at a time: the first data of another one ends that which is receiving.
 """
 
 from __future__ import annotations
@@ -88,9 +87,6 @@ class Terms(NamedTuple):
         most_transaction_bytes: The bytes of one transaction.
         most_attempts: The number of attempts. Each is a file, which the next writer has to open.
         retry_seconds: How long senders wait for a disk that refuses.
-        places: The number of attempts that are received at a time. Each has at most two data messages of about 1 MiB on
-            the way, so the backlog has room for all of them.
-        silent_seconds: A sender that was silent for so long may lose its place to another one.
     """
 
     transaction_timeout: float
@@ -98,8 +94,6 @@ class Terms(NamedTuple):
     most_transaction_bytes: int = 1 << 62
     most_attempts: int = 16_384
     retry_seconds: float = 300.0
-    places: int = 256
-    silent_seconds: float = 60.0
 
 
 @dataclass(eq=False)
@@ -270,7 +264,6 @@ class Reception:
                 received=0 if attempt is None else attempt.stored.messages,
                 committed=None if last is None else last.number,
                 by=None if last is None else last.attempt,
-                busy=attempt is None and self._has_no_place(now),
             ),
         )
 
@@ -316,41 +309,12 @@ class Reception:
                     "no_room",
                     f"{self._terms.most_attempts} attempts are staged and not committed; commit or abort some",
                 )
-        self._take_place(peer, now)
+        for other in list(self._attempts.values()):
+            if other.peer == peer and other.state == "receiving":
+                self._forget(other)
         stored = Stored(producer, number, message.partition)
         attempt = self._attempts[message.attempt] = Received(message.attempt, stored, peer, now)
         return attempt
-
-    def _has_no_place(self, now: float) -> bool:
-        """Whether there is no place for an attempt of another connection."""
-        receiving = self._receiving()
-        return len(receiving) >= self._terms.places and not self._may_lose_place(receiving[0], now)
-
-    def _receiving(self) -> list[Received]:
-        """The attempts that are receiving, the one that was silent for longest first."""
-        receiving = (attempt for attempt in self._attempts.values() if attempt.state == "receiving")
-        return sorted(receiving, key=lambda attempt: attempt.heard)
-
-    def _may_lose_place(self, attempt: Received, now: float) -> bool:
-        return now - attempt.heard >= self._terms.silent_seconds
-
-    def _take_place(self, peer: bytes, now: float) -> None:
-        """Make sure that one more attempt has a place, perhaps that of an earlier one of the same connection.
-
-        Raises:
-            RefusedError: All places are taken, and all senders are active.
-        """
-        receiving = self._receiving()
-        for attempt in receiving:
-            if attempt.peer == peer:
-                self._forget(attempt)
-                return
-        if len(receiving) >= self._terms.places:
-            if not self._may_lose_place(receiving[0], now):
-                raise RefusedError(
-                    BUSY, f"{self._terms.places} senders are sending already; send it again later"
-                )
-            self._forget(receiving[0])
 
     def _end(self, peer: bytes, message: End, now: float) -> None:
         attempt = self._attempts.get(message.attempt)
@@ -536,24 +500,20 @@ class Reception:
         self._refusals.flush()
         self._faults.flush()
         deadline = now - self._terms.transaction_timeout
-        newest: dict[str, float] = {}
-        for attempt in self._attempts.values():
-            producer = attempt.stored.producer
-            newest[producer] = max(attempt.heard, newest.get(producer, 0.0))
-        for attempt in list(self._attempts.values()):
-            heard = newest[attempt.stored.producer] if attempt.state == "staged" else attempt.heard
-            if (
-                heard < deadline
-                and attempt.state != "ending"
-                and attempt.stored.transaction not in self._asked
-            ):
-                _log.warning("discarding attempt %s, which was not committed in time", attempt.name)
-                self._forget(attempt)
+        heard: dict[str, float] = {}  # by producer
+        for it in self._attempts.values():
+            heard[it.stored.producer] = max(it.heard, heard.get(it.stored.producer, 0.0))
+        for it in list(self._attempts.values()):
+            last = heard[it.stored.producer] if it.state == "staged" else it.heard
+            is_late = last < deadline and it.state != "ending" and it.stored.transaction not in self._asked
+            if is_late:
+                _log.warning("discarding attempt %s, which was not committed in time", it.name)
+                self._forget(it)
 
     # The attempts.
 
     def _has_no_room(self) -> bool:
-        return sum(it.stored.bytes_on_disk for it in self._attempts.values()) > self._terms.most_staged_bytes
+        return sum(it.stored.size for it in self._attempts.values()) > self._terms.most_staged_bytes
 
     def _forget_superseded(self) -> None:
         """Forget staged attempts at a part that has a newer one: they are only useful if the newer one fails."""

@@ -5,7 +5,7 @@ The rules:
 * At most two data messages are on the way. They are kept until the receiver has taken them. After a lost connection the
   receiver says how many it has, and the others are sent again.
 * A request without an answer is repeated, and has the same answer.
-* A receiver that is busy is asked again until it takes data.
+* A receiver whose disk refuses data is asked again until it takes data.
 * An attempt fails after ``timeout`` without progress, and when the receiver no longer knows it. Then the caller may
   begin another attempt (``begin_attempt``).
 """
@@ -176,7 +176,7 @@ class SenderSession(RequestSession):
         self._wait("room for data", self._hello, lambda _: self._has_room(size), now)
 
     def _has_room(self, size: int) -> bool:
-        most = MOST_ON_THE_WAY if self._taken else 1  # a busy receiver then refuses one, not two
+        most = MOST_ON_THE_WAY if self._taken else 1  # many senders begin at the same moment
         on_the_way = sum(kept for kept, _ in self._kept)
         return not self._kept or (len(self._kept) < most and on_the_way + size <= MOST_BYTES_ON_THE_WAY)
 
@@ -273,9 +273,7 @@ class SenderSession(RequestSession):
                 self._drop_taken(message.received)
             case Welcome() if message.attempt == self.attempt:
                 self.committed, self.by = message.committed, message.by
-                is_busy = message.busy and bool(self._kept)
-                if not is_busy:
-                    self._send_rest(message.received, now)
+                self._send_rest(message.received, now)
                 answer = message
             case Refusal(code=code) if code == BUSY and message.attempt == self.attempt:
                 is_busy = True

@@ -30,6 +30,9 @@ _MOST_ANSWER_BYTES = 1 << 20
 class Uplink:
     """A connection to one receiver; use it in a ``with`` block, in one thread.
 
+    Each method that asks raises SendTimeoutError without an answer, TransactionError for a refusal, and AttemptLostError
+    if the receiver does not have the attempt any more.
+
     Args:
         options: Endpoint, timeouts and socket options.
         producer, number: The transaction.
@@ -98,8 +101,6 @@ class Uplink:
         """The send high-water mark that libzmq reports."""
         return int(self._link.socket.getsockopt(zmq.SNDHWM))
 
-    # An attempt.
-
     def greet(self) -> bool:
         """Announce the attempt, and wait for the receiver's answer.
 
@@ -108,9 +109,7 @@ class Uplink:
             checks that it has the same rows.
 
         Raises:
-            SendTimeoutError: There was no answer.
             ConflictError: A later transaction of this producer is committed.
-            TransactionError: A refusal.
         """
         committed, number = self.last_committed(), self.session.number
         if committed is not None and number < committed:
@@ -118,11 +117,7 @@ class Uplink:
         return number == committed
 
     def last_committed(self) -> int | None:
-        """Ask the receiver for the number of the producer's last transaction. None if there is none.
-
-        Raises:
-            SendTimeoutError, TransactionError: There was no answer, or a refusal.
-        """
+        """Ask the receiver for the number of the producer's last transaction. None if there is none."""
         self.session.greet(time.monotonic())
         self._wait()
         return self.session.committed
@@ -136,8 +131,6 @@ class Uplink:
         """Send rows with the columns ``value`` and perhaps ``topic``, or ``frames``. Wait for room on the way.
 
         Raises:
-            SendTimeoutError: The receiver has taken no data for ``sendTimeout``.
-            TransactionError: The receiver has refused, or does not know the attempt any more.
             RowError: A row is larger than the receiver takes.
         """
         for piece in split_batch(batch):
@@ -163,31 +156,21 @@ class Uplink:
             self.blocked_seconds += time.monotonic() - began
 
     def finish(self) -> None:
-        """End the attempt, and wait until the receiver has all of it on disk.
-
-        Raises:
-            SendTimeoutError, TransactionError: There was no answer, or a refusal.
-        """
+        """End the attempt, and wait until the receiver has all of it on disk."""
         self.session.wait_until_taken(time.monotonic())
         self._wait()
         self.session.end(time.monotonic())
         self._wait()
         failpoints.reach("acknowledged.end.after_staged")
 
-    # A transaction.
-
     def commit(self, attempts: Sequence[str], rows: int, digest: int | None = None) -> bool:
-        """Commit these attempts as one transaction.
+        """Commit these attempts as one transaction. Without an answer it may be committed or not: call this again.
 
         Args:
             rows, digest: Of the whole transaction. By them the receiver recognises a repeated transaction.
 
         Returns:
             Whether the transaction was committed before.
-
-        Raises:
-            SendTimeoutError: There was no answer. The transaction may be committed or not: call this again.
-            TransactionError: A refusal.
         """
         failpoints.reach("acknowledged.commit.before_send")
         self.session.commit(attempts, rows, digest, time.monotonic())
@@ -200,16 +183,10 @@ class Uplink:
         self.session.abort(attempts, time.monotonic())
         self._wait()
 
-    # Messages.
-
-    def run_once(self, seconds: float = TICK_SECONDS) -> None:
-        """Wait up to ``seconds`` for a message of the receiver, and send what is due."""
-        self._link.run_once(seconds)
-
     def _wait(self) -> None:
         """Wait for the answer to the session's last request."""
         while self.session.waiting:
-            self.run_once()
+            self._link.run_once(TICK_SECONDS)
 
     def _flush(self) -> None:
         """Pass the messages to libzmq. Its queue has room for them, unless there is no connection."""
@@ -220,4 +197,4 @@ class Uplink:
                 raise SendTimeoutError(
                     f"sending to {self._options.connect}: there was no connection for {self._options.send_timeout}"
                 )
-            self.run_once(0.02)
+            self._link.run_once(0.02)
