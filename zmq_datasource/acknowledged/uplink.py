@@ -30,8 +30,8 @@ _MOST_ANSWER_BYTES = 1 << 20
 class Uplink:
     """A connection to one receiver; use it in a ``with`` block, in one thread.
 
-    Each method that asks raises SendTimeoutError without an answer, TransactionError for a refusal, and AttemptLostError
-    if the receiver does not have the attempt any more.
+    Each method that asks raises SendTimeoutError without an answer, TransactionError for a refusal, and
+    AttemptLostError if the receiver does not have the attempt any more.
 
     Args:
         options: Endpoint, timeouts and socket options.
