@@ -36,13 +36,6 @@ def test_mutation_testing_names_files_that_exist() -> None:
         assert list(REPOSITORY.glob(name)), name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_a_module_calls_public_exists(name: str) -> None:
-    module = importlib.import_module(name)
-    for public in getattr(module, "__all__", []):
-        assert hasattr(module, public)
-
-
 def test_every_error_that_can_reach_a_user_is_in_the_tree_that_is_documented() -> None:
     for name in MODULES:
         importlib.import_module(name)

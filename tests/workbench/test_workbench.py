@@ -69,15 +69,6 @@ def test_a_pub_with_default_options_drops_in_silence() -> None:
     assert found.lost == 1000 - found.received > 0
 
 
-@pytest.mark.alone
-@pytest.mark.spark
-def test_linger_0_gives_up_what_is_queued() -> None:
-    kept = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0))
-    given_up = run(SLOW._replace(sndhwm=500, rcvhwm=1, messages=300, rate=0, linger=0))
-    assert kept.lost <= FORGOTTEN
-    assert given_up.lost > 100
-
-
 def test_runs_are_written_as_csv_with_all_their_figures(tmp_path: Path) -> None:
     runs = [made_up(sndhwm=hwm, messages=1000) for hwm in (1, 10)]
     write_csv(runs, tmp_path / "runs.csv")
@@ -140,21 +131,6 @@ def test_the_command_shows_a_row_a_run_and_writes_its_files(tmp_path: Path) -> N
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
     with pytest.raises(WorkbenchError, match=r"ends in \.png"):
         plot([made_up(messages=1000)], tmp_path / "a.nonsense")
-
-
-@pytest.mark.alone
-@pytest.mark.spark
-def test_a_stall_is_longer_than_a_queue_that_is_too_small(tmp_path: Path) -> None:
-    """5,000 messages beside such a stall would all be in the queue of 5,000, which 10,000/s fill in half of it."""
-    arguments = ["hwm", "--rate", "10000", "--stall", "1s", "--size", "100", "--consume", "20us"]
-    arguments += ["--sndhwm", "5000,20000", "--rcvhwm", "1", "--full", "noblock", "--repeat", "1"]
-    result = CliRunner().invoke(main, [*arguments, "--csv", str(tmp_path / "a.csv")])
-    assert result.exit_code == 0, result.output
-    with (tmp_path / "a.csv").open() as file:
-        small, large = csv.DictReader(file)
-    assert int(small["messages"]) == 20_000
-    assert int(small["dropped"]) > 0
-    assert int(large["dropped"]) == 0
 
 
 @pytest.mark.parametrize(
