@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from tests.source.test_feed import querying
-from tests.support import Socket, free_endpoint, keep_handlers, take_over, wait_for
+from tests.support import Offering, Socket, free_endpoint, keep_handlers, take_over, wait_for
 from tests.support.hostile import Attacker, greeting, message, ready
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber, Producer
@@ -72,29 +72,6 @@ def nothing_left() -> Iterator[zmq.Context[Socket]]:
     assert process.memory_info().rss < memory + GROWTH
 
 
-@contextmanager
-def honest(context: zmq.Context[Socket], endpoint: str, sent: list[bytes]) -> Iterator[None]:
-    """A PUSH that goes on sending."""
-    push = context.socket(zmq.PUSH)
-    push.connect(endpoint)
-    end = threading.Event()
-
-    def send() -> None:
-        while not end.wait(0.002):
-            with suppress(zmq.Again):
-                push.send_multipart([b"honest", b"%d" % len(sent)], zmq.NOBLOCK)
-                sent.append(b"%d" % len(sent))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join(30)
-        push.close(linger=30_000)
-
-
 def attack(endpoint: str, peer: bytes, kept: list[str], seed: int, times: int, messages: int) -> int:
     attacker = Attacker(endpoint, peer, kept, seed)
     attacker.attack(times, messages)
@@ -109,19 +86,22 @@ def attack(endpoint: str, peer: bytes, kept: list[str], seed: int, times: int, m
 def test_no_side_of_a_proxy_fails_its_honest_peers(
     tmp_path: Path, seed: int, times: int, messages: int
 ) -> None:
-    sides, sent, frames = endpoints(*SIDES), list[bytes](), 0
+    sides, frames = endpoints(*SIDES), 0
     with (
         nothing_left() as context,
         ProxyThreads(tmp_path / "log", sides, whenFull="wait") as proxy,
         DurableSubscriber(sides["durable"], "honest", topics=["honest"], timeout=60) as subscriber,
     ):
-        with honest(context, sides["pull"], sent):
+        push = context.socket(zmq.PUSH)
+        push.connect(sides["pull"])
+        with Offering(push, 0.002, topic=b"honest") as sending:
             for side, (peer, kept) in SIDES.items():
                 frames += attack(sides[side], peer, kept, seed, times, messages)
+        push.close(linger=30_000)
         assert frames > times * messages
         print(f"a proxy: {frames:,} frames")
-        got = [subscriber.receive(60) for _ in sent]
-        assert [message.value for message in got if message] == sent
+        got = [subscriber.receive(60) for _ in range(sending.sent)]
+        assert [message.value for message in got if message] == [b"%d" % n for n in range(sending.sent)]
         with Producer(sides["router"], "honest") as producer:
             producer.send(b"honest transaction", b"honest")
             producer.flush()

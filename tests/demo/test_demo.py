@@ -21,9 +21,7 @@ COMMAND = [sys.executable, "-m", "zmq_datasource", "demo"]
 
 
 @contextmanager
-def _demo(
-    tmp_path: Path, *arguments: str, stdout: int = subprocess.PIPE, **variables: str
-) -> Iterator[subprocess.Popen[str]]:
+def _demo(tmp_path: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Start the demo; afterwards none of the processes in its environment may be alive."""
     mark = f"{tmp_path}/mark"
     environment = (
@@ -33,7 +31,7 @@ def _demo(
         [*COMMAND, *arguments],
         env=environment,
         cwd=tmp_path,
-        stdout=stdout,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -97,21 +95,6 @@ def test_demo_accounts_for_every_message(tmp_path: Path) -> None:
     assert f"{dropped:,} rows found the queue full" in output
     topics = re.findall(r"^weather\.\w+ +([\d,]+)", output, re.MULTILINE)
     assert sum(int(messages.replace(",", "")) for messages in topics) == published
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(240)
-def test_a_failed_query_is_one_line_and_keeps_the_log(tmp_path: Path) -> None:
-    with _demo(tmp_path, ZMQ_DATASOURCE_LOGGING="/no/such/file") as process:
-        output, errors = process.communicate(timeout=200)
-        (log,) = tmp_path.glob("*.log")
-        assert "/no/such/file" in log.read_text()
-        log.unlink()
-    assert process.returncode == 1
-    assert "published" not in output
-    (line,) = errors.splitlines()
-    assert line.startswith("Error: ")
-    assert str(log) in line
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from zmq_datasource.messages.arrow_values import ArrowValues, values_of
 from zmq_datasource.messages.columns import LOG_SCHEMA
@@ -369,46 +367,6 @@ def test_an_error_of_a_registered_extension_type_affects_only_its_message() -> N
 
 
 # A type that is wanted, the values that it may have, and what other programs make of it.
-_FLAT: list[tuple[pa.DataType, st.SearchStrategy[Any], list[pa.DataType]]] = [
-    (pa.int64(), st.integers(-100, 100), [pa.int8(), pa.int64()]),
-    (pa.float64(), st.sampled_from([0.0, 1.5, -2.25]), [pa.float32(), pa.float64()]),
-    (pa.bool_(), st.booleans(), [pa.bool_()]),
-    (
-        pa.string(),
-        st.text(max_size=15),
-        [pa.string(), pa.large_string(), pa.string_view()],
-    ),
-    (pa.binary(), st.binary(max_size=15), [pa.binary(), pa.large_binary(), pa.binary_view()]),
-]
-
-
-@st.composite
-def _types(draw: st.DrawFn, depth: int = 2) -> tuple[pa.DataType, st.SearchStrategy[Any], pa.DataType]:
-    kind = draw(st.sampled_from(["flat", "list", "struct", "map"])) if depth else "flat"
-    if kind == "flat":
-        wanted, values, others = draw(st.sampled_from(_FLAT))
-        return wanted, values, draw(st.sampled_from(others))
-    wanted, values, given = draw(_types(depth - 1))
-    optional = st.none() | values
-    if kind == "list":
-        made = draw(st.sampled_from([pa.list_, pa.large_list]))
-        return pa.list_(pa.field("element", wanted)), st.lists(optional, max_size=3), made(given)
-    if kind == "struct":
-        return pa.struct([("a", wanted)]), st.fixed_dictionaries({"a": optional}), pa.struct([("a", given)])
-    pairs = st.lists(st.tuples(st.text(max_size=3), optional), max_size=3)
-    return pa.map_(pa.string(), wanted), pairs, pa.map_(pa.large_string(), given)
-
-
-@settings(max_examples=100)
-@given(st.data())
-def test_rows_of_any_types_are_read_as_they_were_written(data: st.DataObject) -> None:
-    wanted, values, other = data.draw(_types())
-    rows = data.draw(st.lists(st.none() | values, max_size=6))
-    begin = data.draw(st.integers(0, len(rows)))
-    column = pa.array(rows, other).slice(begin)
-    found = Reading(pa.schema([("x", wanted)]), stream(pa.table({"x": column})))
-    assert found.why == []
-    assert [row["x"] for row in found.rows] == pa.array(rows[begin:], wanted).to_pylist()
 
 
 def test_an_error_quotes_at_most_one_short_line_of_a_type() -> None:

@@ -52,9 +52,6 @@ def sinking(
         query.stop()
 
 
-LOSSY = {"noblock": True, "sndhwm": 20, "zmq_sndbuf": 4096, "linger": "20s"}
-
-
 def balanced(totals: dict[str, Any]) -> bool:
     return (
         totals["rows"] == totals["sent"] + totals["dropped"] + totals["deadLettered"]
@@ -85,33 +82,6 @@ def sums(spark: SparkSession, location: str) -> list[Row]:
 def send_values(push: Socket, count: int, size: int = 1000) -> None:
     for number in range(count):
         push.send(b"%d" % number + b"x" * size)
-
-
-@pytest.mark.slow
-def test_every_row_is_accounted_for_in_the_progress_under_a_stall(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, source = bound(context, zmq.PUSH)
-    slow, sink = slow_consumer(context)
-    with slow:
-        df = feed(spark, connect=source, walLocation=tmp_path / "wal", maxMessagesPerTrigger=700)
-        with sinking(df, tmp_path / "checkpoint", sink, **LOSSY) as query:
-            wait_for(lambda: query.status["message"] != "Initializing sources", "the source")
-            send_values(push, 3000)
-            whole = wait_for_total(query, 3000)
-            events = metrics(query).recent
-    assert whole["rows"] == 3000
-    assert whole["dropped"] > 0
-    assert whole["batches"] >= 5
-    batches = [e["sink"]["metrics"] for e in events if "addBatch" in e["durationMs"]]
-    assert all(balanced(totals) for totals in (whole, *batches))
-    for name in ("rows", "sent", "dropped", "bytes", "tasks"):
-        assert sum(totals[name] for totals in batches) == whole[name]
-    assert [e["sink"]["metrics"]["rows"] for e in events] == [e["numInputRows"] for e in events]
-    assert batches[-1]["sndhwm"] == 20
-    assert batches[-1]["peers"] == 1
-    shown = events[-1]["sources"][0]["metrics"]
-    assert (shown["messagesReceived"], shown["rcvhwm"]) == (3000, 1000)
 
 
 def read_what_is_documented(query: StreamingQuery) -> dict[str, Any]:

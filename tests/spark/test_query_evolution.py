@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import REPOSITORY, Socket, batch_of, bound, wait_for
-from tests.support.streams import committed_rows, running, session_with, start, wait_until_released
-from zmq_datasource import reason
+from tests.support.streams import committed_rows, running, start, wait_until_released
+from zmq_datasource import reason, register
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
@@ -35,8 +35,11 @@ Context = zmq.Context[Socket]
 @pytest.fixture
 def evolving(spark: SparkSession) -> Iterator[SparkSession]:
     """A session of its own, because in it every streaming source needs a name."""
-    with session_with(spark, streaming__queryEvolution__enableSourceEvolution="true") as session:
-        yield session
+    session, evolution = spark.newSession(), "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    session.conf.set(evolution, "true")
+    register(session)
+    yield session
+    session.conf.unset(evolution)
 
 
 class Feeds:

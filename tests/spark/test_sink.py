@@ -71,23 +71,6 @@ def test_one_topic_for_all_rows(spark: SparkSession, context: Context) -> None:
         write(rows.selectExpr("array(cast(value as binary)) as frames"), connect=endpoint, topic="orders")
 
 
-def test_columns_with_64_bit_offsets_are_written(spark: SparkSession, context: Context) -> None:
-    pull, endpoint = bound(context, zmq.PULL)
-    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", True)
-    try:
-        write(
-            spark.createDataFrame([("t", "v"), (None, "")], "topic STRING, value STRING").coalesce(1),
-            connect=endpoint,
-        )
-        write(
-            spark.createDataFrame([([b"a", b"", b"c"],)], "frames ARRAY<BINARY>").coalesce(1),
-            connect=endpoint,
-        )
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
-    assert sorted(take(pull, 3)) == [[b""], [b"a", b"", b"c"], [b"t", b"v"]]
-
-
 def test_no_peer_fails_the_write_or_is_counted(spark: SparkSession, log: Log) -> None:
     endpoint = free_endpoint()
     with pytest.raises(PySparkException, match=f"no answer from {endpoint}"):

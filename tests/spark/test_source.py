@@ -15,7 +15,6 @@ from tests.support import Socket, bound, wait_for
 from tests.support.streams import (
     feed,
     ids_and_numbers,
-    rows_read,
     running,
     start,
     table,
@@ -84,20 +83,6 @@ def test_a_log_smaller_than_the_feed_never_stands_still(
         assert latest["receivePauses"] > 0
         assert latest["receivePausedMs"] > 0
     assert table(spark, tmp_path / "out").selectExpr("count(distinct id)").first()[0] == count
-
-
-def test_without_data_there_is_no_batch(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with running(feed(spark, connect=endpoint, walLocation=tmp_path / "wal"), tmp_path / "out") as query:
-        send_numbers(push, 0, 1)
-        wait_for_rows(query, 1)
-        wait_for(lambda: not query.status["isDataAvailable"], "an idle query")
-        batch = query.lastProgress["batchId"]
-        for _ in range(3):
-            send_numbers(push, 1, 2)
-            reached = rows_read(query)
-            wait_for_rows(query, reached + 1)
-        assert query.lastProgress["batchId"] <= batch + 4
 
 
 def test_hundred_megabytes_in_one_message(spark: SparkSession, context: Context, tmp_path: Path) -> None:

@@ -125,13 +125,13 @@ def bind_when_free(sock: Socket, endpoint: str) -> None:
     wait_for(bound, f"{endpoint} free")
 
 
-def offer(sock: Socket, message: bytes) -> bool:
+def offer(sock: Socket, *frames: bytes) -> bool:
     """Send if there is room, else wait a moment for some.
 
     What polls first and then sends may wait for ever: the peer can leave between the two.
     """
     try:
-        sock.send(message, zmq.NOBLOCK)
+        sock.send_multipart(frames, zmq.NOBLOCK)
     except zmq.Again:
         sock.poll(20, zmq.POLLOUT)
         return False
@@ -155,19 +155,23 @@ def take(sock: Socket, count: int, seconds: float = 30.0) -> list[list[bytes]]:
 class Offering:
     """A thread that sends the numbers from 0 on as there is room, each after a pause, until the ``with`` block ends.
 
+    Args:
+        padding: What follows each number.
+
     Attributes:
         sent: How many were sent.
     """
 
-    def __init__(self, sock: Socket, pause: float, padding: bytes = b"") -> None:
+    def __init__(self, sock: Socket, pause: float, padding: bytes = b"", topic: bytes | None = None) -> None:
         self.sent = 0
         self._sock, self._pause, self._padding = sock, pause, padding
+        self._before = () if topic is None else (topic,)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._ended.wait(self._pause):
-            self.sent += offer(self._sock, b"%d" % self.sent + self._padding)
+            self.sent += offer(self._sock, *self._before, b"%d" % self.sent + self._padding)
 
     def __enter__(self) -> Self:
         self._thread.start()

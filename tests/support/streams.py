@@ -48,20 +48,6 @@ def new_session(
     return session
 
 
-@contextmanager
-def session_with(spark: SparkSession, **settings: str) -> Iterator[SparkSession]:
-    """A session of its own with these settings of ``spark.sql``; a ``__`` in a name is a dot."""
-    session = spark.newSession()
-    for name, value in settings.items():
-        session.conf.set("spark.sql." + name.replace("__", "."), value)
-    register(session)
-    try:
-        yield session
-    finally:
-        for name in settings:
-            session.conf.unset("spark.sql." + name.replace("__", "."))
-
-
 def start(df: DataFrame, out: Path, **trigger: Any) -> StreamingQuery:
     writer = df.writeStream.format("parquet").option("path", str(out))
     writer = writer.option("checkpointLocation", str(out) + ".checkpoint")
