@@ -88,10 +88,9 @@ def test_without_new_messages_the_offset_is_the_same_text(context: Context, tmp_
         it.stop()  # which Spark may call twice
 
 
-def test_only_a_poll_soon_after_the_last_one_waits(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch for another source of the query, which commits to this one too, is not held up."""
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ends at which polls have waited for more."""
     asked: list[int] = []
     wait = FeedReceiver.wait_for_more
 
@@ -100,35 +99,32 @@ def test_only_a_poll_soon_after_the_last_one_waits(
         wait(it, end, seconds)
 
     monkeypatch.setattr(FeedReceiver, "wait_for_more", waiting)
+    return asked
+
+
+def test_only_a_poll_soon_after_the_last_one_waits(
+    context: Context, tmp_path: Path, waits: list[int]
+) -> None:
+    """A batch for another source of the query, which commits to this one too, is not held up."""
     push, endpoint = bound(context, zmq.PUSH)
     with reader(endpoint, tmp_path) as it:
         it.idle = Idle(poll_seconds=60)
         start = it.initialOffset()
         assert it.latestOffset(start, ALL) == start
-        assert asked == []
+        assert waits == []
         assert it.latestOffset(start, ALL) == start
-        assert asked == [0]
+        assert waits == [0]
         it.commit(start)
         it.latestOffset(start, ALL)
-        assert asked == [0]
+        assert waits == [0]
         # What comes meanwhile ends the wait, which would be longer than this test may take.
         it.idle = Idle(poll_seconds=60, wait_seconds=3600)
         push.send(b"v")
         assert it.latestOffset(start, ALL)["next"] == 1
 
 
-def test_of_the_idle_sources_of_a_query_one_waits(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_the_idle_sources_of_a_query_one_waits(context: Context, tmp_path: Path, waits: list[int]) -> None:
     """Spark polls one after the other, so waits of all would add up before a message is seen."""
-    waited: list[int] = []
-    wait = FeedReceiver.wait_for_more
-
-    def waiting(it: FeedReceiver, end: int, seconds: float) -> None:
-        waited.append(1)
-        wait(it, end, seconds)
-
-    monkeypatch.setattr(FeedReceiver, "wait_for_more", waiting)
     with ExitStack() as stack:
         sources = [
             stack.enter_context(reader(bound(context, zmq.PUSH)[1], tmp_path / str(number)))
@@ -140,7 +136,7 @@ def test_of_the_idle_sources_of_a_query_one_waits(
         for polls in range(4):
             for it, start in zip(sources, starts, strict=True):
                 it.latestOffset(start, ALL)
-            assert len(waited) == polls  # the first polls wait never
+            assert len(waits) == polls  # the first polls wait never
 
 
 def test_the_end_of_receiving_ends_a_waiting_poll(

@@ -83,9 +83,11 @@ class Topology:
         possible: The weather that there can be, as (kind, target).
         reachable: The failpoints that there are, as (process, name).
         commits: The middleboxes through which transactions are committed.
+        batches, rows, partitions: What a sink sends: batches of so many rows in each partition.
     """
 
     name: ClassVar[str]
+    batches, rows, partitions = 30, 40, 2
 
     def __init__(self, world: World, seconds: float) -> None:
         self.world = world
@@ -207,6 +209,21 @@ class Topology:
             self.may(wire, *_NETWORK)
         return [location_in(self.world.middlebox(wire, endpoint), "log") for wire in wires]
 
+    def sink(self, seconds: float, **options: str) -> None:
+        """Start a sink, whose last batch is about so many seconds after its first."""
+        self.journal = self.world.directory / "sink.jsonl"
+        self.world.process(
+            "sink",
+            "sink",
+            journal=str(self.journal),
+            query="00000000-0000-0000-0000-000000000001",
+            batches=self.batches,
+            rows=self.rows,
+            partitions=self.partitions,
+            pause=seconds / self.batches,
+            options={"connectTimeout": "5s", "sendTimeout": "10s", **options},
+        )
+
     def ended(self, name: str) -> Callable[[], bool]:
         return lambda: self.world.processes[name].ended
 
@@ -249,7 +266,6 @@ class _Plain(_SinkToSource):
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         self.noblock = world.random.random() < 0.3
-        self.batches, self.rows, self.partitions = 30, 40, 2
         self.at = at = world.endpoint()
         before = world.middlebox("wire", at)
         writes, reads = self.kinds
@@ -265,29 +281,13 @@ class _Plain(_SinkToSource):
         # What finds no room is a dead letter, and with a short queue much finds none.
         self.letters = world.directory / "letters" if world.extras.random() < 0.5 else None
         letters = {"deadLetterLocation": str(self.letters), "sendTimeout": "0s", "sndhwm": "10"}
-        self.journal = world.directory / "sink.jsonl"
-        world.process(
-            "sink",
-            "sink",
-            journal=str(self.journal),
-            query="00000000-0000-0000-0000-000000000001",
-            batches=self.batches,
-            rows=self.rows,
-            partitions=self.partitions,
-            pause=seconds / self.batches,
-            options={
-                "socketType": writes,
-                "connect": before,
-                "framing": self.framing,
-                "noblock": str(self.noblock and self.letters is None).lower(),
-                "connectTimeout": "5s",
-                "sendTimeout": "10s",
-                "linger": "10s",
-                "sndhwm": "1000",
-                **self.metrics(),
-                **({} if self.letters is None else letters),
-            },
-        )
+        options = {
+            "noblock": str(self.noblock and self.letters is None).lower(),
+            "sndhwm": "1000",
+            "linger": "10s",
+        }
+        options |= {"framing": self.framing, **self.metrics(), **({} if self.letters is None else letters)}
+        self.sink(seconds, socketType=writes, connect=before, **options)
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         world.may_be_damaged("source", self.files(), *_FILES)
@@ -482,34 +482,18 @@ class DealerRouter(_SinkToSource):
     """DEALER → ROUTER: each batch whole and once, whoever dies."""
 
     name = "dealer-router"
+    batches, rows = 20, 50
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         at = world.endpoint()
-        self.batches, self.rows, self.partitions = 20, 50, 2
         retention = world.random.choice(("0s", world.retention))
         served = {}
         if world.extras.random() < 0.4:  # to executors that do not see the directory
             served = {"serveLog": world.endpoint()}
             self.reaches("source", "source.chunk")
         self.source(socketType="ROUTER", bind=at, walRetention=retention, **served)
-        self.journal = world.directory / "sink.jsonl"
-        world.process(
-            "sink",
-            "sink",
-            journal=str(self.journal),
-            query="00000000-0000-0000-0000-000000000002",
-            batches=self.batches,
-            rows=self.rows,
-            partitions=self.partitions,
-            pause=seconds / self.batches,
-            options={
-                "socketType": "DEALER",
-                "connect": world.middlebox("wire", at),
-                "connectTimeout": "5s",
-                "sendTimeout": "10s",
-            },
-        )
+        self.sink(seconds, socketType="DEALER", connect=world.middlebox("wire", at))
         self.may("wire", *_NETWORK)
         self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
         world.may_be_damaged("source", self.files(), *_FILES)
@@ -713,28 +697,11 @@ class TwoQueries(Topology):
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
-        self.batches, self.rows, self.partitions = 30, 40, 2
         self.at = world.endpoint()
         before = world.middlebox("wire", self.at)
         self.start_receivers()
-        self.journal = world.directory / "sink.jsonl"
-        world.process(
-            "sink",
-            "sink",
-            journal=str(self.journal),
-            query="00000000-0000-0000-0000-000000000003",
-            batches=self.batches,
-            rows=self.rows,
-            partitions=self.partitions,
-            pause=seconds / self.batches,
-            options={
-                "socketType": "PUSH",
-                "connect": before,
-                "connectTimeout": "20s",
-                "sendTimeout": "20s",
-                "linger": "10s",
-            },
-        )
+        waits = {"connectTimeout": "20s", "sendTimeout": "20s", "linger": "10s"}
+        self.sink(seconds, socketType="PUSH", connect=before, **waits)
         self.may("wire", *_NETWORK)
         self.may("sink", *_PROCESS)
         self.reaches("sink", "spark.")
