@@ -91,18 +91,6 @@ def test_a_wide_screen_has_all_figures_in_one_table_for_each_kind() -> None:
     assert cells(text, "PUSH")[:4] == ["query: PUSH tcp://a:1", "30", "70", "40 hwm"]
 
 
-def test_a_healthy_source_and_its_sink_have_no_columns_of_faults_and_fit_80_columns() -> None:
-    healthy = source(
-        messagesLost=0, messagesDuplicate=0, receivePausedBy=None, receivePausedMsByCause={"logFull": 0}
-    )
-    text = shown([healthy, sink(rows=10, sent=10)], 80)
-    assert cells(text, "msg/s")[:2] == ["source", "msg/s"]
-    for title in ("lost", "duplicate", "malformed", "paused", "dropped"):
-        assert title not in text, title
-    for figure in ("1,234", "1.5 s", "1,000", "1 MiB"):
-        assert figure in text, figure
-
-
 @pytest.mark.parametrize("width", [80, 60, 40])
 def test_a_narrow_screen_folds_and_leaves_no_figure_out(width: int) -> None:
     text = shown([source(), sink(rows=1000, sent=900, dropped=Counter(hwm=100))], width)
@@ -174,15 +162,6 @@ def test_json_is_printed_at_each_interval(capsys: pytest.CaptureFixture[str]) ->
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [figures["backlogMessages"] for figures in printed] == [42, 42]
     assert all(datetime.fromisoformat(figures["timestamp"]) for figures in printed)
-
-
-def test_nothing_is_printed_if_nothing_is_wanted(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    lines = FigureLines(logging.getLogger("a receiver"), source_line, Figures("none", 0.0))
-    lines.show(lambda: SOURCE, 5)
-    assert capsys.readouterr().out == caplog.text == ""
 
 
 def test_a_line_of_a_proxy_has_its_rates_and_what_holds_receiving_up(tmp_path: Path) -> None:

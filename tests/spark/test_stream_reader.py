@@ -182,13 +182,6 @@ def test_a_full_log_is_emptied_before_spark_commits(context: Context, tmp_path: 
             before, start = start, end
 
 
-def wait_until_deleted(it: ZmqStreamReader, below: int) -> None:
-    """A lease is written, and read by the log's writer, about once a second."""
-    assert it.log is not None
-    contents = it.log.contents
-    wait_for(lambda: contents.earliest == below, f"the deletion of the ids below {below}")
-
-
 def test_an_offset_beyond_the_end_is_refused_even_if_loss_is_accepted(
     context: Context, tmp_path: Path
 ) -> None:
@@ -212,34 +205,6 @@ def test_another_log_is_data_loss(context: Context, tmp_path: Path) -> None:
     with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
         assert ids(it, other, end) == [0, 1, 2]
         assert it.partitions(end, other) == []
-
-
-def test_lost_ids_are_counted_once(context: Context, tmp_path: Path) -> None:
-    """Spark asks for the same range several times: for the end, for the plan, and when there is nothing new."""
-    push, endpoint = bound(context, zmq.PUSH)
-    other = {"log": "another", "next": 7}
-    with reader(endpoint, tmp_path, failOnDataLoss=False) as it:
-        start = it.initialOffset()
-        middle = advance(it, push, start, 5)
-        end = advance(it, push, middle, 5)
-        it.commit(middle)
-        wait_until_deleted(it, 5)
-        for _ in range(3):
-            it.latestOffset(start, ALL)
-        assert ids(it, start, end) == [5, 6, 7, 8, 9]
-        shown = it.reportLatestOffset() or {}
-        assert (shown["dataLosses"], shown["messagesExpired"]) == (1, 5)
-        last = advance(it, push, end, 5)
-        it.commit(end)
-        wait_until_deleted(it, 10)
-        it.partitions(start, last)  # more has gone since: only that is new
-        shown = it.reportLatestOffset() or {}
-        assert (shown["dataLosses"], shown["messagesExpired"]) == (2, 10)
-        for _ in range(2):
-            it.latestOffset(other, ALL)
-            it.partitions(other, other)
-        shown = it.reportLatestOffset() or {}
-        assert (shown["dataLosses"], shown["messagesExpired"]) == (3, 10)
 
 
 def received(options: BatchReadOptions) -> int:
