@@ -151,8 +151,8 @@ def feed(context: zmq.Context[Socket], endpoint: str, log: Path, first: int, end
     push.connect(endpoint)
     for i in range(first, end):
         push.send_multipart(frames_of(i))
-    storage = LogStorage(str(log))
-    wait_for(lambda: storage.store.exists() and read_index(storage).durable_end == end, "all in the log")
+    ready = (log / "log.json").exists
+    wait_for(lambda: ready() and read_index(LogStorage(str(log))).durable_end == end, "all in the log")
 
 
 def assert_nothing_lost_or_repeated(notes: Notes, floors: list[int]) -> None:

@@ -13,7 +13,6 @@ from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.serving.protocol import (
-    MOST_CLIENT,
     Batch,
     BatchRows,
     Fetch,
@@ -25,11 +24,9 @@ from zmq_datasource.serving.protocol import (
     Open,
     Opened,
     Refused,
-    client_of,
     decode,
     encode,
     pack_rows,
-    session_number,
     unpack_rows,
 )
 
@@ -194,13 +191,6 @@ def test_text_from_a_proxy_has_no_control_characters() -> None:
     assert isinstance(message, Refused)
     assert (message.code + message.reason).isprintable()
     assert (len(message.code), len(message.reason)) == (64, 2000)
-
-
-def test_a_session_number_has_the_client_above_and_the_count_below() -> None:
-    assert session_number(0, 3) == 3
-    assert session_number(5, 3) == (5 << 32) + 3
-    assert (client_of(session_number(5, 3)), client_of(3)) == (5, 0)
-    assert session_number(MOST_CLIENT, (1 << 32) - 1) == (1 << 63) - 1, "the largest that a header holds"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.serving.host import Host
-from zmq_datasource.serving.protocol import Fetch, Lost, Opened, decode
-from zmq_datasource.serving.subscriber_session import Start, SubscriberSession, Subscription
+from zmq_datasource.serving.protocol import Fetch, Lost, Open, Opened, decode
+from zmq_datasource.serving.subscriber_session import SubscriberSession, Subscription
 
 TOPICS = (b"a", b"ab", b"b")
 NAME = "me"
@@ -70,7 +70,7 @@ class Run:
         self.network = Network(random)
         self.host = Host(random)
         self.topics = random.choice([(), (b"a",), (b"b",), (b"ab", b"b")])
-        self.start = Start(random.choice(["earliest", "earliest", "last", "latest"]))
+        self.start = random.choice(["earliest", "earliest", "last", "latest"])
         self.waits = random.random() < 0.5  # for the disk, in the end
         self.loses = random.random() < 0.5
         self.settled: set[int] = set()
@@ -105,9 +105,8 @@ class Run:
     def begin(self) -> None:
         """A new client."""
         self.clients += 1
-        self.session = SubscriberSession(
-            Subscription(NAME, self.start, self.topics, 100, None, "tcp://server:1", self.clients)
-        )
+        request = Open(name=NAME, session=self.clients, start=self.start)
+        self.session = SubscriberSession(Subscription(request, self.topics, 100, None, "tcp://server:1"))
         self.given: list[int] = []
         self.acked = -1
         self.first: int | None = None
@@ -138,7 +137,7 @@ class Run:
             assert self.session.new, "a name is new until a client knows of it"
             notes = self.host.lease(NAME).subscriber
             assert notes is not None
-            if self.start.start == "earliest":
+            if self.start == "earliest":
                 assert first <= self.host.earliest
             newest = {self.host.log[n]: n for n in range(first, notes.snapshot)}
             self.settled = set(range(first)) | (set(range(first, notes.snapshot)) - set(newest.values()))

@@ -17,7 +17,6 @@ from zmq_datasource.serving.protocol import (
     Open,
     Opened,
     Refused,
-    session_number,
 )
 from zmq_datasource.serving.server import Bounds
 
@@ -109,7 +108,7 @@ def test_ids_of_another_log_are_refused(message: Any) -> None:
 
 def test_the_newest_client_has_the_name_and_a_late_request_does_not_take_it_back() -> None:
     it = host()
-    first, second = session_number(1, 1), session_number(2, 1)
+    first, second = 11, 12
     open_name(it, session=first)
     assert fetch(it, 3, session=first, wait=1000) is None
     open_name(it, session=second, peer=OTHER)

@@ -25,17 +25,18 @@ from zmq_datasource.serving.protocol import (
     encode,
     pack_rows,
 )
-from zmq_datasource.serving.subscriber_session import Start, SubscriberSession, Subscription
+from zmq_datasource.serving.subscriber_session import SubscriberSession, Subscription
 
+OPEN = Open(name="me", session=1)
 HEAD: dict[str, Any] = {"session": 1, "log": "x", "end": 100, "done": 0}
 
 
 class Subscribed:
     """A session, its requests, and the time. It was opened at 0, and has sent its first FETCH."""
 
-    def __init__(self, timeout: float | None = 30.0, opened: bool = True, start: Start | None = None) -> None:
+    def __init__(self, timeout: float | None = 30.0, opened: bool = True) -> None:
         self.now = 0.0
-        subscription = Subscription("me", start or Start(), (b"a", b"b"), 500, timeout, "tcp://server:1")
+        subscription = Subscription(OPEN, (b"a", b"b"), 500, timeout, "tcp://server:1")
         self.it = SubscriberSession(subscription)
         self.it.reconnected(0)
         if opened:
@@ -88,21 +89,6 @@ def fetch(first: int, done: int = 0, max_bytes: int = 500, wait: int = 1000, con
 
 def empty(first: int, after: int | None = None, done: int = 0) -> Batch:
     return Batch(**{**HEAD, "done": done}, first=first, next=first if after is None else after)
-
-
-OPEN = Open(name="me", session=1)
-
-
-@pytest.mark.parametrize(
-    ("start", "asked"),
-    [
-        (Start("latest"), Open(name="me", session=1, start="latest")),
-        (Start(9), Open(name="me", session=1, start=9)),
-        (Start(since=9), Open(name="me", session=1, since=9)),
-    ],
-)
-def test_it_says_where_a_new_name_begins(start: Start, asked: Open) -> None:
-    assert Subscribed(opened=False, start=start).sent() == [asked]
 
 
 def test_a_message_stays_until_the_caller_has_it() -> None:

@@ -34,6 +34,8 @@ from zmq_datasource.transport.session import Envelope, Header
 VERSION = 3
 EARLIEST, LATEST, LAST = "earliest", "latest", "last"
 MOST_NAME_BYTES = 200
+# A session that every client can write exactly, in JavaScript too.
+MOST_SESSION = 2**53 - 1
 # How long a FETCH may wait for messages.
 MOST_WAIT_MS = 1000
 # A server answers a FETCH within MOST_WAIT_MS, unless its disk stalls. After so many seconds without a byte the client
@@ -46,29 +48,11 @@ MOST_FRAMES = 2 + _MOST_TOPICS
 _MOST_REASON, _MOST_CODE = 2000, 64
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-# The lower bits of a session's number count the OPENs of a client; the upper bits name the client.
-_COUNT_BITS = 32
-MOST_CLIENT = 2**31 - 1
 _EMPTY = binary_of([b""])[0]
 # Messages as columns, for a user of ``DurableSubscriber.receive_batch``.
 BATCH_SCHEMA = pa.schema(
     [("id", pa.int64()), ("topic", pa.binary()), ("value", pa.binary()), ("frames", FRAMES)]
 )
-
-
-def session_number(client: int, count: int) -> int:
-    """The number of a client's session.
-
-    Args:
-        client: A random number up to ``MOST_CLIENT``; 0 for a client without a number of its own.
-        count: Goes up with each OPEN of the client.
-    """
-    return client << _COUNT_BITS | count
-
-
-def client_of(session: int) -> int:
-    """The client in a session's number; 0 if it has none."""
-    return session >> _COUNT_BITS
 
 
 class _Named(Header, frozen=True, kw_only=True):
@@ -92,7 +76,7 @@ class Open(_Named, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         log: The log in which the client has saved ids; another log is refused. None if the client has saved none.
-        session: Distinguishes this client from another one under the same name: see ``session_number``.
+        session: Distinguishes this client from another one under the same name; a random number.
         start: Where an unknown name begins: ``earliest``, ``latest``, ``last`` (the newest message of each topic, then
             all later ones), or an id.
         since: Instead of ``start``, a time in microseconds since the epoch: the name begins with the first message that

@@ -53,7 +53,6 @@ from zmq_datasource.serving.protocol import (
     Open,
     Opened,
     Refused,
-    client_of,
     decode,
 )
 
@@ -404,8 +403,8 @@ class Server:
             if it.request[1].session == request.session:
                 it.request = (peer, *it.request[1:])  # the client may have a new connection
             return
-        if it is not None and it.is_known and _is_late(it, request.session):
-            raise _taken(request)
+        if it is not None and it.is_known and it.displaced == request.session:
+            raise _taken(request)  # it comes after a newer one
         if request.log not in (None, self._log_id):
             raise self._another_log(f"the ids that you have saved are of log {request.log}")
         if it is None:
@@ -445,7 +444,7 @@ class Server:
     def _read_forget(self, peer: bytes, request: Forget, it: _Name | None) -> None:
         if it is None or not it.is_known:
             self._reply(peer, Forgotten(session=request.session))
-        elif it.session != request.session and not _are_of_one_client(it.session, request.session):
+        elif it.session != request.session:
             raise _taken(request)
         elif it.request is None:
             it.request = peer, request, it.topics
@@ -646,12 +645,3 @@ class Server:
 
 def _taken(request: Open | Fetch | Forget) -> _RefusedError:
     return _RefusedError("taken", f"another client has subscribed as {request.name!r}")
-
-
-def _is_late(it: _Name, session: int) -> bool:
-    """Whether an OPEN of this session comes after a newer one."""
-    return session == it.displaced or (_are_of_one_client(it.session, session) and session < it.session)
-
-
-def _are_of_one_client(session: int, other: int) -> bool:
-    return bool(client_of(session)) and client_of(session) == client_of(other)

@@ -12,18 +12,19 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import zmq
+from msgspec.structs import replace
 
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import ThisProcess
 from zmq_datasource.options.parser import parse, texts_of
 from zmq_datasource.options.socket import SocketOptions
-from zmq_datasource.serving.protocol import EARLIEST, LAST, LATEST, MOST_CLIENT, MOST_NAME_BYTES
-from zmq_datasource.serving.subscriber_session import Received, Start, SubscriberSession, Subscription
+from zmq_datasource.serving.protocol import EARLIEST, LAST, LATEST, MOST_NAME_BYTES, MOST_SESSION, Open
+from zmq_datasource.serving.subscriber_session import Received, SubscriberSession, Subscription
 from zmq_datasource.transport.connections import find_dead_peers
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec
@@ -84,15 +85,16 @@ class _Subscriber:
         self._spec = _spec(endpoint, texts_of(SocketOptions, options))
         self._endpoint = self._spec.connect
         prefixes = tuple(t.encode() if isinstance(t, str) else t for t in topics)
-        self._subscription = Subscription(
-            name, _start(start), prefixes, max_bytes, timeout, str(self._endpoint), log=log
-        )
+        self._topics, self._max_bytes = prefixes, max_bytes
+        self._request = Open(name=name, session=MOST_SESSION, log=log, **_start(start))
         self._begin()
 
     def _begin(self) -> None:
         """Begin where the server's position is, without what an earlier ``with`` block has in memory."""
-        client = secrets.randbelow(MOST_CLIENT) + 1
-        self._session = SubscriberSession(self._subscription._replace(client=client))
+        request = replace(self._request, session=secrets.randbelow(MOST_SESSION) + 1)
+        self._session = SubscriberSession(
+            Subscription(request, self._topics, self._max_bytes, self._timeout, str(self._endpoint))
+        )
         self._link = Link(self._spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the {type(self).__name__} {self._name}")
         self._next_turn = 0.0
@@ -173,6 +175,8 @@ class _Subscriber:
             if time.monotonic() >= deadline:
                 return None
             yield
+        if self._session.has_room:
+            self._link.keep_alive()  # asks for the next answer while the caller processes this one
         return found
 
     def _acknowledge_given(self) -> None:
@@ -489,17 +493,17 @@ def _message(received: Received) -> DurableMessage:
     return DurableMessage(number, frames[0], frames[-1], frames)
 
 
-def _start(start: str | int | datetime) -> Start:
+def _start(start: str | int | datetime) -> dict[str, Any]:
     if isinstance(start, datetime):
         if start.tzinfo is None:
             raise OptionError(
                 f"start={start!r}: it has no time zone; set one, as in datetime.now(timezone.utc)"
             )
-        return Start(since=max(0, round(start.timestamp() * 1e6)))
+        return {"since": max(0, round(start.timestamp() * 1e6))}
     if isinstance(start, int) and 0 <= start < 2**63:
-        return Start(start)
+        return {"start": start}
     if start in (EARLIEST, LATEST, LAST):
-        return Start(start)
+        return {"start": start}
     raise OptionError(f"start={start!r}: it is {EARLIEST}, {LATEST}, {LAST}, an id, or a time")
 
 

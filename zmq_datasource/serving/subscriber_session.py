@@ -37,7 +37,6 @@ from zmq_datasource.serving.protocol import (
     Refused,
     decode,
     encode,
-    session_number,
     unpack_rows,
 )
 from zmq_datasource.transport.session import RequestSession
@@ -64,37 +63,21 @@ _MOST_ANSWERS = 2
 _LONGEST_STEP = 1.0
 
 
-class Start(NamedTuple):
-    """Where an unknown name begins.
-
-    Attributes:
-        start: ``earliest``, ``latest``, ``last`` or an id.
-        since: Instead of ``start``, a time in microseconds since the epoch.
-    """
-
-    start: str | int = "earliest"
-    since: int | None = None
-
-
 class Subscription(NamedTuple):
     """What a client asks of a server.
 
     Attributes:
-        name, start, topics, log: As in OPEN.
+        request, topics: The OPEN, and the prefixes behind it.
         max_bytes: Bytes of the rows of one answer, about.
         timeout: Seconds that a server which has answered before may be silent while the caller waits; None for ever.
         server: The server's endpoint, for errors and log lines.
-        client: A random number up to ``MOST_CLIENT``, which is in the session of each OPEN; 0 for none.
     """
 
-    name: str
-    start: Start
+    request: Open
     topics: tuple[bytes, ...]
     max_bytes: int
     timeout: float | None
     server: str
-    client: int = 0
-    log: str | None = None
 
 
 # A message: its id and its frames.
@@ -187,11 +170,8 @@ class SubscriberSession(RequestSession):
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(SILENCE_SECONDS, 2 * SILENCE_SECONDS)
-        self._subscription = it = subscription
-        session, start = session_number(it.client, 1), it.start
-        self._open_request = Open(
-            name=it.name, session=session, start=start.start, since=start.since, log=it.log
-        )
+        self._subscription = subscription
+        self._open_request = subscription.request
         # The last request; still open while ``waiting``.
         self._request: Open | Fetch | Forget = self._open_request
         self._confirming = self.new = False
@@ -214,6 +194,11 @@ class SubscriberSession(RequestSession):
         return self.state == "forgotten"
 
     # The caller.
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another answer may be asked for, and is not."""
+        return self.is_open and not self.waiting and self.inbox.answers < _MOST_ANSWERS
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -297,9 +282,10 @@ class SubscriberSession(RequestSession):
         self._woken = now
         if self.log is not None and it.timeout is not None and self._silent > it.timeout:
             silent, self._silent = self._silent, 0.0
+            who = f"receiving as {self._open_request.name!r} from {it.server}"
             raise NoPeerError(
-                f"receiving as {it.name!r} from {it.server}: the server has been silent for {silent:.0f} s; subscribe "
-                "again to continue after the last acknowledged message"
+                f"{who}: the server has been silent for {silent:.0f} s; subscribe again to continue after the last "
+                "acknowledged message"
             )
         super().wake(now)
         self._fetch_if_due(now)
@@ -334,7 +320,9 @@ class SubscriberSession(RequestSession):
         if not (self.waiting and isinstance(self._request, Open)):
             return
         it = self._subscription
-        self._news.info("subscribed as %r at %s, from id %d on", it.name, it.server, message.next)
+        self._news.info(
+            "subscribed as %r at %s, from id %d on", self._open_request.name, it.server, message.next
+        )
         self.new = self.new or message.new
         self.log = message.log
         self.inbox = SubscriberInbox(message.next)
@@ -369,4 +357,6 @@ class SubscriberSession(RequestSession):
             return
         self._step("REFUSED")
         it = self._subscription
-        self.refusal = SubscriptionError(f"subscribing as {it.name!r} at {it.server}: {message.reason}")
+        self.refusal = SubscriptionError(
+            f"subscribing as {self._open_request.name!r} at {it.server}: {message.reason}"
+        )

@@ -141,7 +141,7 @@ func main() {
 	last, _ := strconv.ParseInt(os.Args[3], 10, 64)
 	c := client{endpoint: os.Args[1]}
 	c.connect()
-	session := (1+rand.Int63n(1<<31-1))<<32 | 1
+	session := 1 + rand.Int63n(1<<53-1)
 	opened := c.ask('O', session, -1, object{"name": name, "start": "earliest"})
 	first, done := opened.Next, opened.Next
 	for done <= last {
