@@ -41,9 +41,7 @@ from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.chunk import read_chunk, read_facts
-from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.leases import Reader
 from zmq_datasource.log.reader import Slice
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -129,35 +127,6 @@ def test_a_disk_that_refuses_for_a_moment_costs_nothing(
         refusing.code = None
         wait_for(lambda: ingest.seal() == 100, "all messages")
     assert numbers(tmp_path) == list(range(100))
-
-
-def test_a_query_that_waits_for_room_lets_the_writer_make_room(tmp_path: Path) -> None:
-    class Full(DirectoryStore):
-        attempts = 0
-        has_room = threading.Event()
-
-        def put(self, key: str, content: bytes) -> None:
-            self.attempts += 1
-            if not self.has_room.is_set():
-                raise DiskFaultError(f"writing {self.path_of(key)}: No space left on device")
-            super().put(key, content)
-
-    log = LogWriter(LogStorage(str(tmp_path)), chunk_bytes=1 << 20, max_bytes=1 << 30)
-    log.open()
-    for _ in range(3):
-        log.append(batch_of([b"x"] * 10))
-        log.cut().result(10)
-    store = Full(str(tmp_path))
-    reader = Reader(LogStorage(store), "desk", 1e9, retry_timeout=60.0)
-    with ThreadPoolExecutor(1) as executor:
-        begins_at = executor.submit(reader.open)
-        wait_for(lambda: store.attempts > 1, "a second attempt")
-        need(tmp_path, 30, "other")
-        wait_for(lambda: log.earliest == 20, "room")
-        store.has_room.set()
-        assert begins_at.result(30) == 20
-    reader.close()
-    log.close()
 
 
 @needs_root

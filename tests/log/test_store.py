@@ -31,7 +31,7 @@ from zmq_datasource.errors import (
     LogWriteError,
     OptionError,
 )
-from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
+from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.store import Hold, Store
 from zmq_datasource.options.types import Location
@@ -604,7 +604,7 @@ SILENT_SECONDS = 3.0
 @pytest.fixture(name="impatient")
 def _impatient(bucket: BucketStore) -> BucketStore:
     """A bucket where a holder is silent sooner than in operation."""
-    return BucketStore(bucket.location, HoldTimes(0.5, SILENT_SECONDS, 0.2))
+    return BucketStore(bucket.location, SILENT_SECONDS)
 
 
 def test_a_killed_holder_of_a_bucket_is_followed_after_its_silence(impatient: BucketStore) -> None:

@@ -34,7 +34,7 @@ from tests.support import (
 from tests.support.bucket_server import BucketServer
 from zmq_datasource import Producer
 from zmq_datasource.errors import LogLockedError, OptionError, SocketError
-from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
+from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 
@@ -50,7 +50,7 @@ def server() -> Iterator[BucketServer]:
 @pytest.fixture
 def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The location of a log in the bucket."""
-    monkeypatch.setattr(BucketStore, "times", HoldTimes(beat_seconds=0.1, check_seconds=0.05))
+    monkeypatch.setattr(BucketStore, "silent_seconds", 4.0)
     monkeypatch.setattr(LogStorage, "request_interval", 0.0)
     return server.location(uuid.uuid4().hex)
 

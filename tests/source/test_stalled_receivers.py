@@ -29,12 +29,12 @@ RECEIVER = """
 import os, signal, sys
 from zmq_datasource.cli import main
 from zmq_datasource.host import failpoints
-from zmq_datasource.log.bucket_store import BucketStore, HoldTimes
+from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.storage import LogStorage
 
 point, file, quick = sys.argv[1:4]
 if quick:
-    BucketStore.times = HoldTimes(0.1, 1.0, 0.05)
+    BucketStore.silent_seconds = 1.5
 LogStorage.request_interval = 0.0
 
 def reach(name):

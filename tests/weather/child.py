@@ -40,9 +40,9 @@ def _machine(settings: dict[str, Any], stopped: threading.Event) -> None:
     """
     from tests.weather.engine import Source  # noqa: PLC0415
     from zmq_datasource.errors import EndpointError, LogLockedError  # noqa: PLC0415
-    from zmq_datasource.log.bucket_store import BucketStore, HoldTimes  # noqa: PLC0415
+    from zmq_datasource.log.bucket_store import BucketStore  # noqa: PLC0415
 
-    BucketStore.times = HoldTimes(beat_seconds=0.3, silent_seconds=1.5, check_seconds=0.1)
+    BucketStore.silent_seconds = 1.5
     while not stopped.is_set():
         try:
             Source(Path(settings["directory"]), settings["options"]).run(stopped.is_set)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -43,8 +43,8 @@ _ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
 # A request that fails quickly is sent a second time. All other retries are the callers'.
 _RETRIES = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 
-# Shorter than ``LOCK_WAIT_SECONDS``, so that a process that waits so long gets the key of a killed holder.
-SILENT_SECONDS = 12.0
+# How often within ``silent_seconds`` a holder refreshes its key, and a process that waits for the key checks it.
+_BEATS, _CHECKS = 4, 12
 # This process measures a holder's silence from check to check. If two checks are further apart than this, it begins the
 # measurement again.
 _MOST_CHECK_GAP_SECONDS = 4.0
@@ -64,20 +64,6 @@ _PASSING = re.compile("RequestTimeTooSkewed|ExpiredToken|TokenExpired")
 _Version: TypeAlias = Mapping[str, str]
 
 
-class HoldTimes(NamedTuple):
-    """How often a holder of a key and those that wait for it act.
-
-    Attributes:
-        beat_seconds: How often a holder refreshes its key.
-        silent_seconds: The time without a refresh after which another process may take the key.
-        check_seconds: How often a process that waits for a key checks it.
-    """
-
-    beat_seconds: float = 3.0
-    silent_seconds: float = SILENT_SECONDS
-    check_seconds: float = 1.0
-
-
 class BucketStore:
     """A bucket as a ``Store``.
 
@@ -86,25 +72,26 @@ class BucketStore:
 
     Args:
         location: The bucket's URI; see the module ``buckets``.
-        times: When holders act; by default ``BucketStore.times``.
+        silent_seconds: The time without a refresh after which another process may take a key.
 
     Raises:
         OptionError: The URI is not that of a bucket, or ``obstore`` is not installed.
     """
 
-    times = HoldTimes()
+    # Shorter than ``LOCK_WAIT_SECONDS``, so that a process that waits so long gets the key of a killed holder.
+    silent_seconds = 12.0
 
-    def __init__(self, location: Location, times: HoldTimes | None = None) -> None:
+    def __init__(self, location: Location, silent_seconds: float | None = None) -> None:
         self.location = location
-        self.times = times or self.times
+        self.silent_seconds = silent_seconds or self.silent_seconds
         self._bucket = Bucket.read(location)
         self._obstore = import_obstore()
         self._connections: dict[bool, Any] = {}
         # Since when the record of a key has not changed, and when it was last read; monotonic seconds.
         self._seen: dict[str, tuple[_Record, float, float]] = {}
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Location, HoldTimes]]:
-        return type(self), (self.location, self.times)
+    def __reduce__(self) -> tuple[type[Self], tuple[Location, float]]:
+        return type(self), (self.location, self.silent_seconds)
 
     def __str__(self) -> str:
         return str(self.location).partition("?")[0].rstrip("/")
@@ -238,10 +225,10 @@ class BucketStore:
             if is_held and left <= 0:
                 raise LogLockedError(
                     f"{self.path_of(key)} is held by {found.name}. That process counts as gone when it has given no "
-                    f"sign of life for {self.times.silent_seconds:.0f} s"
+                    f"sign of life for {self.silent_seconds:.0f} s"
                 )
             check_signals()
-            time.sleep(min(self.times.check_seconds, max(_CHANGED_PAUSE, left)))
+            time.sleep(min(self.silent_seconds / _CHECKS, max(_CHANGED_PAUSE, left)))
 
     def _observe(self, key: str) -> tuple[_Record, _Version, bool]:
         """Read the record of a key, and remember since when it has not changed.
@@ -256,7 +243,7 @@ class BucketStore:
         if seen != found or now - last >= _MOST_CHECK_GAP_SECONDS:
             since = now
         self._seen[key] = found, since, now
-        return found, version, bool(found.nonce) and now - since < self.times.silent_seconds
+        return found, version, bool(found.nonce) and now - since < self.silent_seconds
 
     def record(self, key: str) -> tuple[_Record, _Version]:
         """The record of the last holder of a key, and its version; no version if there is no record."""
@@ -326,16 +313,14 @@ class BucketHold:
         try:
             self._write(msgspec.structs.replace(self._record, nonce=""))
         except LogError as e:
-            _log.warning(
-                "%s; another process can take the key after %.0f s", e, self._store.times.silent_seconds
-            )
+            _log.warning("%s; another process can take the key after %.0f s", e, self._store.silent_seconds)
 
     def _end(self) -> None:
         self._ending.set()
         self._thread.join(_JOIN_SECONDS)
 
     def _refresh(self) -> None:
-        while self._lost is None and not self._ending.wait(self._store.times.beat_seconds):
+        while self._lost is None and not self._ending.wait(self._store.silent_seconds / _BEATS):
             try:
                 failpoints.reach("log.store.before_beat")
                 self._write(msgspec.structs.replace(self._record, beat=self._record.beat + 1))

@@ -127,15 +127,9 @@ class LogStorage:
             LogFormatError: The log is damaged, or of a format that this release does not read.
         """
         content = read_object(self.store, LOG_NAME)
-        path = self.store.path_of(LOG_NAME)
         if content is None:
-            self._refuse_nameless_chunks()
-            where = "bucket" if self.directory is None else "directory"
-            raise NoLogError(
-                f"reading {path}: there is no log in this {where}, or it is not reachable from this machine "
-                f"({socket.gethostname()}). Start what fills it (a query with connect or bind, zmq-datasource "
-                "receive, a proxy), or correct walLocation, which all machines that read it must share, or walStore"
-            )
+            raise self._missing_error()
+        path = self.store.path_of(LOG_NAME)
         with suppress(ValueError, RecursionError):
             match json.loads(content):
                 case {"format": int(version), "log": str(log)} if version == FORMAT_VERSION:
@@ -160,22 +154,25 @@ class LogStorage:
         except NoLogError as e:
             raise DiskFaultError(f"{e}. It was there before. {MOUNT_AGAIN}") from e
 
-    def _refuse_nameless_chunks(self) -> None:
-        """Refuse to create a log beside chunks: it would give their ids to other messages.
-
-        Raises:
-            LogFormatError: There are chunks.
-        """
+    def _missing_error(self) -> LogFormatError:
+        """The error if there is no ``log.json``. With chunks, a new log would give their ids to other messages."""
         there = self.chunks()
         # Looked for again, because another process may have created the log and written chunks meanwhile.
         if there and self.store.find(LOG_NAME) is None:
-            raise LogFormatError(
+            return LogFormatError(
                 f"opening the log in {self.root}: {LOG_NAME} is missing, and there are chunks "
                 f"(the first one begins at id {there[0].first}). "
                 f'Restore {LOG_NAME}: it holds {{"format": {FORMAT_VERSION}, "log": "<id>"}}, and each checkpoint '
                 'of a query of this log has the id, as "log" in its offsets. Or set another walLocation or walStore, '
                 "and for each of these queries a new checkpoint"
             )
+        where = "bucket" if self.directory is None else "directory"
+        return NoLogError(
+            f"reading {self.store.path_of(LOG_NAME)}: there is no log in this {where}, or it is not reachable from "
+            f"this machine ({socket.gethostname()}). Start what fills it (a query with connect or bind, "
+            "zmq-datasource receive, a proxy), or correct walLocation, which all machines that read it must share, or "
+            "walStore"
+        )
 
     def sees(self, log_id: str, names: Iterable[str]) -> bool:
         """Whether this machine sees all these chunks of the log with this id.
@@ -188,11 +185,7 @@ class LogStorage:
         try:
             return self.log_id() == log_id and all(self.store.find(key_of(name)) for name in names)
         except LogError as e:
-            if isinstance(e.__cause__, OSError) and e.__cause__.errno in (
-                errno.EMFILE,
-                errno.ENFILE,
-                errno.ENOMEM,
-            ):
+            if getattr(e.__cause__, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise
             return False
 
