@@ -37,8 +37,7 @@ from tests.support import (
     wait_for,
 )
 from tests.support import tiny_disk as a_tiny_disk
-from tests.support.proxies import ProxyThreads, endpoints
-from zmq_datasource import DurableSubscriber
+from tests.support.proxies import endpoints
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.chunk import read_chunk, read_facts
 from zmq_datasource.log.layout import chunk_name
@@ -329,35 +328,3 @@ def test_silent_connections_end_no_receiver(limit: str, context: Context, tmp_pa
         process.wait(60)
     assert process.returncode == 0, said.read_text()
     assert numbers(tmp_path) == list(range(10))
-
-
-def test_a_proxy_outlives_a_listing_that_fails(
-    context: zmq.Context[zmq.Socket[bytes]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Its server process lists the log when a chunk is sealed, and a process may have too many open files just then."""
-    sides, scandir, refused = endpoints("pull", "durable"), os.scandir, []
-
-    def refuse(path: Any = ".") -> Any:
-        sealing = (
-            threading.current_thread().name == "zmq-log-sealer"
-        )  # which lists after its first chunk, too
-        if str(path) == str(tmp_path / "chunks") and not sealing and len(refused) < 3:
-            refused.append(path)
-            raise OSError(errno.EMFILE, "Too many open files")
-        return scandir(path)
-
-    push = context.socket(zmq.PUSH)
-    with (
-        ProxyThreads(tmp_path, sides),
-        DurableSubscriber(sides["durable"], "billing", timeout=20) as subscriber,
-    ):
-        monkeypatch.setattr(os, "scandir", refuse)
-        push.connect(sides["pull"])
-        push.send(b"1")
-        wait_for(lambda: "reading the log on: " in caplog.text, "a refusal")
-        push.send(b"2")
-        received = [subscriber.receive(20), subscriber.receive(20)]
-    assert [message and message.value for message in received] == [b"1", b"2"]
