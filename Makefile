@@ -72,7 +72,7 @@ fuzz: $(VENV)/.dev ## Any bytes against all that reads those of others; SECONDS=
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "atheris>=3"
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
-mutate: $(VENV)/.dev ## Mutation testing of framings, sequences, offsets and protocols, with a floor; ARGS="zmq_datasource.proxy.*" for some of them
+mutate: $(VENV)/.dev ## Mutation testing of framings, sequences, offsets and protocols, with a floor; ARGS="zmq_datasource.serving.*" for some of them
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "mutmut>=3.8"
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mutmut run $(ARGS)
 	$(BIN)/mutmut results

@@ -24,9 +24,8 @@ from benchmarks.measure import (
 )
 from benchmarks.peers import child, free_endpoint, peer, window
 from benchmarks.report import Section, Target
-from zmq_datasource import DurableSubscriber
+from zmq_datasource import DurableSubscriber, Proxy
 from zmq_datasource.log import LogStorage, read_index, read_slices, slices
-from zmq_datasource.proxy.handle import Proxy
 
 _FORWARDING = "zmq.proxy"
 _OURS = "proxy"

@@ -22,7 +22,7 @@ from zmq_datasource.monitoring.accounts import TOTAL
 from zmq_datasource.monitoring.source import SOURCE
 from zmq_datasource.options import ProxyOptions, ReadOptions, ReceiveOptions, WriteOptions
 from zmq_datasource.options.parser import OptionDoc, Role, describe
-from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
+from zmq_datasource.serving.figures import PROXY, SUBSCRIBER
 from zmq_datasource.transport.spec import REFUSED
 from zmq_datasource.workbench.doctor.findings import TABLE, Severity
 
@@ -115,15 +115,17 @@ print(reason(query))
 
 
 def options_page() -> str:
-    read, write, proxy = describe(ReadOptions), describe(WriteOptions), describe(ProxyOptions)
+    read, write = describe(ReadOptions), describe(WriteOptions)
     named: set[str] = set()
     receive = tuple(option for option in describe(ReceiveOptions) if option not in read)
+    proxy = tuple(option for option in describe(ProxyOptions) if option not in (*read, *receive))
     return (
         f"{INTRODUCTION}\n## Source\n\n{sections(read, 'source', named)}\n"
         "## Receiver\n\nOf `zmq-datasource receive`: see [durable-subscribers.md](durable-subscribers.md).\n\n"
         f"{sections(receive, 'receive', named)}\n"
         f"## Sink\n\n{sections(write, 'sink', named)}\n"
-        "## Proxy\n\nOf `zmq-datasource proxy` and `zmq_datasource.Proxy`: see [proxy.md](proxy.md).\n\n"
+        "## Proxy\n\nOf `zmq-datasource proxy` and `zmq_datasource.Proxy`, beside those of `receive`: see "
+        "[proxy.md](proxy.md).\n\n"
         f"{sections(proxy, 'proxy', named)}\n{REFUSALS}\n{refusals()}\n"
     )
 

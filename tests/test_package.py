@@ -85,9 +85,8 @@ def test_workers_without_the_package_are_named_with_the_way_out(tmp_path: Path) 
     [
         "receive",
         "acknowledged.producer",
-        "proxy.subscriber",
-        "proxy.process",
-        "proxy.server",
+        "serving.subscriber",
+        "serving.proxy",
         "cli",
         "workbench.doctor",
     ],

@@ -8,8 +8,8 @@ from tests.weather.__main__ import run
 from tests.weather.machine import draw
 from tests.weather.topologies import TOPOLOGIES
 
-# One of a sink, a source and their transactions, one of the proxy.
-_QUICK = {"dealer-router", "proxy-durable"}
+# One of a sink, a source and their transactions, one of durable subscribers.
+_QUICK = {"dealer-router", "router-durable"}
 _TOPOLOGIES = [
     pytest.param(name, marks=[] if name in _QUICK else [pytest.mark.slow]) for name in sorted(TOPOLOGIES)
 ]
@@ -24,7 +24,7 @@ def test_every_promise_holds_in_the_weather_of_a_seed(topology: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["dealer-router", "two-queries", "proxy-durable"])
+@pytest.mark.parametrize("topology", ["dealer-router", "two-queries", "router-durable"])
 @pytest.mark.parametrize("seed", [3, 8])
 def test_damage_at_rest_changes_no_row_or_is_named(topology: str, seed: int) -> None:
     outcome = run(seed, topology, damage=True)

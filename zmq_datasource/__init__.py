@@ -13,7 +13,7 @@ from zmq_datasource.errors import *  # noqa: F403 - the list of errors is theirs
 
 if TYPE_CHECKING:
     from zmq_datasource.acknowledged.producer import Producer
-    from zmq_datasource.proxy.handle import Proxy
+    from zmq_datasource.serving.proxy import Proxy
     from zmq_datasource.serving.subscriber import AsyncDurableSubscriber, DurableMessage, DurableSubscriber
     from zmq_datasource.spark.datasource import ZmqDataSource
     from zmq_datasource.spark.listener import ZmqMetricsListener
@@ -46,7 +46,7 @@ _HOMES = {
     "DurableMessage": "serving.subscriber",
     "DurableSubscriber": "serving.subscriber",
     "Producer": "acknowledged.producer",
-    "Proxy": "proxy.handle",
+    "Proxy": "serving.proxy",
     "QueryMetrics": "spark.queries",
     "ZmqDataSource": "spark.datasource",
     "ZmqMetricsListener": "spark.listener",

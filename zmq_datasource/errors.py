@@ -12,7 +12,7 @@
     │   ├── SendTimeoutError    the peers stayed full for sendTimeout, or for linger
     │   ├── ProtocolError       the other side uses another protocol
     │   │   └── UnknownAttemptError  a commit of rows that the receiver does not have
-    │   ├── SubscriptionError   a durable subscription that the proxy refuses, or has ended
+    │   ├── SubscriptionError   a durable subscription that is refused, or has ended
     │   ├── TransactionError    a transaction that the receiver refused
     │   │   ├── AttemptLostError    the receiver lost its rows; it is sent again
     │   │   ├── ConflictError       another transaction has its number, or a later one is committed
@@ -139,8 +139,8 @@ class ProtocolError(SocketError):
     """The other side of a transaction or of a durable subscription does not speak the protocol, or speaks
     another version of it.
 
-    What to do: For a DEALER or a ``Producer``, check that the endpoint is a ROUTER source, ``receive`` or the
-    proxy's ``router`` (docs/protocol.md). For a ``DurableSubscriber``, check that it is the proxy's ``durable``
+    What to do: For a DEALER or a ``Producer``, check that the endpoint is a ROUTER source or ``receive``
+    (docs/protocol.md). For a ``DurableSubscriber``, check that it is the ``durable`` of a receiver or a proxy
     (docs/durable-subscribers.md).
     """
 
@@ -153,9 +153,9 @@ class UnknownAttemptError(ProtocolError):
 
 
 class SubscriptionError(SocketError):
-    """The proxy has refused a durable subscription. Another client has taken its name, the name belongs to
+    """The server of a log has refused a durable subscription. Another client has taken its name, the name belongs to
     another key, or there are too many names. Or while the subscriber was away, its position was removed,
-    or the proxy's log was replaced.
+    or the log was replaced.
 
     What to do: The message has the reason. Give each subscriber its own name, or check its rights
     (docs/security.md#bind-a-name-to-a-key). If its position was removed
@@ -266,12 +266,10 @@ class LogLockedError(LogError):
 
 class LogFormatError(LogError):
     """There is no log in the directory or the bucket, files are missing, it has another format, or its messages
-    have a framing of a later release (``includeFrames``). Or a proxy was given a log that a query or ``receive``
-    has filled.
+    have a framing of a later release (``includeFrames``).
 
     What to do: Check ``walLocation`` or ``walStore``. Restore what is missing, or use a new ``walLocation`` and
-    new checkpoints. Let each query of a log of format 1 read to its end with the release that wrote it. Give a
-    proxy a ``walLocation`` of its own.
+    new checkpoints. Let each query of a log of format 1 read to its end with the release that wrote it.
     """
 
 

@@ -24,7 +24,7 @@ from zmq_datasource.monitoring.accounts import SinkTotals
 from zmq_datasource.monitoring.http import HttpAddress
 from zmq_datasource.monitoring.prometheus import PrometheusOutlet, Shown
 from zmq_datasource.monitoring.source import SOURCE
-from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
+from zmq_datasource.serving.figures import PROXY, SUBSCRIBER
 from zmq_datasource.spark.listener import QueryEvents
 
 CONF = REPOSITORY / "conf"

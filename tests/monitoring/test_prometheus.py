@@ -263,8 +263,17 @@ def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> 
 
 
 def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path) -> None:
-    port, pull, durable = free_port(), free_endpoint(), free_endpoint()
-    options = ["--pull", pull, "--durable", durable, "--wal-location", str(tmp_path / "log")]
+    port, pull, durable, publish = free_port(), free_endpoint(), free_endpoint(), free_endpoint()
+    options = [
+        "--pull",
+        pull,
+        "--durable",
+        durable,
+        "--publish",
+        publish,
+        "--wal-location",
+        str(tmp_path / "log"),
+    ]
     with (
         program("proxy", *options, "--prometheus", str(port)),
         zmq.Context() as context,
@@ -276,16 +285,12 @@ def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path)
         with DurableSubscriber(durable, "me", auto_ack=False) as me:
             assert me.receive(30) is not None
             wait_for(
-                lambda: series_at(port, "zmq_proxy_messages_received_total") == {(): 3.0}, "three messages"
+                lambda: series_at(port, "zmq_proxy_messages_published_total") == {(): 3.0}, "three messages"
             )
-            wait_for(
-                lambda: series_at(port, "zmq_proxy_durable_backlog_messages") == {("me",): 3.0}, "a backlog"
-            )
-            assert series_at(port, "zmq_proxy_durable_connected") == {("me",): 1.0}
+            wait_for(lambda: series_at(port, "zmq_durable_backlog_messages") == {("me",): 3.0}, "a backlog")
+            assert series_at(port, "zmq_durable_connected") == {("me",): 1.0}
             me.ack(0, wait=True)
-            wait_for(
-                lambda: series_at(port, "zmq_proxy_durable_backlog_messages") == {("me",): 2.0}, "less of it"
-            )
+            wait_for(lambda: series_at(port, "zmq_durable_backlog_messages") == {("me",): 2.0}, "less of it")
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -294,6 +299,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         arguments = [
             "proxy",
             "--pull",
+            free_endpoint(),
+            "--publish",
             free_endpoint(),
             "--wal-location",
             str(tmp_path),

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource.counters import SinkCounters, figures, iso
 from zmq_datasource.monitoring.tables import count
-from zmq_datasource.monitoring.view import FigureLines, Figures, LiveView, Record, proxy_line, source_line
+from zmq_datasource.monitoring.view import FigureLines, Figures, LiveView, Record, source_line
 
 NOW = 1_795_000_000.0
 SOURCE = {
@@ -164,8 +162,7 @@ def test_json_is_printed_at_each_interval(capsys: pytest.CaptureFixture[str]) ->
     assert all(datetime.fromisoformat(figures["timestamp"]) for figures in printed)
 
 
-def test_a_line_of_a_proxy_has_its_rates_and_what_holds_receiving_up(tmp_path: Path) -> None:
-    with ProxyThreads(tmp_path, endpoints("bind", "publish", "durable")) as proxy:
-        status = {**proxy.flow.status(), **proxy.next_status()}
-    line = proxy_line({**status, "received": 2000, "paused": True}, {"received": 1000.0}.get)
-    assert line.startswith("proxy: msg/s 1,000, received 2,000, paused now, subscribers 0, durable 0, log ")
+def test_a_line_of_a_receiver_has_the_subscribers_that_it_serves() -> None:
+    figures = {**SOURCE, "published": 2000, "subscribers": 3, "durable": [{}, {}]}
+    line = source_line(figures, {"published": 1000.0}.get)
+    assert line.endswith("published/s 1,000, subscribers 3, durable 2")

@@ -1,14 +1,9 @@
-"""A proxy in threads of the test's own process: real sockets and files, and quick to start."""
+"""A proxy in a thread of the test's own process: real sockets and files, and quick to start."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import queue
-import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
-from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,15 +11,16 @@ from typing import Any, Self
 import zmq
 
 from tests.support import Socket, free_endpoint, wait_for
+from zmq_datasource.counters import figures
 from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
-from zmq_datasource.proxy import fetch_protocol
-from zmq_datasource.proxy.backend import REQUEST_BOUNDS, RequestBounds
-from zmq_datasource.proxy.child import NewestReader, NewestWriter
-from zmq_datasource.proxy.fetch_protocol import Batch, Fetch, FromClient, FromProxy, Open, Opened, Refused
-from zmq_datasource.proxy.flow import LiveFlow
-from zmq_datasource.proxy.names import NAME_BOUNDS, NameBounds
-from zmq_datasource.proxy.server import Server, serve
+from zmq_datasource.serving.durable import DurableServer
+from zmq_datasource.serving.publishing import Publishing
+from zmq_datasource.serving.server import BOUNDS, Bounds
+from zmq_datasource.serving.subscriptions import REQUEST_BOUNDS, RequestBounds
+from zmq_datasource.source.feed_receiver import FeedReceiver
+from zmq_datasource.source.filling import filling_of
+from zmq_datasource.transport.spec import SocketSpec
 
 
 def endpoints(*sides: str) -> dict[str, str]:
@@ -36,156 +32,56 @@ _MARKERS = itertools.count()
 
 
 class ProxyThreads:
-    """The two processes of a proxy as two threads, which seal often."""
+    """A proxy in threads, which seals often."""
 
     def __init__(
         self,
         location: Path,
         sides: dict[str, str],
         bounds: RequestBounds = REQUEST_BOUNDS,
-        names: NameBounds = NAME_BOUNDS,
+        names: Bounds = BOUNDS,
         **options: Any,
     ) -> None:
         self.sides = sides
-        self._names = names
-        self._bounds = bounds
-        self._wanted: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
         text = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in options.items()
         }
         given = {"walLocation": str(location), "walFlushInterval": "10ms", **sides, **text}
         self.options = parse(ProxyOptions, given)
-        self.status: dict[str, Any] = {}
-        self.failure: Exception | None = None
-        self._stop = threading.Event()
-        self._ready = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._names = names
+        self.publishing = Publishing(self.options, bounds) if self.options.publish else None
+        self.durable: DurableServer | None = None
+        self.receiver = FeedReceiver(
+            self.options,
+            fill=partial(filling_of, publisher=self.publishing),
+            side=self._make_server if self.options.durable else None,
+        )
+
+    def _make_server(self, receiver: FeedReceiver) -> DurableServer:
+        spec, expiry = SocketSpec.of_durable(self.options), self.options.subscriber_expiry
+        self.durable = DurableServer(
+            spec, receiver.storage, receiver.log, receiver.await_rows, expiry, self._names
+        )
+        return self.durable
 
     def __enter__(self) -> Self:
-        self._start(self._flow)
-        if self.options.durable:
-            self._start(self._serve)
+        self.receiver.start()
         return self
 
-    def next_status(self) -> dict[str, Any]:
-        """A status reported after this call; ``status`` is up to a quarter of a second old."""
-        before = self.status
-        # The first after this call may have been put together before it, the second was not.
-        first = wait_for(lambda: self.status is not before and self.status, "a status")
-        return wait_for(lambda: self.status is not first and self.status, "a newer status")
-
-    def flow_status(self) -> dict[str, Any]:
-        """The status of the flow, which its own thread makes between two steps."""
-        wanted: Future[dict[str, Any]] = Future()
-        self._wanted.put(wanted)
-        return wanted.result(30)
-
-    def _start(self, target: Any) -> None:
-        self._ready.clear()
-        thread = threading.Thread(target=self._guard, args=(target,))
-        self._threads.append(thread)
-        thread.start()
-        assert self._ready.wait(30)
-        if self.failure is not None:
-            thread.join()
-            raise self.failure
-
-    def _guard(self, target: Any) -> None:
-        try:
-            target()
-        except Exception as e:
-            self.failure = e
-            self._ready.set()
-
-    def _flow(self) -> None:
-        reads, writes = os.pipe()
-        try:
-            self._progress, newest = NewestReader(reads), NewestWriter(writes)
-            with LiveFlow(self.options, self._bounds) as self.flow:
-                self._ready.set()
-                while not self._stop.is_set():
-                    self.flow.step()
-                    newest.send(self.flow.journal.progress)
-                    with suppress(queue.Empty):
-                        self._wanted.get_nowait().set_result(self.flow.status())
-                self.flow.drain()
-                newest.send(self.flow.journal.progress)
-        finally:
-            os.close(writes)  # which ends the server
-            for thread in self._threads[1:]:
-                thread.join()
-            os.close(reads)
-
-    def _serve(self) -> None:
-        def report(message: dict[str, Any]) -> None:
-            self.status = message.get("status", self.status)
-            if self.flow.asked_end != message["askedEnd"]:
-                self.flow.asked_end = message["askedEnd"]
-                self.flow.wake()
-
-        with closing(Server(self.options, self.flow.journal.progress, self._names)) as self.server:
-            self._ready.set()
-            serve(self.server, self._progress, report)
+    def status(self) -> dict[str, Any]:
+        """The figures as of now."""
+        return {
+            **figures(self.receiver.counters),
+            **({} if self.publishing is None else self.publishing.figures()),
+            "durable": [] if self.durable is None else list(self.durable.accounts),
+        }
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        if kind is None and self.failure is not None:
-            raise self.failure
-
-
-class Client:
-    """A client of a proxy's durable endpoint that sends exactly the messages of a test.
-
-    Args:
-        options: Of its DEALER, as in ``rcvhwm=1``.
-    """
-
-    def __init__(self, context: zmq.Context[Socket], endpoint: str, **options: int) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        for name, value in options.items():
-            self.socket.setsockopt(getattr(zmq, name.upper()), value)
-        self.socket.connect(endpoint)
-
-    def send(self, message: FromClient, topics: Sequence[bytes] = ()) -> None:
-        self.socket.send_multipart(fetch_protocol.encode(message, topics))
-
-    def receive(self, milliseconds: int = 30_000) -> tuple[FromClient | FromProxy, Sequence[bytes]]:
-        """The next message, and the frames behind its header."""
-        assert self.socket.poll(milliseconds), "the proxy does not answer"
-        return fetch_protocol.decode(self.socket.recv_multipart())
-
-    def open(self, name: str, session: int = 1, topics: Sequence[bytes] = (), **header: Any) -> Opened:
-        """Open a name. Answers to earlier requests are left out."""
-        self.send(Open(name=name, session=session, **header), topics)
-        while True:
-            message, _ = self.receive()
-            assert not isinstance(message, Refused), message
-            if isinstance(message, Opened) and message.session == session:
-                return message
-
-    def fetch(self, name: str, first: int, session: int = 1, **header: Any) -> tuple[Batch, list[bytes]]:
-        """Fetch messages from an id on; return the answer, and the last frame of each message."""
-        self.send(Fetch(name=name, session=session, first=first, **{"done": first, **header}))
-        return self.batch()
-
-    def batch(self) -> tuple[Batch, list[bytes]]:
-        """The next answer, which is a BATCH, and the last frame of each of its messages."""
-        message, buffers = self.receive()
-        assert isinstance(message, Batch), message
-        return message, [frames[-1] for _, frames in fetch_protocol.unpack_rows(message, buffers).messages()]
-
-    def refused(self) -> Refused:
-        """The next REFUSED; other answers before it are left out."""
-        while True:
-            message, _ = self.receive()
-            if isinstance(message, Refused):
-                return message
+        if kind is None:
+            self.receiver.stop()
 
 
 def publisher(context: zmq.Context[Socket], endpoint: str, topics: tuple[bytes, ...] = (b"",)) -> Socket:
@@ -209,10 +105,11 @@ def subscriber(
     sock = context.socket(kind)
     for name, value in options.items():
         sock.setsockopt(getattr(zmq, name.upper()), value)
+    before = proxy.status()["subscriptions"]
     sock.connect(proxy.sides["publish"])
     for topic in (*topics, marker):  # they arrive in this order
         sock.setsockopt(zmq.SUBSCRIBE, topic)
-    wait_for(lambda: marker.decode() in proxy.flow.status()["subscriptions"], f"subscription to {topics}")
+    wait_for(lambda: proxy.status()["subscriptions"] > before + len(topics) - 1, f"subscription to {topics}")
     return sock
 
 

@@ -64,12 +64,6 @@ def _receive(settings: dict[str, Any], stopped: threading.Event) -> None:
     receive_until_stopped(settings["options"])
 
 
-def _proxy(settings: dict[str, Any], stopped: threading.Event) -> None:
-    from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415
-
-    run_until_stopped(settings["options"])
-
-
 def _sink(settings: dict[str, Any], stopped: threading.Event) -> None:
     """The sink of a streaming query: batch after batch, each repeated until it succeeds, as after a restart."""
     from tests.weather.engine import sink_batch  # noqa: PLC0415
@@ -157,7 +151,6 @@ _ROLES = {
     "machine": _machine,
     "bucket": _bucket,
     "receive": _receive,
-    "proxy": _proxy,
     "sink": _sink,
     "producer": _producer,
     "durable": _durable,

@@ -57,7 +57,7 @@ _COMMIT = re.compile(rb"\x01\x05ZDS.M", re.DOTALL)
 # How Python names an error of the package at the end of its traceback; some are defined beside what raises them.
 _ERROR = re.compile(r"zmq_datasource\.[\w.]+Error: ")
 # What makes a log, and how often a strike is armed before its first start.
-_MAKERS, _FIRST_CHANCE = ("source", "machine", "receive", "proxy"), 0.15
+_MAKERS, _FIRST_CHANCE = ("source", "machine", "receive"), 0.15
 _OPENING_SECONDS = 0.2
 # How often deleted files are restored that a process waits for.
 _RESTORING_SECONDS = 2.0

@@ -65,7 +65,6 @@ _STAGES = (
     "acknowledged.commit.after_committed",
 )
 _JOURNALS = ("log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
-_SERVES = ("proxy.round", "proxy.batch")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "merged", "state", "position", "head", "log.json")
 # The path is missing; an empty directory is in its place, as at a mount point; the directories have no files.
@@ -565,27 +564,28 @@ class StoreAway(DealerRouter):
         self.world.wait_for(lambda: read_end(self.query) is not None, "the query has begun", 30)
 
 
-class ProxyDurable(Topology):
-    """Producer → proxy → durable subscriber: everything, in order, and nothing again that was acknowledged."""
+class RouterDurable(Topology):
+    """Producer → receiver → durable subscriber: everything, in order, and nothing again that was acknowledged."""
 
-    name = "proxy-durable"
+    name = "router-durable"
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         router, durable = world.endpoint(), world.endpoint()
         self.transactions, self.rows = 30, 20
         world.process(
-            "proxy",
-            "proxy",
+            "receive",
+            "receive",
             self.wal,
             options={
-                "router": router,
+                "socketType": "ROUTER",
+                "bind": router,
                 "durable": durable,
                 "walLocation": str(self.wal),
                 "walMaxBytes": "1m",
                 # The log is compared with what was sent, also after a clock has gone an hour ahead.
                 "walRetention": "1d",
-                # Of the rows that wait for this, the proxy loses none: a transaction is sealed when it is committed.
+                # Of the rows that wait for this, none is lost: a transaction is sealed when it is committed.
                 "walFlushInterval": world.extras.choice(("500ms", "2s", "5s")),
             },
         )
@@ -610,11 +610,11 @@ class ProxyDurable(Topology):
         )
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
-        self.may("proxy", *_DISK, *_PROCESS, *_POWER, *_CLOCK[:2])
-        world.may_be_damaged("proxy", self.wal, *_FILES, "subscriber")
+        self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK[:2])
+        world.may_be_damaged("receive", self.wal, *_FILES, "subscriber")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
-        self.reaches("proxy", *_JOURNALS, *_MERGES, "log.head", *_SERVES, *_ACCEPTS)
+        self.reaches("receive", *_JOURNALS, *_MERGES, "log.head", *_ACCEPTS)
         self.reaches("producer", *_STAGES)
         self.reaches("durable", "proxy.ack.")
         self.commits = ("in",)
@@ -638,7 +638,7 @@ class ProxyDurable(Topology):
 
         if not self.world.lied_to:
             self.world.wait_for(through, "the durable subscriber has acknowledged the last message")
-        self.world.stop("durable", "proxy")
+        self.world.stop("durable", "receive")
 
     def check_lied_to(self) -> None:
         last = -1
@@ -842,7 +842,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
         PubSub,
         VllmReplay,
         DealerRouter,
-        ProxyDurable,
+        RouterDurable,
         TwoQueries,
         TwoMachines,
         StoreAway,

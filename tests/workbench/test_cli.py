@@ -20,7 +20,7 @@ import zmq_datasource
 from tests.support import wait_for
 from zmq_datasource.cli import main
 from zmq_datasource.cli.types import given_options, option_of, other_options
-from zmq_datasource.options import ProxyOptions, ReadOptions
+from zmq_datasource.options import ProxyOptions, ReadOptions, ReceiveOptions
 from zmq_datasource.options.parser import describe
 from zmq_datasource.transport import core
 
@@ -132,7 +132,7 @@ def test_a_command_offers_only_the_choices_that_make_sense() -> None:
     assert "'ROUTER' is not one of" in run("--socket-type", "ROUTER")
 
 
-@pytest.mark.parametrize(("name", "options"), [("proxy", ProxyOptions), ("receive", ReadOptions)])
+@pytest.mark.parametrize(("name", "options"), [("proxy", ProxyOptions), ("receive", ReceiveOptions)])
 def test_a_command_that_passes_options_on_has_none_of_another_name(name: str, options: Any) -> None:
     fields = {option.field for option in describe(options)}
     own = {"others", "help", "prometheus", "ready_file", "figures", "figures_every"}

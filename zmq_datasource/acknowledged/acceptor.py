@@ -171,12 +171,15 @@ class Acceptor:
         """Whether there is work to do even if no message comes."""
         return self._acts.busy or bool(self._backlog)
 
-    def receive(self, most: int = ROUND_MESSAGES, wait: bool = True) -> int:
+    def wake(self) -> None:
+        """Do nothing: ``receive`` never waits for long."""
+
+    def receive(self, gather: float = 0.0, most: int = ROUND_MESSAGES) -> int:
         """Wait up to ``WAIT_MS`` for a message, obey the messages that have come, and answer.
 
         Args:
+            gather: Has no effect: a transaction is answered as soon as it is durable.
             most: The most messages in one call.
-            wait: False if the caller has waited for the socket.
 
         Returns:
             The number of messages that were obeyed.
@@ -191,7 +194,7 @@ class Acceptor:
         self._fill_backlog()
         if not self._backlog:
             # If ``busy``, wait only 1 ms, because another thread will be done soon.
-            if not self.socket.poll((1 if self.busy else WAIT_MS) if wait else 0):
+            if not self.socket.poll(1 if self.busy else WAIT_MS):
                 return 0
             self._fill_backlog()
         taken = filled = 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,6 +24,14 @@ if TYPE_CHECKING:
     from zmq_datasource.monitoring.http import HttpAddress
 
 
+ready_file_option = click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file that exists while this program has the log and its sockets are open. /ready of --prometheus and "
+    "systemd (Type=notify) say the same.",
+)
+
+
 @click.command(short_help="Receive into a log, without Spark.")
 @option_of(ReceiveOptions, "bind", "connect", "socket_type", "topics", "framing", "durable")
 @option_of(ReceiveOptions, "wal_location", help="The directory of the log to fill; queries read it.")
@@ -43,12 +49,7 @@ if TYPE_CHECKING:
 @other_options("-o onLoss=fail")
 @figures_options
 @prometheus_address
-@click.option(
-    "--ready-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A file that exists while this program has the log and its sockets are open. /ready of --prometheus and "
-    "systemd (Type=notify) say the same.",
-)
+@ready_file_option
 def receive(
     others: tuple[str, ...],
     figures: Form,
@@ -81,23 +82,26 @@ def receive(
 
 
 @click.command(short_help="Keep messages for subscribers that are away.")
-@option_of(ProxyOptions, "bind", "connect", "pull", "router", "publish", "durable")
-@option_of(ProxyOptions, "wal_location", required=True)
+@option_of(ProxyOptions, "bind", "connect", "pull", "publish", "durable")
+@option_of(ProxyOptions, "wal_location", help="The directory of the log, which any Spark job may read.")
 @option_of(ProxyOptions, "wal_retention", "wal_max_bytes", "topics")
 @other_options("-o subscriberExpiry=30d")
 @figures_options
 @prometheus_address
+@ready_file_option
 def proxy(
     others: tuple[str, ...],
     figures: Form,
     figures_every: float,
     prometheus: HttpAddress | None,
+    ready_file: Path | None,
     **named: object,
 ) -> None:
     """Stand between publishers and subscribers, keep the messages in a log, and serve them again.
 
-    A message is published as it came, once it is in the log. Any Spark job can read the log. On Ctrl-C or SIGTERM
-    the proxy takes the messages that are on the way, and ends.
+    This is a receiver (see receive) with one side more: a message is published as it comes, while it is on its way
+    into the log. Any Spark job can read the log. On Ctrl-C or SIGTERM the proxy takes the messages that are on the
+    way, and ends.
 
     \b
     Examples:
@@ -107,24 +111,11 @@ def proxy(
       zmq-datasource proxy --connect tcp://feed:5556 --topics orders. --durable "tcp://*:5558" \\
           --wal-location /data/wal -o subscriberExpiry=30d
     """
-    from zmq_datasource.monitoring.prometheus import PrometheusOutlet, shown_of_proxy  # noqa: PLC0415
-    from zmq_datasource.monitoring.view import FigureLines, Figures, proxy_line  # noqa: PLC0415
-    from zmq_datasource.proxy.process import run_until_stopped  # noqa: PLC0415
+    from zmq_datasource.monitoring.view import Figures  # noqa: PLC0415 - imports rich
+    from zmq_datasource.receive import receive_until_stopped  # noqa: PLC0415 - imports Arrow
 
     given = all_options(ProxyOptions, named, others)
-    lines = FigureLines(logging.getLogger(__name__), proxy_line, Figures(figures, figures_every))
-    newest: dict[str, Any] = {}
-
-    def observe(status: dict[str, Any]) -> None:
-        newest.update(status)
-        lines.show(lambda: status, status["nextId"])
-
-    with ExitStack() as stack:
-        if prometheus is not None:
-            outlet = PrometheusOutlet(lambda: shown_of_proxy(newest), is_ready=lambda: bool(newest))
-            stack.callback(outlet.close)
-            outlet.serve(prometheus)
-        run_until_stopped(given, observe)
+    receive_until_stopped(given, prometheus, Figures(figures, figures_every), ready_file, ProxyOptions)
 
 
 @click.command(short_help="See a live feed pass through Spark and out again.")

@@ -4,7 +4,7 @@ A figure is declared once, at the field that counts it, with its name, its unit 
 ``state``). The dictionaries of a query's progress, the files of accounts, the series for Prometheus and the tables in
 ``docs/metrics.md`` are made from these declarations (``declared``, ``figures``, ``added``). Publishers' numbers are
 counted in ``sequences.Totals``. The momentary figures of a source are declared in ``monitoring.source``, and the
-figures of a proxy in ``proxy.figures``.
+figures of a proxy in ``serving.figures``.
 """
 
 from zmq_datasource.counters.metric import (

@@ -51,8 +51,11 @@ class Filler(Protocol):
     def __exit__(self, *_: object) -> None:
         """Close the sockets."""
 
-    def receive(self) -> int:
+    def receive(self, gather: float = 0.0) -> int:
         """Wait a moment for a message, receive those that are there, and append complete batches to the log.
+
+        Args:
+            gather: For how many seconds the call may go on to receive, if the filler can wait without the GIL.
 
         Returns:
             How many messages were received.
@@ -61,6 +64,9 @@ class Filler(Protocol):
             LogError: The log has failed for good.
             SocketError: Receiving must end. Messages that were received before are in the log.
         """
+
+    def wake(self) -> None:
+        """End a call of ``receive`` that waits or gathers. Any thread may call this."""
 
     def cut(self) -> Future[int]:
         """Append all received messages and cut the chunk: see ``LogWriter.cut``. Raises what ``receive`` does."""

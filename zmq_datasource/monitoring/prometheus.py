@@ -20,7 +20,6 @@ from zmq_datasource.counters import Metric
 from zmq_datasource.errors import OptionError
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.monitoring.http import HttpAddress, HttpServer
-from zmq_datasource.proxy.figures import PROXY, SUBSCRIBER
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -172,13 +171,6 @@ class PrometheusOutlet:
                 for more, value in _samples(metric, figures[metric.name]):
                     family.add_metric([*values, *more], value * metric.scale)
             yield family
-
-
-def shown_of_proxy(status: Mapping[str, Any]) -> Iterator[Shown]:
-    """What Prometheus gets of a proxy's status; nothing of an empty one."""
-    if status:
-        yield Shown(PROXY, (), [((), status)])
-        yield Shown(SUBSCRIBER, ("name",), [((account["name"],), account) for account in status["durable"]])
 
 
 def _samples(metric: Metric, value: Any) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -207,26 +207,17 @@ class FigureLines:
             self._log.warning("printing figures: %s; no more are printed", e.strerror)
 
 
-def source_line(metrics: Mapping[str, Any], _: _Rate) -> str:
-    """The figures of a source as text."""
-    return _text(printed(metrics["source"]), _source(metrics))
-
-
-def proxy_line(status: Mapping[str, Any], rate: _Rate) -> str:
-    """The figures of a proxy's status as text."""
-    cells = {
-        "msg/s": shown(rate("received"), count),
-        "bytes/s": shown(rate("bytes"), size),
-        "published/s": shown(rate("published"), count),
-        "received": Cell(count(status["received"])),
-        "paused": Cell("now", fault=True)
-        if status["paused"]
-        else Cell(seconds(status["pausedSeconds"]), fault=None if status["pausedSeconds"] else False),
-        "subscribers": Cell(count(status["subscribers"])),
-        "durable": Cell(count(len(status["durable"]))),
-        "log": Cell(size(status["logBytes"])),
-    }
-    return _text("proxy", cells)
+def source_line(metrics: Mapping[str, Any], rate: _Rate) -> str:
+    """The figures of a source as text, and those of the subscribers that it serves."""
+    cells = _source(metrics)
+    if "published" in metrics:
+        cells |= {
+            "published/s": shown(rate("published"), count),
+            "subscribers": Cell(count(metrics["subscribers"])),
+        }
+    if "durable" in metrics:
+        cells["durable"] = Cell(count(len(metrics["durable"])))
+    return _text(printed(metrics["source"]), cells)
 
 
 def _text(name: str, cells: Mapping[str, Cell]) -> str:

@@ -57,8 +57,7 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "What happens when the log has reached `walMaxBytes` and is full of messages that are still needed. With "
             "`wait` receiving waits until the readers have read on, and the high-water marks hold the senders back. "
             "With `discard` the oldest messages are deleted, and a reader that needed them learns which they were "
-            "(`failOnDataLoss`). A proxy takes `discard` only with `publish`: plain subscribers then do not wait for a "
-            "durable one that is away.",
+            "(`failOnDataLoss`).",
             Role.WRITER,
         ),
     ] = "wait"
@@ -68,7 +67,7 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "Received messages are sealed after this time even if Spark has not asked for them. If the machine or the "
             "source runner crashes, the messages that were not sealed yet are lost, and those in the queues of libzmq "
             "and the kernel. While the disk is slow or refuses to write, these can be more messages than arrive in "
-            "this time. A proxy seals earlier while a durable subscriber waits at the end of the log.",
+            "this time. Messages are sealed earlier while a durable subscriber waits at the end of the log.",
             Role.WRITER,
         ),
     ] = Duration(1)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.parser import Role, doc
+from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import Duration, LocalPath, StoreLocation, Topics
 
 
@@ -87,6 +88,16 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             raise OptionError(
                 f"walLocation={self.wal_location!r} and walStore={self.wal_store!r}: a log is in one place; keep one"
             )
+
+    @property
+    def receiving_sockets(self) -> list[tuple[str, Endpoints, Endpoints]]:
+        """Each socket that receives: its type, and the endpoints that it binds and connects to."""
+        return [(self.socket_type, self.bind, self.connect)]
+
+    @property
+    def receiving_types(self) -> set[str]:
+        """The types of the sockets that receive."""
+        return {kind for kind, _, _ in self.receiving_sockets}
 
     @property
     def has_log(self) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers of durable subscribers, which are also metrics (docs/metrics.md)."""
+"""The numbers of subscribers, plain and durable, which are also metrics (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -29,4 +29,45 @@ class SubscriberFigures:
     away_seconds: float = state("awaySeconds", "s", "How long its client has been away.")
 
 
+@dataclass
+class PublishedFigures:
+    """The numbers of the plain subscribers' side of a proxy."""
+
+    published: int = counted(
+        "published",
+        "messages",
+        "The number of messages that were published: those that libzmq has taken.",
+        "process",
+        series="messages_published",
+    )
+    subscribers: int = state("subscribers", "connections", "The number of plain subscribers.")
+    topics: int = state(
+        "subscriptions", "topics", "The number of different topics of plain subscribers that publishers know."
+    )
+    full: int = counted(
+        "sndhwmReached",
+        "messages",
+        "The number of messages that have found the queue of a plain subscriber full. The number of messages that were "
+        "dropped is unknown.",
+        "process",
+    )
+    refused: int = counted(
+        "subscriptionsRefused",
+        "requests",
+        "The number of requests for topics that were not passed on to publishers.",
+        "process",
+    )
+    disconnected: int = counted(
+        "disconnected",
+        "connections",
+        "The number of plain subscribers that the proxy has disconnected: they asked for too many topics.",
+        "process",
+        series="subscribers_disconnected",
+    )
+    waited_seconds: float = counted(
+        "waitedSeconds", "s", "How long publishing has waited for subscribers.", "process", initial=0.0
+    )
+
+
 SUBSCRIBER = declared("zmq_durable", SubscriberFigures)
+PROXY = declared("zmq_proxy", PublishedFigures)

@@ -34,7 +34,7 @@ class Channel:
     """One receiving socket, and its replayer if its publisher has a replay endpoint. For the receiving thread.
 
     Args:
-        prefixes: The topics of a SUB.
+        prefixes: The topics of a SUB or an XSUB.
         replayer: Asks the publisher for missing messages.
         counts_connections: Whether to count connections. That is needed only if messages are counted by endpoint.
     """
@@ -48,6 +48,7 @@ class Channel:
         counts_connections: bool = True,
     ) -> None:
         self.name = spec.endpoints
+        self.kind = spec.kind
         self._spec = spec
         self._counters = counters
         self._prefixes = prefixes
@@ -72,7 +73,10 @@ class Channel:
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         for prefix in self._prefixes:
-            sock.setsockopt(zmq.SUBSCRIBE, prefix)
+            if self.kind == "XSUB":
+                sock.send(b"\x01" + prefix)
+            else:
+                sock.setsockopt(zmq.SUBSCRIBE, prefix)
 
     def close(self) -> None:
         if self.replayer is not None:
@@ -195,14 +199,13 @@ def make_channels(
 ) -> list[Channel]:
     """Make the channels of a feed. They are not open yet."""
     numbering = options.numbering
-    spec = SocketSpec.of_source(options)
-    prefixes = options.topics.prefixes if options.socket_type == "SUB" else []
+    specs = SocketSpec.all_of_source(options)
     if numbering is None or "endpoint" not in numbering.by:
-        return [Channel(spec, counters, prefixes, counts_connections=False)]
+        return [Channel(spec, counters, _prefixes(options, spec), counts_connections=False) for spec in specs]
 
-    def channel(replayer: Replayer | None = None, **endpoints: Endpoints) -> Channel:
+    def channel(spec: SocketSpec, replayer: Replayer | None = None, **endpoints: Endpoints) -> Channel:
         one = msgspec.structs.replace(spec, **{"connect": Endpoints(), "bind": Endpoints()} | endpoints)
-        return Channel(one, counters, prefixes, replayer)
+        return Channel(one, counters, _prefixes(options, spec), replayer)
 
     def replayer(publisher: Endpoint, replays: Endpoint) -> Replayer:
         assert tracker is not None, "messages are numbered"
@@ -213,8 +216,12 @@ def make_channels(
     replays = options.replay_endpoint or [None] * len(options.connect)
     return [
         *(
-            channel(None if at is None else replayer(endpoint, at), connect=Endpoints((endpoint,)))
+            channel(specs[0], None if at is None else replayer(endpoint, at), connect=Endpoints((endpoint,)))
             for endpoint, at in zip(options.connect, replays, strict=True)
         ),
-        *(channel(bind=Endpoints((endpoint,))) for endpoint in options.bind),
+        *(channel(spec, bind=Endpoints((endpoint,))) for spec in specs for endpoint in spec.bind),
     ]
+
+
+def _prefixes(options: ReadOptions, spec: SocketSpec) -> Sequence[bytes]:
+    return options.topics.prefixes if spec.kind in ("SUB", "XSUB") else []

@@ -33,7 +33,7 @@ from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, forget_signal, is_signalled
 from zmq_datasource.log import LOCK_WAIT_SECONDS, Filler, LogWriter
-from zmq_datasource.options import StreamReadOptions
+from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
 from zmq_datasource.source.filling import Filling, filling_of
 from zmq_datasource.source.location import log_storage
@@ -186,6 +186,7 @@ class FeedReceiver:
             self._options.wal_flush_interval,
             self._act_when_due,
             LEAST_BUCKET_SECONDS if self.storage.request_interval else LEAST_SECONDS,
+            gathers=isinstance(self._options, ReceiveOptions),
         )
 
     def start(self) -> None:
@@ -444,7 +445,7 @@ class FeedReceiver:
         if self._options.socket_type == "ROUTER":
             return
         facts = self.filler.facts()
-        still_sent = self._loop.cut_off and self._options.socket_type == "PULL"
+        still_sent = self._loop.cut_off and "PULL" in self._options.receiving_types
         lost, left = self.log.unsealed + facts.pending + facts.refused, still_sent or facts.left
         if not (lost or left):
             return

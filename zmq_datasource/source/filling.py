@@ -11,8 +11,8 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
 from zmq_datasource.log import STORE_RETRY_SECONDS, CarriedState, Filler, LogStorage, LogWriter
-from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Receiver
+from zmq_datasource.options import ProxyOptions, StreamReadOptions
+from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Publisher, Receiver
 from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
@@ -61,12 +61,14 @@ def filling_of(
     *,
     replay_timeout: float = REPLAY_SECONDS,
     retry_seconds: float = STORE_RETRY_SECONDS,
+    publisher: Publisher | None = None,
 ) -> Filling:
     """Make state, log and filler, in this order: the log reads the state, and the filler appends to the log.
 
     Args:
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
         retry_seconds: How long to wait for a disk or a bucket that refuses.
+        publisher: Sends on what is received.
     """
 
     def writer(state: CarriedState) -> LogWriter:
@@ -78,6 +80,7 @@ def filling_of(
             discards=options.when_full == "discard",
             retry_timeout=retry_seconds,
             carried=state,
+            keeps_unread=not isinstance(options, ProxyOptions),
         )
 
     if options.socket_type == "ROUTER":
@@ -87,6 +90,8 @@ def filling_of(
         terms = Terms(options.transaction_timeout, options.wal_max_bytes, most, retry_seconds=retry_seconds)
         files, spec = AttemptFiles(storage.directory), SocketSpec.of_source(options)
         return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions)
-    receiver = Receiver(options, counters, options.chunk_bytes, replay_timeout=replay_timeout)
+    receiver = Receiver(
+        options, counters, options.chunk_bytes, replay_timeout=replay_timeout, publisher=publisher
+    )
     log = writer(receiver.intake)
-    return Filling(log, LogReceiver(receiver, log, options.socket_type), receiver.intake)
+    return Filling(log, LogReceiver(receiver, log), receiver.intake)

@@ -31,6 +31,8 @@ _PAUSES = {
     "slowDisk": "the disk is slower than the feed",
 }
 _PAUSE_LINE_SECONDS = 10.0
+# For how long a round may gather messages: other duties of the thread wait.
+_GATHER_SECONDS = 0.25
 # How long, at the end, the filler waits for messages that are on their way.
 _FINISH_SECONDS = 120.0
 
@@ -43,6 +45,8 @@ class ReceiveLoop:
         flush_interval: Seconds after which received messages are sealed.
         tick: Called in each round.
         least_seal_seconds: How often a chunk is sealed for a durable subscriber, at most.
+        gathers: Whether a round gathers messages until something is due. With False it ends with the messages that
+            are there, because a query waits for them.
 
     Attributes:
         progress: Set when a message is received.
@@ -66,10 +70,12 @@ class ReceiveLoop:
         flush_interval: float,
         tick: Callable[[], None],
         least_seal_seconds: float = LEAST_SECONDS,
+        gathers: bool = False,
     ) -> None:
         self._log, self._filler, self._counters = log, filler, counters
         self._flush_interval, self._tick = flush_interval, tick
         self._least_seal_seconds = least_seal_seconds
+        self._gathers = gathers
         self._held_since = 0.0
         self._last_seal = LastSeal(0.0, 0.0, log.state_bytes)
         self._awaited = -1
@@ -98,6 +104,7 @@ class ReceiveLoop:
             end: The end to which the subscriber has read.
         """
         self._awaited = end
+        self._filler.wake()
 
     def end_with(self, why: Exception) -> None:
         """Let an open request to seal fail, and end each wait for messages: the loop has ended."""
@@ -119,7 +126,7 @@ class ReceiveLoop:
                 self._pause(stopping)
             if log.failure is not None:  # a log with nothing to write can fail, too
                 raise log.failure
-            if filler.receive():
+            if filler.receive(self._gather_seconds()):
                 self.last_received = time.monotonic()
                 self._counters.last_received = time.time()
                 if not self.progress.is_set():
@@ -129,6 +136,12 @@ class ReceiveLoop:
                 self._seal(self._asked_to_seal)
             elif time.monotonic() >= self._seal_time() and not log.busy:
                 self._cut()
+
+    def _gather_seconds(self) -> float:
+        """For how long the next round may go on."""
+        if not self._gathers:
+            return 0.0
+        return max(0.0, min(_GATHER_SECONDS, self._seal_time() - time.monotonic()))
 
     def _seal_time(self) -> float:
         """When to seal without a request, monotonic."""

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 import zmq
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import NoPeerError, SocketError
+from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
 from zmq_datasource.options import ReadOptions
 from zmq_datasource.source.channel import Channel, Replayer, make_channels
 from zmq_datasource.source.incidents import Incidents
 from zmq_datasource.source.intake import Arrival, Intake
-from zmq_datasource.transport.core import Inbox
+from zmq_datasource.transport.core import Inbox, Tee
 from zmq_datasource.transport.peers import count_connections
 
 # How long a round waits for its first message, which ends the wait at once. The wait delays the thread's other duties.
@@ -40,22 +41,48 @@ ROUND_BYTES = 4 << 20
 BATCH_MESSAGES = 16_384
 BATCH_BYTES = 8 << 20
 _HOUSEKEEPING_SECONDS = 0.1
-# How long messages are received after a stop at most, by socket type. Messages that a PULL has taken come to no other
-# receiver, so a PULL has longer. A SUB wants only those from before the stop.
-_DRAIN_SECONDS = {"PULL": 5.0, "SUB": 1.0}
+# How long messages are received after a stop at most. Messages that a PULL has taken come to no other receiver, so a
+# PULL has longer. A SUB wants only those from before the stop.
+_DRAIN_PULL_SECONDS, _DRAIN_SECONDS = 5.0, 1.0
 
 # How long a replay may be silent before its request is repeated. Three requests in all are sent.
 REPLAY_SECONDS = 5.0
 
 
+class Publisher(Protocol):
+    """Sends on what a receiver takes (``serving.publishing``). For the receiving thread.
+
+    Attributes:
+        socket: Has the subscriptions of others.
+        tee: Sends to it.
+    """
+
+    socket: zmq.Socket[bytes]
+    tee: Tee
+
+    def open(self) -> None:
+        """Open the socket.
+
+        Raises:
+            OptionError, EndpointError: It cannot be opened as asked.
+        """
+
+    def pass_on_requests(self, upstream: Sequence[zmq.Socket[bytes]]) -> None:
+        """Pass subscriptions on to XSUB sockets. Called in each round, also while receiving is paused."""
+
+    def close(self) -> None:
+        """Close the socket, once what was published has left, or some time has passed."""
+
+
 class Receiver:
-    """The SUB or PULL sockets of a feed; use it in a ``with`` block, in one thread.
+    """The SUB, XSUB or PULL sockets of a feed; use it in a ``with`` block, in one thread.
 
     Args:
         options: Socket type, endpoints, topics, framing and socket options.
         batch_bytes: The bytes at which a batch is ready and a round ends, which bound the memory.
         clock: Seconds since the epoch, for ``timestamp``.
         replay_timeout: Seconds without a reply after which a request for missing messages is repeated.
+        publisher: Sends on what is received, as it came.
 
     Attributes:
         intake: Turns messages into rows. Restore its state, if at all, before the ``with`` block.
@@ -68,8 +95,10 @@ class Receiver:
         batch_bytes: int = BATCH_BYTES,
         clock: Callable[[], float] = time.time,
         replay_timeout: float = REPLAY_SECONDS,
+        publisher: Publisher | None = None,
     ) -> None:
         self._options = options
+        self._publisher = publisher
         self._counters = counters
         self._batch_bytes = min(batch_bytes, BATCH_BYTES)
         self._clock = clock
@@ -90,9 +119,17 @@ class Receiver:
             OptionError, EndpointError: A socket cannot be opened as asked.
         """
         with ExitStack() as stack:
+            self._wakes = WakePipe()
+            stack.callback(self._wakes.close)
+            if self._publisher is not None:
+                self._publisher.open()
+                stack.callback(self._publisher.close)
             for channel in self.channels:
                 channel.open()
                 stack.callback(channel.close)
+            self._alarms: list[zmq.Socket[bytes]] = [replayer.socket for replayer in self._replayers]
+            if self._publisher is not None:
+                self._alarms.append(self._publisher.socket)
             self._opened = stack.pop_all()
         self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
         for channel in self.channels:
@@ -133,11 +170,16 @@ class Receiver:
         """Why receiving must end, once the messages taken so far are in the log."""
         return self._incidents.failure
 
-    def receive(self, most: int = ROUND_MESSAGES) -> int:
+    def wake(self) -> None:
+        """End the wait of ``receive``. Any thread may call this while the sockets are open."""
+        self._wakes.wake()
+
+    def receive(self, most: int = ROUND_MESSAGES, gather: float = 0.0) -> int:
         """Receive for one round: wait a moment for a message, then take what the sockets have, in turn.
 
         Args:
             most: The most messages to receive from publishers. Replies of a replay come on top.
+            gather: For how many seconds the round goes on after the first message.
 
         Returns:
             The number of messages received.
@@ -148,15 +190,20 @@ class Receiver:
             self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         before = self.pending
         room = min(ROUND_BYTES, self._batch_bytes)
-        room -= self._take_messages(
-            most, room, _SILENT_WAIT_SECONDS if now >= self._silent_from else WAIT_SECONDS
-        )
+        wait = _SILENT_WAIT_SECONDS if now >= self._silent_from else WAIT_SECONDS
+        # While a chunk is due soon, the wait for the first message must not outlast that.
+        room -= self._take_messages(most, room, min(wait, gather) if gather else wait, gather)
+        self._pass_on_requests()
         self._receive_replies(room)
         if received := self.pending - before:
             self._silent_from = time.monotonic() + _SILENT_SECONDS
         return received
 
-    def _take_messages(self, most: int, room: int, wait: float) -> int:
+    def _pass_on_requests(self) -> None:
+        if self._publisher is not None:
+            self._publisher.pass_on_requests([one.socket for one in self.channels if one.kind == "XSUB"])
+
+    def _take_messages(self, most: int, room: int, wait: float, gather: float) -> int:
         """Take live messages, once there are some, or replies. Returns their bytes."""
         channels = [channel for channel in self.channels if not channel.waits_for_replay]
         began, before = self._clock(), self._inbox.size
@@ -165,8 +212,11 @@ class Receiver:
             most,
             room,
             wait=wait,
-            alarms=[replayer.socket for replayer in self._replayers],
+            gather=gather,
+            tee=None if self._publisher is None else self._publisher.tee,
+            alarms=[self._wakes.descriptor, *self._alarms],
         )
+        self._wakes.clear()
         messages = [0] * len(channels)
         for run in taken.runs:
             messages[run.source] += run.messages
@@ -225,6 +275,7 @@ class Receiver:
         """Keep the connections working while nothing is received; see ``Channel.keep_alive``."""
         for channel in self.channels:
             channel.keep_alive()
+        self._pass_on_requests()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
         self._incidents.flush()
         if self._options.connect_timeout and time.monotonic() >= self._await_peers_until:
@@ -252,6 +303,8 @@ class Receiver:
     def extend_timeouts(self) -> None:
         """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
         self.keep_alive()
+        if self._publisher is not None and self._publisher.tee.pending:
+            self._inbox.take([], 1, 1, tee=self._publisher.tee)
         for replayer in self._replayers:
             replayer.session.note_pause(time.monotonic())
 
@@ -267,14 +320,13 @@ class LogReceiver:
 
     Args:
         log: Open it before the ``with`` block. It reads the state of ``receiver.intake`` whenever it cuts.
-        socket_type: ``SUB`` or ``PULL``.
     """
 
-    def __init__(self, receiver: Receiver, log: LogWriter, socket_type: str) -> None:
+    def __init__(self, receiver: Receiver, log: LogWriter) -> None:
         self.receiver = receiver
         self._log = log
-        self._is_pull = socket_type == "PULL"
-        self.drain_seconds = _DRAIN_SECONDS[socket_type]
+        self._has_pull = any(channel.kind == "PULL" for channel in receiver.channels)
+        self.drain_seconds = _DRAIN_PULL_SECONDS if self._has_pull else _DRAIN_SECONDS
         self._appending = False
         self._refused = 0
         self._left = False
@@ -286,15 +338,18 @@ class LogReceiver:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._left = self._is_pull and self.receiver.waiting
+        self._left = self._has_pull and self.receiver.waiting
         self.receiver.__exit__(*error)
 
-    def receive(self) -> int:
+    def receive(self, gather: float = 0.0) -> int:
         """Receive for one round, and append a batch that is ready. Returns the number of messages received."""
-        received = self.receiver.receive()
+        received = self.receiver.receive(gather=gather)
         if self.receiver.batch_ready:
             self._append()
         return received
+
+    def wake(self) -> None:
+        self.receiver.wake()
 
     def cut(self) -> Future[int]:
         """Append the pending messages, and cut the log's chunk."""

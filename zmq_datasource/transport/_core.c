@@ -242,9 +242,7 @@ static void hand_over(Growing *buffer, Block *block)
 
 /* Tee: sends the messages that an inbox takes on to an XPUB. */
 
-/* Every so many messages the XPUB looks for room, also while it drops: otherwise libzmq drops messages for subscribers
- * that have kept up. */
-enum { REFRESH_EVERY = 64, DROPPING_MICROSECONDS = 100000, FEW_FRAMES = 16, MANY_FRAMES = 1024 };
+enum { FEW_FRAMES = 16, MANY_FRAMES = 1024, DROPPING_MICROSECONDS = 100000 };
 
 typedef struct {
     PyObject_HEAD
@@ -255,8 +253,7 @@ typedef struct {
     size_t capacity, count, sent;
     int drops;           /* whether a message is dropped for subscribers that have no room */
     int is_full;         /* whether the message has found a full queue */
-    int lossy;           /* whether XPUB_NODROP is off, so that libzmq drops */
-    unsigned long lossy_since;
+    unsigned long waits_from; /* when a full queue is worth a wait again, because the last wait was in vain */
     long long published, full, waited;
     int busy;
 } Tee;
@@ -266,22 +263,9 @@ static int is_pending(const Tee *tee)
     return tee->sent < tee->count;
 }
 
-static void set_lossy(Tee *tee, int lossy)
+static void set_nodrop(Tee *tee, int nodrop)
 {
-    int nodrop = !lossy;
-    if (tee->lossy == lossy)
-        return;
     zmq.setsockopt(tee->sock, XPUB_NODROP, &nodrop, sizeof nodrop);
-    tee->lossy = lossy;
-    tee->lossy_since = zmq.stopwatch_now(tee->watch);
-}
-
-/* Look for room, and refuse again what finds none, once messages were dropped for long enough. */
-static void look_for_room(Tee *tee)
-{
-    refresh(tee->sock);
-    if (tee->lossy && zmq.stopwatch_now(tee->watch) - tee->lossy_since >= DROPPING_MICROSECONDS)
-        set_lossy(tee, 0);
 }
 
 /* The place of a frame; NULL if there is no memory. libzmq moves messages by copying them, and so does this. */
@@ -320,7 +304,9 @@ static int try_frame(Tee *tee, int flags)
     return zmq.msg_send(&tee->frames[tee->sent], tee->sock, flags) < 0 ? zmq.error() : 0;
 }
 
-/* Send a frame for which a subscriber seems to have no room; EAGAIN if it has none, and messages are not dropped. */
+/* Send a frame for which a subscriber seems to have no room; EAGAIN if it has none, and messages are not dropped. With
+ * XPUB_NODROP off for this frame alone, libzmq drops it for the subscribers that are full, and refuses no later one
+ * because of them until they have read. */
 static int insist(Tee *tee, int more)
 {
     refresh(tee->sock);
@@ -330,11 +316,16 @@ static int insist(Tee *tee, int more)
     tee->full += !tee->is_full;
     tee->is_full = 1;
     unsigned long began = zmq.stopwatch_now(tee->watch);
-    error = try_frame(tee, more);
-    tee->waited += (long long)(zmq.stopwatch_now(tee->watch) - began);
+    if (!tee->drops || began >= tee->waits_from) {
+        error = try_frame(tee, more);
+        unsigned long now = zmq.stopwatch_now(tee->watch);
+        tee->waited += (long long)(now - began);
+        tee->waits_from = now + DROPPING_MICROSECONDS;
+    }
     if (error == EAGAIN && tee->drops) {
-        set_lossy(tee, 1);
+        set_nodrop(tee, 0);
         error = try_frame(tee, more | DONTWAIT);
+        set_nodrop(tee, 1);
     }
     return error;
 }
@@ -351,8 +342,7 @@ static int send_on(Tee *tee)
             return error;
         tee->sent++;
     }
-    if (++tee->published % REFRESH_EVERY == 0)
-        look_for_room(tee);
+    tee->published++;
     forget_frames(tee, 0); /* libzmq has emptied them */
     return 0;
 }
@@ -657,8 +647,6 @@ static int wait_for_more(Call *call, int has_message, long long left)
 {
     size_t first = has_message ? call->sockets : 0, count = call->sockets + call->alarms;
     long milliseconds = has_message ? 0 : (long)((left + 999) / 1000);
-    if (call->tee != NULL)
-        look_for_room(call->tee);
     if (zmq.poll(call->items + first, (int)(count - first), milliseconds) < 0) {
         call->error = zmq.error();
         return 0;

@@ -373,7 +373,7 @@ class PeerWatch:
 
     def _log(self, what: str, endpoint: str) -> None:
         # Only DEBUG for other sockets, because the connections of a sink come and go with its tasks.
-        level = logging.INFO if self._kind in ("SUB", "PULL") else logging.DEBUG
+        level = logging.INFO if self._kind in ("SUB", "XSUB", "PULL") else logging.DEBUG
         _log.log(level, "%s: %s %s", what, self._kind, endpoint)
 
     def report_absent(self, leaving: bool = False) -> None:

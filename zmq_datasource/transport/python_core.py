@@ -21,7 +21,7 @@ _MOST_BYTES = 2**31 - 1  # the largest offset of 32 bits
 _MOST_COLUMNS = 8
 
 
-_REFRESH_EVERY, _DROPPING_SECONDS = 64, 0.1
+_DROPPING_SECONDS = 0.1
 _BURST = 256
 _RUN_MICROSECONDS = 1000
 
@@ -33,8 +33,8 @@ class Tee:
     def __init__(self, sock: Socket, drops: bool) -> None:
         self._sock, self._drops = sock, drops
         self._rest: list[bytes] = []  # of the message that is sent now
-        self._is_full = self._lossy = False
-        self._lossy_since = 0.0
+        self._is_full = False
+        self._waits_from = 0.0
         self.published = self.full = 0
         self.waited = 0  # microseconds
 
@@ -57,8 +57,6 @@ class Tee:
             del self._rest[0]
         self.published += 1
         self._is_full = False
-        if self.published % _REFRESH_EVERY == 0:
-            self.look_for_room()
         return 0
 
     def _try(self, flags: int) -> int:
@@ -74,23 +72,17 @@ class Tee:
             return 0
         self.full += not self._is_full
         self._is_full = True
-        began = time.monotonic()
-        error = self._try(0)
-        self.waited += round((time.monotonic() - began) * 1e6)
+        error, began = errno.EAGAIN, time.monotonic()
+        if not self._drops or began >= self._waits_from:
+            error = self._try(0)
+            now = time.monotonic()
+            self.waited += round((now - began) * 1e6)
+            self._waits_from = now + _DROPPING_SECONDS
         if error and self._drops:
-            self._set_lossy(True)
+            self._sock.setsockopt(zmq.XPUB_NODROP, 0)
             error = self._try(zmq.NOBLOCK)
+            self._sock.setsockopt(zmq.XPUB_NODROP, 1)
         return error
-
-    def look_for_room(self) -> None:
-        self._sock.getsockopt(zmq.EVENTS)
-        if self._lossy and time.monotonic() - self._lossy_since >= _DROPPING_SECONDS:
-            self._set_lossy(False)
-
-    def _set_lossy(self, lossy: bool) -> None:
-        if self._lossy != lossy:
-            self._sock.setsockopt(zmq.XPUB_NODROP, int(not lossy))
-            self._lossy, self._lossy_since = lossy, time.monotonic()
 
 
 class Inbox:
@@ -138,8 +130,6 @@ class Inbox:
                 continue
             if left <= 0:
                 break
-            if tee is not None:
-                tee.look_for_room()
             try:
                 waiting = [*(() if is_blocked else socks), *alarms]
                 ready = zmq.select(waiting, [], [], 0 if is_blocked else left)[0]

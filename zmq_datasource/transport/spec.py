@@ -76,9 +76,6 @@ _ENCRYPTION_BYTES = 64
 _TO_SINK_BYTES = 1 << 20
 
 
-_NONE = Endpoints()
-
-
 class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a socket.
 
@@ -105,14 +102,22 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_source(cls, options: ReadOptions) -> SocketSpec:
-        return cls(
-            kind=options.socket_type,
-            bind=options.bind,
-            connect=options.connect,
-            rcvhwm=options.rcvhwm,
-            zmq=options.zmq,
-            allowed_clients=options.allowed_clients,
-        )
+        """The socket of a source that has one."""
+        return cls.all_of_source(options)[0]
+
+    @classmethod
+    def all_of_source(cls, options: ReadOptions) -> list[SocketSpec]:
+        return [
+            cls(
+                kind=kind,
+                bind=bind,
+                connect=connect,
+                rcvhwm=options.rcvhwm,
+                zmq=options.zmq,
+                allowed_clients=options.allowed_clients,
+            )
+            for kind, bind, connect in options.receiving_sockets
+        ]
 
     @classmethod
     def of_durable(cls, options: ReceiveOptions) -> SocketSpec:
@@ -136,14 +141,10 @@ class SocketSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def of_proxy(
-        cls, options: ProxyOptions, kind: str, bind: Endpoints, connect: Endpoints = _NONE
-    ) -> SocketSpec:
+    def of_publisher(cls, options: ProxyOptions) -> SocketSpec:
         return cls(
-            kind=kind,
-            bind=bind,
-            connect=connect,
-            rcvhwm=options.rcvhwm,
+            kind="PUB",
+            bind=options.publish,
             sndhwm=options.sndhwm,
             zmq=options.zmq,
             allowed_clients=options.allowed_clients,
