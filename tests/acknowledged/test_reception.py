@@ -116,6 +116,8 @@ class World:
                 stored = before._replace(messages=before.messages + 1, rows=before.rows + len(rows))
                 digest = before.digest + digest_of_rows(rows)
                 machine.written(attempt, stored._replace(digest=digest, size=before.size + SIZE))
+            case Finish(attempt) if self.fault is not None:
+                machine.failed(act, self.fault, self.now)
             case Finish(attempt):
                 self.files[attempt.name] = attempt.stored, self.values[attempt.name]
                 machine.finished(attempt, attempt.stored, self.now)
@@ -602,6 +604,22 @@ def test_a_sender_waits_for_a_full_disk_and_loses_nothing(
     assert world.data(b"b", index=1) == [Taken(attempt=A, received=2)]
     assert "No space left on device; its senders try again for up to 60 s" in caplog.text
     assert "the disk takes the rows of attempts again" in caplog.text
+
+
+def test_the_end_of_an_attempt_waits_for_a_full_disk(world: World) -> None:
+    world.data(b"a")
+    world.fault = DiskFaultError("No space left on device")
+    assert codes(world.end()) == ["busy"]
+    world.fault = LogWriteError("Input/output error")
+    assert codes(world.end()) == ["storage"]
+    world.fault = None
+    world.stage()
+    world.data(b"b", attempt=B, number=1)
+    world.holds, world.fault = (Finish,), DiskFaultError("No space left on device")
+    world.end(attempt=B, number=1)
+    world.tell(Abort(producer="q", number=1, attempts=[B]))
+    assert codes(world.release()) == ["busy"]
+    assert (world.machine.receiving, B in world.values) == (0, False)
 
 
 def test_data_is_refused_when_the_disk_has_refused_for_too_long_or_for_good(world: World) -> None:

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from zmq_datasource.acknowledged.protocol import digest_of_rows
-from zmq_datasource.errors import DamagedChunkError, DiskFaultError
+from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
 from zmq_datasource.log import add_directory, is_transient, open_file, sync_file, writing
@@ -145,19 +145,23 @@ class AttemptFiles:
         """Complete a file, force it to the disk, and show it. Takes long.
 
         Raises:
-            LogWriteError: The file system refuses. The file is then of no use.
+            DiskFaultError: The disk refuses for now. The call may be repeated.
+            LogWriteError: The file system refuses. The file is then of no use: after a failed sync it is unknown which
+                bytes the system still has.
         """
         text = msgspec.json.encode(stored)
         numbers = _NUMBERS.pack(len(text), xxhash.xxh3_64_intdigest(text))
         hidden, path = self._hidden(name), self._directory / name
         size = self._write(name, stored.size, text + numbers)
-        with writing(f"writing {path}"):
+        try:
             failpoints.reach("acknowledged.file.before_sync")
             sync_file(hidden)
             failpoints.reach("acknowledged.file.after_sync")
             os.rename(hidden, path)
             failpoints.reach("acknowledged.file.after_rename")
             sync_file(self._directory)
+        except OSError as e:
+            raise LogWriteError(f"writing {path}: {e}") from e
         return stored._replace(size=size)
 
     def _write(self, name: str, size: int, content: bytes) -> int:

@@ -195,7 +195,9 @@ class Reception:
         self._terms = terms
         self._transactions = transactions
         self._counters = counters
-        self._attempts: dict[str, Received] = {}  # the staged ones in the order of staging
+        self._open: dict[str, Received] = {}  # receiving or ending
+        self._staged: dict[str, Received] = {}  # in the order of staging
+        self._bytes = 0  # of all of these
         self._asked: dict[tuple[str, int], Asked] = {}
         self._refuses_since: float | None = None  # the disk
         self._checked_at: float | None = None
@@ -207,14 +209,15 @@ class Reception:
     @property
     def receiving(self) -> int:
         """How many attempts are not staged."""
-        return sum(attempt.state != "staged" for attempt in self._attempts.values())
+        return len(self._open)
 
     def recover(self, name: str, stored: Stored, now: float) -> None:
         """Take an attempt that an earlier writer has staged."""
         if self._transactions.is_committed(*stored.transaction):
             self.acts.append(Remove(name))
         else:
-            self._attempts[name] = Received(name, stored, b"", now, "staged")
+            self._staged[name] = Received(name, stored, b"", now, "staged")
+            self._bytes += stored.size
 
     # Messages.
 
@@ -254,7 +257,7 @@ class Reception:
             self._refuse([peer], name, e)
 
     def _hello(self, peer: bytes, message: Hello, now: float) -> None:
-        attempt, last = self._attempts.get(message.attempt), self._transactions.last(message.producer)
+        attempt, last = self._find(message.attempt), self._transactions.last(message.producer)
         if attempt is not None:
             attempt.peer, attempt.heard = peer, now
         self._answer(
@@ -268,11 +271,10 @@ class Reception:
         )
 
     def _data(self, peer: bytes, message: Data, buffers: Sequence[bytes], now: float) -> None:
-        attempt = self._attempts.get(message.attempt)
+        attempt = self._find(message.attempt)
         if attempt is None and message.index == 0:
             attempt = self._begin(peer, message, now)
-        elif attempt is None:
-            raise _unknown(message.attempt)
+        attempt = self._known(attempt, message.attempt)
         attempt.peer, attempt.heard = peer, now
         received = attempt.stored.messages
         if message.index >= received and attempt.state != "receiving":
@@ -302,24 +304,16 @@ class Reception:
                 "without data"
             )
         self._transactions.check_room(producer)
-        if len(self._attempts) >= self._terms.most_attempts:
-            self._forget_superseded()
-            if len(self._attempts) >= self._terms.most_attempts:
-                raise RefusedError(
-                    "no_room",
-                    f"{self._terms.most_attempts} attempts are staged and not committed; commit or abort some",
-                )
-        for other in list(self._attempts.values()):
+        self._make_room(1)
+        for other in list(self._open.values()):
             if other.peer == peer and other.state == "receiving":
                 self._forget(other)
         stored = Stored(producer, number, message.partition)
-        attempt = self._attempts[message.attempt] = Received(message.attempt, stored, peer, now)
+        attempt = self._open[message.attempt] = Received(message.attempt, stored, peer, now)
         return attempt
 
     def _end(self, peer: bytes, message: End, now: float) -> None:
-        attempt = self._attempts.get(message.attempt)
-        if attempt is None:
-            raise _unknown(message.attempt)
+        attempt = self._known(self._find(message.attempt), message.attempt)
         stored = attempt.stored
         if attempt.state == "staged":
             self._answer(peer, Staged(attempt=attempt.name, rows=stored.rows))
@@ -358,17 +352,13 @@ class Reception:
         """
         producer, number = message.producer, message.number
         transaction = f"committing transaction {number} of {producer}"
-        names = set(message.attempts)
-        if not names or len(names) < len(message.attempts):
-            raise UnknownAttemptError(
-                f"{transaction}: it names {len(message.attempts)} attempts: none, or one of them twice"
-            )
-        found = (attempt for name in names if (attempt := self._attempts.get(name)) is not None)
-        parts = [it for it in found if it.state == "staged" and it.stored.transaction == (producer, number)]
+        wanted = len(message.attempts)
+        found = (self._staged[name] for name in {*message.attempts} & self._staged.keys())
+        parts = [attempt for attempt in found if attempt.stored.transaction == (producer, number)]
         parts.sort(key=lambda attempt: attempt.stored.partition)
-        if len(parts) < len(names):
+        if not parts or len(parts) < wanted:
             raise UnknownAttemptError(
-                f"{transaction}: {len(names) - len(parts)} of {len(names)} attempts are not staged here"
+                f"{transaction}: of {wanted} attempts, {len(parts)} different ones are staged here"
             )
         rows = sum(attempt.stored.rows for attempt in parts)
         if rows != message.rows:
@@ -393,7 +383,7 @@ class Reception:
         key = message.producer, message.number
         if key not in self._asked:
             for name in message.attempts:
-                attempt = self._attempts.get(name)
+                attempt = self._find(name)
                 if attempt is not None and attempt.stored.transaction == key:
                     self._forget(attempt)
         self._answer(peer, Aborted(producer=message.producer, number=message.number))
@@ -405,24 +395,25 @@ class Reception:
         if self._refuses_since is not None:
             _log.warning("the disk takes the rows of attempts again")
             self._refuses_since = None
+        self._bytes += stored.size - attempt.stored.size
         attempt.stored = stored
-        if self._has_no_room():
-            self._forget_superseded()
-            if self._has_no_room():
-                self._forget(attempt)
-                most = self._terms.most_staged_bytes
-                reason = f"the staged attempts have reached walMaxBytes={most}; commit, or raise it"
-                self._refuse([attempt.peer], attempt.name, RefusedError("no_room", reason))
-                return
-        self._answer(attempt.peer, Taken(attempt=attempt.name, received=stored.messages))
+        try:
+            self._make_room(0)
+        except RefusedError as e:
+            self._forget(attempt)
+            self._refuse([attempt.peer], attempt.name, e)
+        else:
+            self._answer(attempt.peer, Taken(attempt=attempt.name, received=stored.messages))
 
     def finished(self, attempt: Received, stored: Stored, now: float) -> None:
         """The file of an attempt is whole, and on the disk."""
-        if self._attempts.pop(attempt.name, None) is not attempt:
+        attempt.state = "staged"
+        if self._open.pop(attempt.name, None) is not attempt:
             self.acts.append(Remove(attempt.name))  # the attempt was forgotten meanwhile
             return
-        self._attempts[attempt.name] = attempt
-        attempt.stored, attempt.state, attempt.heard = stored, "staged", now
+        self._staged[attempt.name] = attempt
+        self._bytes += stored.size - attempt.stored.size
+        attempt.stored, attempt.heard = stored, now
         self._answer(attempt.peer, Staged(attempt=attempt.name, rows=stored.rows))
 
     def checked(self, asked: Asked) -> None:
@@ -448,7 +439,7 @@ class Reception:
         self._transactions.confirm(producer, asked.transaction)
         del self._asked[producer, number]
         self._answer_committed(producer, number, asked.peers, again=False)
-        for attempt in list(self._attempts.values()):
+        for attempt in self._all():
             if attempt.stored.producer == producer and attempt.stored.number <= number:
                 self._forget(attempt)
 
@@ -456,15 +447,14 @@ class Reception:
         """An act has failed. An error of the log itself is not for this method: it ends receiving."""
         if isinstance(act, Write | Finish):
             attempt = act.attempt
-            if isinstance(act, Write) and isinstance(error, DiskFaultError):
+            attempt.state = "receiving"
+            if isinstance(error, DiskFaultError):
                 error = self._disk_refuses(error, now)
             elif isinstance(error, LogWriteError):
                 error = RefusedError("storage", str(error))
-            waits = isinstance(error, ProtocolError) or (
-                isinstance(error, RefusedError) and error.code == BUSY
-            )
-            if not waits or not attempt.stored.messages:
-                self._forget(attempt, is_ending=False)
+            is_kept = isinstance(error, ProtocolError) or getattr(error, "code", None) == BUSY
+            if not is_kept or not attempt.stored.messages or self._find(attempt.name) is not attempt:
+                self._forget(attempt)
             self._refuse([attempt.peer], attempt.name, error)
         elif isinstance(act, Check | Append):
             if isinstance(error, DamagedChunkError):
@@ -501,34 +491,59 @@ class Reception:
         self._faults.flush()
         deadline = now - self._terms.transaction_timeout
         heard: dict[str, float] = {}  # by producer
-        for it in self._attempts.values():
+        for it in self._all():
             heard[it.stored.producer] = max(it.heard, heard.get(it.stored.producer, 0.0))
-        for it in list(self._attempts.values()):
+        for it in self._all():
             last = heard[it.stored.producer] if it.state == "staged" else it.heard
-            is_late = last < deadline and it.state != "ending" and it.stored.transaction not in self._asked
-            if is_late:
+            if last < deadline and it.state != "ending" and it.stored.transaction not in self._asked:
                 _log.warning("discarding attempt %s, which was not committed in time", it.name)
                 self._forget(it)
 
     # The attempts.
 
-    def _has_no_room(self) -> bool:
-        return sum(it.stored.size for it in self._attempts.values()) > self._terms.most_staged_bytes
+    def _find(self, name: str) -> Received | None:
+        return self._open.get(name) or self._staged.get(name)
 
-    def _forget_superseded(self) -> None:
-        """Forget staged attempts at a part that has a newer one: they are only useful if the newer one fails."""
-        staged = [it for it in self._attempts.values() if it.state == "staged"]
-        newest = {it.stored.part: it for it in staged}
-        for it in staged:
+    def _known(self, attempt: Received | None, name: str) -> Received:
+        if attempt is None:
+            raise UnknownAttemptError(
+                f"attempt {name} is not known here: the receiver has restarted, or the sender was silent"
+            )
+        return attempt
+
+    def _all(self) -> list[Received]:
+        return [*self._open.values(), *self._staged.values()]
+
+    def _make_room(self, more: int) -> None:
+        """Make room for so many more attempts, perhaps by forgetting those that have a newer one at the same part: they
+        are only useful if the newer one fails.
+
+        Raises:
+            RefusedError: The attempts that are left have reached a limit.
+        """
+        if not self._lacks_room(more):
+            return
+        newest = {it.stored.part: it for it in self._staged.values()}
+        for it in list(self._staged.values()):
             if newest[it.stored.part] is not it and it.stored.transaction not in self._asked:
                 self._forget(it)
+        if self._lacks_room(more):
+            most = self._terms
+            raise RefusedError(
+                "no_room",
+                f"the attempts that are not committed have reached walMaxBytes={most.most_staged_bytes} or their most, "
+                f"{most.most_attempts}; commit or abort some, or raise walMaxBytes",
+            )
 
-    def _forget(self, attempt: Received, is_ending: bool | None = None) -> None:
-        if self._attempts.get(attempt.name) is attempt:
-            del self._attempts[attempt.name]
-        if not (
-            attempt.state == "ending" if is_ending is None else is_ending
-        ):  # else ``finished`` removes its file
+    def _lacks_room(self, more: int) -> bool:
+        count = len(self._open) + len(self._staged) + more
+        return self._bytes > self._terms.most_staged_bytes or count > self._terms.most_attempts
+
+    def _forget(self, attempt: Received) -> None:
+        if self._find(attempt.name) is attempt:
+            del (self._open if attempt.name in self._open else self._staged)[attempt.name]
+            self._bytes -= attempt.stored.size
+        if attempt.state != "ending":  # else ``finished`` removes its file
             self.acts.append(Remove(attempt.name))
 
     # Answers.
@@ -562,14 +577,8 @@ class Reception:
                 reason = (
                     f"an unexpected error of the receiver ({type(error).__name__}), which its log explains"
                 )
-                if (attempt := self._attempts.get(name or "")) is not None:
+                if (attempt := self._find(name or "")) is not None:
                     self._forget(attempt)
         self._refusals.warn("refused a message of the transaction protocol: %s", reason)
         for peer in peers:
             self._answer(peer, Refusal(code=code, reason=reason, attempt=name))
-
-
-def _unknown(name: str) -> UnknownAttemptError:
-    return UnknownAttemptError(
-        f"attempt {name} is not known here: the receiver has restarted, or the sender was silent"
-    )
