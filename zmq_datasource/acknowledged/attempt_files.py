@@ -131,7 +131,7 @@ class AttemptFiles:
         """
         message = memoryview(rows.serialize())
         checksum = xxhash.xxh3_64_intdigest(message, stored.rows)
-        size = self._write(name, stored.size, b"".join((_NUMBERS.pack(len(message), checksum), message)))
+        size = self._write(name, stored.size, _NUMBERS.pack(len(message), checksum), message)
         return stored._replace(
             messages=stored.messages + 1,
             rows=stored.rows + rows.num_rows,
@@ -152,7 +152,7 @@ class AttemptFiles:
         text = msgspec.json.encode(stored)
         numbers = _NUMBERS.pack(len(text), xxhash.xxh3_64_intdigest(text))
         hidden, path = self._hidden(name), self._directory / name
-        size = self._write(name, stored.size, text + numbers)
+        size = self._write(name, stored.size, text, numbers)
         try:
             failpoints.reach("acknowledged.file.before_sync")
             sync_file(hidden)
@@ -164,15 +164,16 @@ class AttemptFiles:
             raise LogWriteError(f"writing {path}: {e}") from e
         return stored._replace(size=size)
 
-    def _write(self, name: str, size: int, content: bytes) -> int:
-        path = self._hidden(name)
+    def _write(self, name: str, size: int, *parts: bytes | memoryview) -> int:
+        path, end = self._hidden(name), size
         with writing(f"writing {path}"):
             descriptor = os.open(path, os.O_WRONLY | (0 if size else os.O_CREAT | os.O_TRUNC), PRIVATE)
             try:
                 failpoints.reach("acknowledged.file.before_write")
-                rest, end = memoryview(content), size + len(content)
-                while rest:
-                    rest = rest[os.pwrite(descriptor, rest, end - len(rest)) :]
+                for part in parts:
+                    begin = end
+                    while end < begin + len(part):
+                        end += os.pwrite(descriptor, memoryview(part)[end - begin :], end)
                 failpoints.reach("acknowledged.file.after_write")
             except BaseException:
                 with suppress(OSError):
