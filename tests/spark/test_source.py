@@ -85,17 +85,6 @@ def test_a_log_smaller_than_the_feed_never_stands_still(
     assert table(spark, tmp_path / "out").selectExpr("count(distinct id)").first()[0] == count
 
 
-def test_hundred_megabytes_in_one_message(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    df = feed(spark, connect=endpoint, walLocation=tmp_path / "wal").selectExpr("id", "length(value) as size")
-    with running(df, tmp_path / "out") as query:
-        push.send(b"")
-        push.send(bytes(100 << 20))
-        push.send(b"z")
-        wait_for_rows(query, 3, 120)
-    assert [r["size"] for r in table(spark, tmp_path / "out").orderBy("id").collect()] == [0, 100 << 20, 1]
-
-
 def test_spark_finds_the_format_without_register(spark: SparkSession, tmp_path: Path) -> None:
     """Through ``pyspark_zmq``; in a session that never called ``register``."""
     from pyspark.sql.datasource import DataSource  # noqa: PLC0415

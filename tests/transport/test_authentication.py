@@ -120,61 +120,63 @@ def refused(sock: OpenSocket) -> bool:
     return sock.watch.failures > 0
 
 
+Guarded = tuple[OpenSocket, str]
+
+
+@pytest.fixture
+def guarded(keys: Keys) -> Iterator[Guarded]:
+    """A PULL that admits the clients of the directory, and its endpoint."""
+    endpoint = free_endpoint()
+    pull = opened(bind=endpoint, **given(keys.server))
+    yield pull, endpoint
+    pull.close(0)
+
+
 def test_only_clients_in_the_directory_connect(
-    context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
+    context: zmq.Context[Socket], keys: Keys, guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = free_endpoint()
-    pull = opened(bind=endpoint, **given(keys.server))
-    try:
-        attempt(keys.connect(context, zmq.PUSH, endpoint, "stranger"), b"of a stranger")
-        wait_for(lambda: refused(pull), "a refusal")
-        said = "a client with the public key " + keys.public("stranger").decode() + " was refused"
-        wait_for(lambda: said in caplog.text, "the stranger's name")
-        keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"of a friend")
-        assert take(pull.socket, 1) == [[b"of a friend"]]
-        assert pull.watch.protocol_errors == 0
-    finally:
-        pull.close(0)
+    pull, endpoint = guarded
+    attempt(keys.connect(context, zmq.PUSH, endpoint, "stranger"), b"of a stranger")
+    wait_for(lambda: refused(pull), "a refusal")
+    said = "a client with the public key " + keys.public("stranger").decode() + " was refused"
+    wait_for(lambda: said in caplog.text, "the stranger's name")
+    keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"of a friend")
+    assert take(pull.socket, 1) == [[b"of a friend"]]
+    assert pull.watch.protocol_errors == 0
 
 
-def test_changes_of_the_directory_admit_and_refuse_clients(context: zmq.Context[Socket], keys: Keys) -> None:
-    endpoint = free_endpoint()
-    pull = opened(bind=endpoint, **given(keys.server))
-    try:
-        keys.admit("stranger")
-        push = keys.connect(context, zmq.PUSH, endpoint, "stranger")
-        push.send(b"1")
-        assert take(pull.socket, 1) == [[b"1"]]
-        keys.dismiss("stranger")
-        push.send(b"2")  # on the connection that there is
-        assert take(pull.socket, 1) == [[b"2"]]
-        push.close()
-        attempt(keys.connect(context, zmq.PUSH, endpoint, "stranger"), b"3")
-        wait_for(lambda: refused(pull), "a refusal")
-        assert not pull.socket.poll(0)
-    finally:
-        pull.close(0)
+def test_changes_of_the_directory_admit_and_refuse_clients(
+    context: zmq.Context[Socket], keys: Keys, guarded: Guarded
+) -> None:
+    pull, endpoint = guarded
+    keys.admit("stranger")
+    push = keys.connect(context, zmq.PUSH, endpoint, "stranger")
+    push.send(b"1")
+    assert take(pull.socket, 1) == [[b"1"]]
+    keys.dismiss("stranger")
+    push.send(b"2")  # on the connection that there is
+    assert take(pull.socket, 1) == [[b"2"]]
+    push.close()
+    attempt(keys.connect(context, zmq.PUSH, endpoint, "stranger"), b"3")
+    wait_for(lambda: refused(pull), "a refusal")
+    assert not pull.socket.poll(0)
 
 
 def test_a_directory_that_is_gone_admits_no_client_until_it_is_back(
-    context: zmq.Context[Socket], keys: Keys, caplog: pytest.LogCaptureFixture
+    context: zmq.Context[Socket], keys: Keys, guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = free_endpoint()
-    pull = opened(bind=endpoint, **given(keys.server))
-    try:
-        aside = keys.allowed.rename(keys.directory / "aside")
-        (aside / "no.key").write_text("no certificate")
-        push = keys.connect(context, zmq.PUSH, endpoint, "friend")
-        attempt(push, b"1")
-        wait_for(lambda: refused(pull), "a refusal")
-        assert "no client may connect until it can be read" in caplog.text
-        aside.rename(keys.allowed)
-        # A client that is refused does not come again by itself.
-        keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"2")
-        assert take(pull.socket, 1) == [[b"2"]]
-        assert "no.key is not a certificate, and its owner may not connect" in caplog.text
-    finally:
-        pull.close(0)
+    pull, endpoint = guarded
+    aside = keys.allowed.rename(keys.directory / "aside")
+    (aside / "no.key").write_text("no certificate")
+    push = keys.connect(context, zmq.PUSH, endpoint, "friend")
+    attempt(push, b"1")
+    wait_for(lambda: refused(pull), "a refusal")
+    assert "no client may connect until it can be read" in caplog.text
+    aside.rename(keys.allowed)
+    # A client that is refused does not come again by itself.
+    keys.connect(context, zmq.PUSH, endpoint, "friend").send(b"2")
+    assert take(pull.socket, 1) == [[b"2"]]
+    assert "no.key is not a certificate, and its owner may not connect" in caplog.text
 
 
 def test_strangers_do_not_fill_the_log(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
