@@ -37,6 +37,8 @@ _TURN_SECONDS = 0.5
 # How long the end of a block waits until the last acknowledgement is on the server's disk: after an error, and if there
 # is no timeout.
 _EXIT_SECONDS, _LONG_EXIT_SECONDS = 2.0, 30.0
+# How often the event loop gets its turn.
+_PAUSE_SECONDS = 0.01
 # A wait counts a step of it at most so long: if it was longer, this process was stopped.
 _LONGEST_STEP = 1.0
 
@@ -178,6 +180,23 @@ class _Subscriber:
         if self._session.has_room:
             self._link.keep_alive()  # asks for the next answer while the caller processes this one
         return found
+
+    def _receive(self, timeout: float | None) -> _Act[DurableMessage | None]:
+        inbox = self._session.inbox
+        received = yield from self._next(inbox.peek, timeout)
+        if received is None:
+            return None
+        message = _message(received)
+        inbox.hand_over(message.id)  # the last call, so that no interrupt comes before the caller has it
+        return message
+
+    def _receive_batch(self, timeout: float | None) -> _Act[pa.RecordBatch | None]:
+        inbox = self._session.inbox
+        batch = yield from self._next(inbox.peek_batch, timeout)
+        if batch is not None:
+            last, count = batch.column("id")[-1].as_py(), batch.num_rows
+            inbox.hand_over(last, count)
+        return batch
 
     def _acknowledge_given(self) -> None:
         inbox = self._session.inbox
@@ -339,14 +358,7 @@ class DurableSubscriber(_Subscriber):
             NoPeerError: The server was away for the subscriber's ``timeout``.
             SubscriptionError: The server has refused, for example because another client has the name now.
         """
-        received = self._run(self._next(self._session.inbox.peek, timeout))
-        if received is None:
-            return None
-        message = _message(received)
-        self._session.inbox.hand_over(
-            message.id
-        )  # the last call, so that no interrupt comes before the caller has it
-        return message
+        return self._run(self._receive(timeout))
 
     def receive_batch(self, timeout: float | None = None) -> pa.RecordBatch | None:
         """Wait for the next messages, and return those of one answer of the server, as Arrow columns.
@@ -364,11 +376,7 @@ class DurableSubscriber(_Subscriber):
         Raises:
             NoPeerError, SubscriptionError: As in ``receive``.
         """
-        batch = self._run(self._next(self._session.inbox.peek_batch, timeout))
-        if batch is not None:
-            last, count = batch.column("id")[-1].as_py(), batch.num_rows
-            self._session.inbox.hand_over(last, count)
-        return batch
+        return self._run(self._receive_batch(timeout))
 
     def ack(self, message: DurableMessage | int, wait: bool = False) -> None:
         """Acknowledge all messages up to this one: they do not come again.
@@ -408,8 +416,12 @@ class AsyncDurableSubscriber(_Subscriber):
     """
 
     _check_hosts = False  # the resolver would stall the event loop; libzmq resolves in its own thread
+    _next_pause = 0.0
 
     async def _run(self, act: _Act[_T]) -> _T:
+        if time.monotonic() >= self._next_pause:  # also while all that is asked for is in memory
+            self._next_pause = time.monotonic() + _PAUSE_SECONDS
+            await asyncio.sleep(0)
         try:
             while True:
                 next(act)
@@ -463,20 +475,11 @@ class AsyncDurableSubscriber(_Subscriber):
 
     async def receive(self, timeout: float | None = None) -> DurableMessage | None:
         """See ``DurableSubscriber.receive``. A cancelled call takes no message."""
-        received = await self._run(self._next(self._session.inbox.peek, timeout))
-        if received is None:
-            return None
-        message = _message(received)
-        self._session.inbox.hand_over(message.id)
-        return message
+        return await self._run(self._receive(timeout))
 
     async def receive_batch(self, timeout: float | None = None) -> pa.RecordBatch | None:
         """See ``DurableSubscriber.receive_batch``."""
-        batch = await self._run(self._next(self._session.inbox.peek_batch, timeout))
-        if batch is not None:
-            last, count = batch.column("id")[-1].as_py(), batch.num_rows
-            self._session.inbox.hand_over(last, count)
-        return batch
+        return await self._run(self._receive_batch(timeout))
 
     async def confirm(self) -> None:
         """Wait until what was acknowledged is on the server's disk; ``DurableSubscriber.ack`` has ``wait``."""
