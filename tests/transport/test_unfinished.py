@@ -73,7 +73,7 @@ def test_a_client_whose_request_never_ends_is_disconnected_early(
         with closing(Endless(it.durable, frames, 140 * MIB)) as peer:
             wait_for(disconnections, "the end of the connection")
             assert peer.is_disconnected.wait(30)
-        assert psutil.Process().memory_info().rss - before < 400 * MIB
+        assert psutil.Process().memory_info().rss - before < 200 * MIB
 
 
 def test_a_sender_whose_message_never_ends_is_disconnected(

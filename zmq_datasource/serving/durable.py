@@ -66,6 +66,8 @@ _RCVHWM, _SNDHWM = 16, 8
 # The largest message of an honest client. A message with more bytes comes without frames, and one with more frames is
 # cut behind the first frame too many, so that the protocol refuses it.
 _MOST_REQUEST_BYTES = 64 << 10
+# What a client may send beyond that without ending its message: hours of heartbeats.
+_SPARE_BYTES = 1 << 20
 # Bytes of the answers of all clients that libzmq has not handed to the system, and what each client may have beyond
 # that.
 _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
@@ -143,6 +145,7 @@ class DurableServer:
             self._wakes = WakePipe()
             stack.callback(self._wakes.close)
             self._unfinished = Unfinished(self._opened, _MOST_REQUEST_BYTES)
+            self._unfinished.spare_bytes, self._unfinished.check_seconds = _SPARE_BYTES, _HOUSEKEEPING_SECONDS
             self._answers = Answers(self._opened.socket)
             self._poller = zmq.Poller()
             self._poller.register(self._opened.socket, zmq.POLLIN)
