@@ -100,7 +100,7 @@ def location(tmp_path: Path) -> Path:
         _fill(log, ROWS // CHUNKS)
     log.close()
     LeaseFiles(storage).write(Lease("billing", 3, 60.0, begins=True))
-    notes = SubscriberNotes(1, [b"orders."], 0.0)
+    notes = SubscriberNotes(1, [b"orders."])
     LeaseFiles(storage).write(Lease("billing", 3, 60.0, subscriber=notes))
     return tmp_path / "log"
 

@@ -95,7 +95,7 @@ def test_a_proxy_keeps_nothing_for_nobody(storage: LogStorage, files: LeaseFiles
     writers = Writers(storage, keeps_unread=False)
     writers.start()
     assert writers.look() is None
-    files.write(Lease("billing", 10, 2.0, subscriber=SubscriberNotes(7, [], 1.0)))
+    files.write(Lease("billing", 10, 2.0, subscriber=SubscriberNotes(7, [])))
     assert [writers.look() for _ in range(4)] == [10, 10, 10, None]
 
 

@@ -173,7 +173,7 @@ def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None
 def test_a_durable_subscriber_is_shown_and_dropped_by_its_name(name: str, tmp_path: Path) -> None:
     filled(tmp_path, 5).close()
     files = LeaseFiles(LogStorage(str(tmp_path)))
-    lease = files.write(Lease(name, 3, 60.0, subscriber=SubscriberNotes(7, [b"orders."], 1.0, snapshot=4)))
+    lease = files.write(Lease(name, 3, 60.0, subscriber=SubscriberNotes(7, [b"orders."], snapshot=4)))
     (reader,) = shown(tmp_path)["readers"]
     assert (reader["name"], reader["kind"], reader["next"], reader["behind"]) == (name, "subscriber", 3, 2)
     hold = files.hold(lease.key)  # as a proxy holds the name of a client that is here

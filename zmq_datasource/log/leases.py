@@ -60,27 +60,17 @@ _Id = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SubscriberNotes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The data of a durable subscriber that its proxy keeps with its position. Times are seconds since the epoch.
+    """The data of a durable subscriber beside its position.
 
     Attributes:
         session: The session of the client that has the name.
         topics: Prefixes of topics; empty for all messages.
-        created: When the name was first used.
-        acknowledged: When the subscriber's position last moved; None for never.
-        sent: Messages that were sent, including repetitions.
-        lost: Messages of any topic that the log had deleted before they were sent.
-        lost_to: Lost messages are counted up to this id.
         snapshot: Below this id only the newest message of each topic is sent (``start="last"``).
         new: Whether the subscriber has not fetched yet, and the name was unknown before.
     """
 
     session: int
     topics: list[bytes]
-    created: float = 0.0
-    acknowledged: float | None = None
-    sent: int = 0
-    lost: int = 0
-    lost_to: int = 0
     snapshot: int = 0
     new: bool = False
 
