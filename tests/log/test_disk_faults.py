@@ -40,8 +40,7 @@ from tests.support import tiny_disk as a_tiny_disk
 from tests.support.proxies import endpoints
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.chunk import read_chunk, read_facts
-from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader import Slice
+from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.source.feed_receiver import FeedReceiver
@@ -270,7 +269,7 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_taken_for_damaged(
     for read in reads:
         with no_free_file(), pytest.raises(DiskFaultError, match="Too many open files"):
             read()
-    share = LogInputPartition(storage.store, [Slice(name, 0, 2)], MessageRows(), "a log", True)
+    share = LogInputPartition(storage.store, [Chunk(0, 2, 1, 0.0, name)], MessageRows(), "a log", True)
     caplog.set_level(logging.INFO)
     set_up_worker()  # which a process does once, and reads a file for
     with no_free_file() as end, ThreadPoolExecutor() as pool:

@@ -304,7 +304,7 @@ class Simulation:
         merger.merge_once()
         assert read_all(storage) == wanted
         assert len(storage.chunks()) == len(
-            [it for it in contents.covering(begin, len(self.rows)) if not it.merged]
+            [it for it in contents.covering(begin, len(self.rows)) if not it.is_merged]
         )
 
 

@@ -46,7 +46,6 @@ from zmq_datasource.log.range_file import RangeFile
 from zmq_datasource.log.reader import (
     Deletions,
     Found,
-    Slice,
     deleted_error,
     find_id,
     first_since,
@@ -85,7 +84,6 @@ __all__ = [
     "RangeFile",
     "Reader",
     "Retrier",
-    "Slice",
     "Store",
     "StoredRows",
     "SubscriberNotes",

@@ -145,16 +145,15 @@ class ChunkIndex:
 
     def size_of(self, start: int, end: int) -> int:
         """About how many bytes the ids ``[start, end)`` have: all messages of a chunk count as equally long."""
-        return round(sum(_part(chunk, start, end) for chunk in self.covering(start, end)))
+        return sum(chunk.part(start, end).size for chunk in self.covering(start, end))
 
     def end_within_bytes(self, start: int, end: int, max_bytes: int) -> int:
         """The largest end at which ``[start, end)`` has at most about ``max_bytes``, measured as by ``size_of``."""
-        left = float(max_bytes)
         for chunk in self.covering(start, end):
-            size = _part(chunk, start, end)
-            if size > left:
-                return max(start, chunk.first) + int(left * (chunk.end - chunk.first) / chunk.size)
-            left -= size
+            part = chunk.part(start, end)
+            if part.size > max_bytes:
+                return part.first + max_bytes * (part.end - part.first) // part.size
+            max_bytes -= part.size
         return end
 
 
@@ -165,11 +164,6 @@ def _end(chunk: Chunk) -> int:
 def _place(chunks: Sequence[Chunk], id_: int) -> int:
     """How many chunks begin before an id."""
     return bisect_left(chunks, id_, key=lambda chunk: chunk.first)
-
-
-def _part(chunk: Chunk, start: int, end: int) -> float:
-    """The bytes of the ids ``[start, end)`` in a chunk."""
-    return chunk.size * (min(end, chunk.end) - max(start, chunk.first)) / (chunk.end - chunk.first)
 
 
 def read_index(storage: LogStorage) -> ChunkIndex:
@@ -195,7 +189,7 @@ def _index_of(storage: LogStorage) -> ChunkIndex:
         raise FileNotFoundError(errno.ENOENT, "the newest listed chunk is deleted", str(storage))
     index = ChunkIndex(counting(sealed, end, merged, deleted))
     if index.newest is not None:
-        if index.newest.merged is not None:
+        if index.newest.is_merged:
             raise FileNotFoundError(errno.ENOENT, "the newest chunk is missing", index.newest.name)
     elif sealed or merged or deleted:  # all were deleted since, so there are newer ones
         raise FileNotFoundError(errno.ENOENT, "all listed chunks are deleted", str(storage))
@@ -216,7 +210,7 @@ def counting(sealed: Sequence[Chunk], end: int, merged: Sequence[Chunk], begin: 
     """
     at = begin
     for chunk in sorted([*merged, *_chunks_of(sealed, end, merged)], key=_order):
-        if chunk.end <= at or (chunk.merged is None and chunk.first < at):
+        if chunk.end <= at or (not chunk.is_merged and chunk.first < at):
             continue
         if chunk.first > at:
             yield Chunk(at, chunk.first, 0, chunk.sealed_at)
@@ -226,7 +220,7 @@ def counting(sealed: Sequence[Chunk], end: int, merged: Sequence[Chunk], begin: 
 
 def _order(chunk: Chunk) -> tuple[int, bool, int]:
     """The order in which chunks are looked at: of those with one first id, the longest merged chunk first."""
-    return chunk.first, chunk.merged is None, -chunk.end
+    return chunk.first, not chunk.is_merged, -chunk.end
 
 
 def _chunks_of(sealed: Sequence[Chunk], end: int, merged: Sequence[Chunk]) -> list[Chunk]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -22,14 +23,14 @@ _NAME = re.compile(rf"(?:{MERGED_NAME}/([0-9]{{20}})-)?([0-9]{{20}})\.arrow")
 
 
 class Chunk(NamedTuple):
-    """One sealed chunk.
+    """A chunk, or a part of it that is to be read.
 
     Attributes:
-        first: Its first id. A merged chunk may hold lower ids, which are deleted.
+        first: Its first id. The file may hold lower ids.
         end: The id after its last one. It is the first id of the next chunk; the newest chunk has it in its facts.
         size: Its bytes; 0 for a lost chunk, which has no file.
         sealed_at: The modification time of its object, or the time of its writer's clock, in seconds since the epoch.
-        merged: The name of a merged chunk; None for a chunk as it was sealed.
+        file: Its name; None for a whole chunk as it was sealed, whose name follows from its first id.
         modified: The modification time of its object, by which a reader recognises it; None if any object will do.
     """
 
@@ -37,12 +38,22 @@ class Chunk(NamedTuple):
     end: int
     size: int
     sealed_at: float
-    merged: str | None = None
+    file: str | None = None
     modified: float | None = None
 
     @property
     def name(self) -> str:
-        return self.merged or chunk_name(self.first)
+        return self.file or chunk_name(self.first)
+
+    @property
+    def is_merged(self) -> bool:
+        return self.name.startswith(f"{MERGED_NAME}/")
+
+    def part(self, start: int, end: int) -> Chunk:
+        """Its ids in ``[start, end)``, with their share of its bytes: all its messages count as equally long."""
+        first, end = max(start, self.first), min(end, self.end)
+        size = math.ceil(self.size * (end - first) / (self.end - self.first))
+        return self._replace(first=first, end=end, size=size, file=self.name)
 
 
 def chunk_name(first: int) -> str:

@@ -34,18 +34,9 @@ from zmq_datasource.messages.columns import number
 _TRUE = number(1).cast(pa.bool_())
 
 
-class Slice(NamedTuple):
-    """The ids ``[start, end)`` of one chunk, and the modification time of its object, if that is known."""
-
-    name: str
-    start: int
-    end: int
-    modified: float | None = None
-
-
-def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Slice]:
-    """Cut ``[start, end)`` at the borders of the chunks, which cover it."""
-    return [Slice(it.name, max(start, it.first), min(end, it.end), it.modified) for it in chunks]
+def slices(chunks: Sequence[Chunk], start: int, end: int) -> list[Chunk]:
+    """The parts of chunks, which cover ``[start, end)``, that are in it."""
+    return [chunk.part(start, end) for chunk in chunks]
 
 
 # What a task reads at most, unless one message is larger: a second or two of a core.
@@ -54,7 +45,7 @@ _TASK_BYTES = 64 << 20
 
 def split_range(
     chunks: Sequence[Chunk], start: int, end: int, least: int, max_bytes: int = _TASK_BYTES
-) -> list[list[Slice]]:
+) -> list[list[Chunk]]:
     """Split ``[start, end)`` into parts of about the same size, for the tasks of a batch.
 
     The sizes are those on disk. Within a chunk all messages count as equally long.
@@ -70,34 +61,26 @@ def split_range(
     if start >= end:
         return []
     pieces = slices(chunks, start, end)
-    if not pieces or (pieces[0].start, pieces[-1].end) != (start, end):
-        there = f"only the ids {pieces[0].start} to {pieces[-1].end - 1}" if pieces else "none of them"
+    if not pieces or (pieces[0].first, pieces[-1].end) != (start, end):
+        there = f"only the ids {pieces[0].first} to {pieces[-1].end - 1}" if pieces else "none of them"
         raise DataLossError(
             f"planning a batch of the ids {start} to {end - 1}: the log has {there}. The others were deleted, or their "
             "chunks are gone. Start the query again: then failOnDataLoss decides whether it fails or skips them"
         )
-    sizes = [
-        chunk.size * (piece.end - piece.start) / (chunk.end - chunk.first)
-        for chunk, piece in zip(chunks, pieces, strict=True)
-    ]
-    totals = list(itertools.accumulate(sizes))
+    totals = list(itertools.accumulate(piece.size for piece in pieces))
     parts = max(1, min(max(least, -int(-totals[-1] // max_bytes)), end - start))
     borders = [start]
     for part in range(1, parts):
         wanted = totals[-1] * part / parts
         at = min(bisect_right(totals, wanted), len(pieces) - 1)
-        piece, before = pieces[at], totals[at] - sizes[at]
-        share = (wanted - before) / sizes[at] if sizes[at] else 0.0  # a lost chunk has no bytes
-        into = int(share * (piece.end - piece.start))
+        piece, into = pieces[at], wanted - (totals[at] - pieces[at].size)
+        share = into / piece.size if piece.size else 0.0  # a lost chunk has no bytes
+        border = piece.first + int(share * (piece.end - piece.first))
         # Leave at least one message for each part, also if the sizes are very uneven.
-        borders.append(min(max(piece.start + into, borders[-1] + 1), end - parts + part))
+        borders.append(min(max(border, borders[-1] + 1), end - parts + part))
     borders.append(end)
     return [
-        [
-            p._replace(start=max(p.start, low), end=min(p.end, high))
-            for p in pieces
-            if p.start < high and p.end > low
-        ]
+        [piece.part(low, high) for piece in pieces if piece.first < high and piece.end > low]
         for low, high in itertools.pairwise(borders)
     ]
 
@@ -124,7 +107,7 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
         except DataLossError:
             index = retry_reading(partial(read_index, storage), storage.retry_seconds)
             found = index.covering(start, end)
-            is_merged = any(chunk.merged is not None for chunk in found)
+            is_merged = any(chunk.is_merged for chunk in found)
             if found == chunks or (index.earliest <= chunks[0].first and not is_merged):
                 raise  # a chunk is missing
             chunks = found
@@ -154,7 +137,7 @@ def _read_facts(storage: LogStorage, chunk: Chunk) -> ChunkFacts:
 
 
 def read_slices(
-    storage: OpensChunks, pieces: Sequence[Slice], whole: bool = True, deletions: Deletions | None = None
+    storage: OpensChunks, pieces: Sequence[Chunk], whole: bool = True, deletions: Deletions | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of slices, in order.
 
@@ -168,18 +151,20 @@ def read_slices(
     """
     next_id = 0
     for planned in pieces:
-        piece = planned._replace(start=max(next_id, planned.start))
-        while piece.start < piece.end:
+        piece = planned._replace(first=max(next_id, planned.first), file=planned.name)
+        while piece.first < piece.end:
             try:
-                name, start, end, modified = piece
-                for batch in read_chunk(storage, name, start, end, whole=whole, modified=modified):
-                    piece = piece._replace(start=piece.start + batch.num_rows)
+                batches = read_chunk(
+                    storage, piece.name, piece.first, piece.end, whole=whole, modified=piece.modified
+                )
+                for batch in batches:
+                    piece = piece._replace(first=piece.first + batch.num_rows)
                     yield batch
             except DataLossError as e:
                 if deletions is None:
                     raise
                 piece = deletions.resume(piece, pieces[-1].end, e)
-        next_id = piece.start
+        next_id = piece.first
 
 
 _log = logging.getLogger(__name__)
@@ -228,7 +213,7 @@ def _find_id(storage: LogStorage, id_: int) -> Found | None:
     return Found(index.earliest, chunk if has_it else None)
 
 
-def lost_ids(storage: LogStorage, log_id: str, pieces: Sequence[Slice]) -> list[range]:
+def lost_ids(storage: LogStorage, log_id: str, pieces: Sequence[Chunk]) -> list[range]:
     """The ids of these slices that the log no longer has, whether they were deleted or their chunks are missing.
 
     Raises:
@@ -236,11 +221,11 @@ def lost_ids(storage: LogStorage, log_id: str, pieces: Sequence[Slice]) -> list[
     """
     index, lost = read_index(storage), []
     for piece in pieces:
-        chunk = next(iter(index.covering(piece.start, piece.start + 1)), None)
+        chunk = next(iter(index.covering(piece.first, piece.first + 1)), None)
         if chunk is None or not chunk.size or chunk.name != piece.name:
-            found = find_id(storage, log_id, piece.start)
+            found = find_id(storage, log_id, piece.first)
             if found is None or found.chunk is None:
-                lost.append(range(piece.start, piece.end))
+                lost.append(range(piece.first, piece.end))
     return lost
 
 
@@ -266,7 +251,7 @@ class Deletions:
         self._fails = fails
         self._find = find or self._find_here
 
-    def resume(self, piece: Slice, end: int, gone: DataLossError) -> Slice:
+    def resume(self, piece: Chunk, end: int, gone: DataLossError) -> Chunk:
         """Return what to read next. Called when the ids of ``piece`` are gone. Its end stays.
 
         Args:
@@ -277,11 +262,11 @@ class Deletions:
             DataLossError: Without the log, ``gone``. With ``failOnDataLoss``, ``gone`` if the chunk is lost, and
                 ``deleted_error`` if the writer has deleted it.
         """
-        first, chunk_end = piece.start, piece.end
+        first, chunk_end = piece.first, piece.end
         found = self._found(first, gone)
         chunk = found.chunk
         if chunk is not None and chunk.name != piece.name:  # the chunk was merged with others
-            return piece._replace(name=chunk.name, modified=chunk.modified)
+            return piece._replace(file=chunk.name, modified=chunk.modified)
         is_deleted = found.begin >= chunk_end
         if self._fails and not is_deleted:
             raise gone
@@ -292,7 +277,7 @@ class Deletions:
             "data loss: %s; continuing after these ids because failOnDataLoss=false",
             _what(self._storage, first, skipped) if is_deleted else gone,
         )
-        return piece._replace(start=skipped)
+        return piece._replace(first=skipped)
 
     def _found(self, id_: int, gone: DataLossError) -> Found:
         """Where the log begins now, and the chunk that has this id.

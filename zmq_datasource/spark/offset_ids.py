@@ -8,7 +8,7 @@ from time import time as now
 from typing import TYPE_CHECKING, Any
 
 from zmq_datasource.errors import DataLossError, LogError, OptionError
-from zmq_datasource.log import STORE_RETRY_SECONDS, LogStorage, Slice, first_since, lost_ids
+from zmq_datasource.log import STORE_RETRY_SECONDS, Chunk, LogStorage, first_since, lost_ids
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.offsets import Offset
 from zmq_datasource.options.types import Timestamp
@@ -168,7 +168,7 @@ class OffsetIds:
             self._log.counters.expired += new
             _log.warning("data loss: %s; continuing because failOnDataLoss=false", what)
 
-    def count_lost(self, planned: Sequence[Slice]) -> None:
+    def count_lost(self, planned: Sequence[Chunk]) -> None:
         """Count the ids of a batch that the log did not keep until the batch was done: tasks may have skipped them."""
         log, storage = self._log, LogStorage(self._log.storage.store, STORE_RETRY_SECONDS)
         try:

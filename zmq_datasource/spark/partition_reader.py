@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from zmq_datasource.errors import MalformedMessageError, OptionError
 from zmq_datasource.host.log_lines import printable
-from zmq_datasource.log import Deletions, LogStorage, Slice, read_slices, retry_reading
+from zmq_datasource.log import Chunk, Deletions, LogStorage, read_slices, retry_reading
 from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.columns import row_schema
 from zmq_datasource.messages.framing import to_rows
@@ -137,14 +137,14 @@ class LogInputPartition(InputPartition):
     """
 
     store: Store
-    pieces: Sequence[Slice]
+    pieces: Sequence[Chunk]
     rows: Rows
     log_id: str
     fail_on_data_loss: bool
     access: LogAccess | None = None
 
     def __repr__(self) -> str:
-        ids = f"{self.pieces[0].start}..{self.pieces[-1].end}" if self.pieces else "none"
+        ids = f"{self.pieces[0].first}..{self.pieces[-1].end}" if self.pieces else "none"
         return f"LogInputPartition({str(self.store)!r}, ids {ids})"
 
 

@@ -26,7 +26,6 @@ from pyspark.sql.streaming.datasource import (
 from zmq_datasource.errors import DataLossError, OptionError
 from zmq_datasource.host.signals import defers_signals, exit_on_signals, ignore_signals
 from zmq_datasource.log import (
-    Slice,
     deleted_error,
     split_range,
 )
@@ -80,7 +79,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._serving = Serving(options.serve_log)
         self._available_now = False
         self._target: int | None = None  # where a query with Trigger.AvailableNow ends
-        self._planned: list[Slice] = []  # the last batch, with failOnDataLoss=false
+        self._planned: list[Chunk] = []  # the last batch, with failOnDataLoss=false
         self._asked: tuple[dict[str, Any], int] | None = None  # the newest start, and its id
         self._idle_at = 0.0  # when a poll last found no new messages
 
