@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogFormatError
 from zmq_datasource.log.chunk import damage_of, read_facts
 from zmq_datasource.log.head import read_head
-from zmq_datasource.log.index import counting, read_index
+from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import HEAD_NAME, Chunk
 from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.state import read_saved_state
@@ -50,10 +50,14 @@ def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Dam
 
 
 def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
-    yield from _damage_at(storage.path_of(""), lambda: read_index(storage))
-    sealed = storage.chunks()
-    end, merged = _end_of(storage, sealed), storage.merged()
-    for chunk in counting(sealed, end, merged, _deleted(storage, [*sealed, *merged])):
+    try:
+        chunks = read_index(storage).all
+    except DiskFaultError:
+        raise
+    except LogError as e:  # the newest chunk, or the head; what else is damaged is found file by file
+        yield Damage(storage.path_of(""), str(e))
+        chunks = [*(_whole(storage, chunk) for chunk in storage.chunks()), *storage.merged()]
+    for chunk in chunks:
         path = storage.path_of(chunk.name)
         try:
             damage = damage_of(storage, chunk)
@@ -65,22 +69,11 @@ def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator
     yield from _damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
 
 
-def _end_of(storage: LogStorage, sealed: Sequence[Chunk]) -> int:
-    """The end of the newest chunk; the id after its first one if the chunk cannot be read."""
-    if not sealed:
-        return 0
-    try:
-        return read_facts(storage, sealed[-1].name).end
-    except (LogError, FileNotFoundError):
-        return sealed[-1].end
-
-
-def _deleted(storage: LogStorage, chunks: Sequence[Chunk]) -> int:
-    """``Head.deleted``; the first id of these chunks if the head is damaged."""
-    try:
-        return read_head(storage.store).deleted
-    except LogFormatError:
-        return min((chunk.first for chunk in chunks), default=0)
+def _whole(storage: LogStorage, chunk: Chunk) -> Chunk:
+    """A sealed chunk with its end; as it was listed, with one id, if its end cannot be read."""
+    with suppress(LogError, FileNotFoundError):
+        return chunk._replace(end=read_facts(storage, chunk.name).end)
+    return chunk
 
 
 def _is_listed(storage: LogStorage, chunk: Chunk) -> bool:
