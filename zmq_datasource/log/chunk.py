@@ -148,9 +148,7 @@ def _facts_in(reader: pa.ipc.RecordBatchFileReader, name: str) -> ChunkFacts:
     if not reader.num_record_batches:
         raise ValueError("it has no rows")
     metadata = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)[1]
-    facts = ChunkFacts.from_metadata(metadata or {})
-    facts.check_place(first_id_in(name))
-    return facts
+    return ChunkFacts.from_metadata(metadata or {}, first_id_in(name))
 
 
 def read_chunk(

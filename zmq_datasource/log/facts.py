@@ -53,28 +53,22 @@ class ChunkFacts(msgspec.Struct, frozen=True):
         return {_FACTS: xxhash.xxh3_64_hexdigest(text).encode() + b" " + text}
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """Read the facts of a chunk.
+    def from_metadata(cls, metadata: Mapping[bytes, bytes], first: int) -> Self:
+        """Read the facts of the chunk in the place of an id.
 
         Raises:
-            ValueError: They are missing or damaged.
+            ValueError: They are missing or damaged, or the chunk was written for another place.
         """
         checksum, _, text = metadata.get(_FACTS, b"").partition(b" ")
         if checksum != xxhash.xxh3_64_hexdigest(text).encode():
             raise ValueError("its facts are missing or were changed after it was written")
-        return msgspec.json.decode(text, type=cls)  # its error is a ValueError
-
-    def check_place(self, first: int) -> None:
-        """Refuse a chunk that was written for another place.
-
-        Raises:
-            ValueError: The chunk was written for another place.
-        """
-        if self.first != first:
+        facts = msgspec.json.decode(text, type=cls)  # its error is a ValueError
+        if facts.first != first:
             raise ValueError(
-                f"it has the place of id {first}, and was written as the ids {self.first} to {self.end - 1}; the file "
-                "was renamed or copied"
+                f"it has the place of id {first}, and was written as the ids {facts.first} to {facts.end - 1}; the "
+                "file was renamed or copied"
             )
+        return facts
 
 
 def pack(state: bytes) -> str:

@@ -107,8 +107,7 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
         except DataLossError:
             index = retry_reading(partial(read_index, storage), storage.retry_seconds)
             found = index.covering(start, end)
-            is_merged = any(chunk.is_merged for chunk in found)
-            if found == chunks or (index.earliest <= chunks[0].first and not is_merged):
+            if tuple(found) == tuple(chunks):
                 raise  # a chunk is missing
             chunks = found
     return None
@@ -263,7 +262,12 @@ class Deletions:
                 ``deleted_error`` if the writer has deleted it.
         """
         first, chunk_end = piece.first, piece.end
-        found = self._found(first, gone)
+        try:
+            found = self._find(first)
+        except LogError as e:
+            raise gone from e
+        if found is None:
+            raise gone
         chunk = found.chunk
         if chunk is not None and chunk.name != piece.name:  # the chunk was merged with others
             return piece._replace(file=chunk.name, modified=chunk.modified)
@@ -278,20 +282,6 @@ class Deletions:
             _what(self._storage, first, skipped) if is_deleted else gone,
         )
         return piece._replace(first=skipped)
-
-    def _found(self, id_: int, gone: DataLossError) -> Found:
-        """Where the log begins now, and the chunk that has this id.
-
-        Raises:
-            DataLossError: ``gone``, if the log is not there, is another one, or has no chunk.
-        """
-        try:
-            found = self._find(id_)
-        except LogError as e:
-            raise gone from e
-        if found is None:
-            raise gone
-        return found
 
     def _find_here(self, id_: int) -> Found | None:
         return retry_reading(partial(find_id, self._storage, self._log_id, id_), self._storage.retry_seconds)
