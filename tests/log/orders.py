@@ -32,6 +32,7 @@ __all__ = [
     "Steps",
     "Tried",
     "World",
+    "answers",
     "bytes_of",
     "every_order",
 ]
@@ -253,7 +254,7 @@ class Now(Steps):
 
 def _answers(world: World, request: Request) -> Iterator[tuple[Any, World]]:
     """What the store may answer, and what it holds then; first of all what it answers if nothing is in the way."""
-    for answer, after in _right_answers(world, request):
+    for answer, after in answers(world, request):
         yield answer, after
         if world.faults and request.verb != "empty":
             yield _Fault(), after._replace(faults=world.faults - 1)
@@ -261,7 +262,8 @@ def _answers(world: World, request: Request) -> Iterator[tuple[Any, World]]:
                 yield _Fault(), world._replace(faults=world.faults - 1)
 
 
-def _right_answers(world: World, request: Request) -> Iterator[tuple[Any, World]]:
+def answers(world: World, request: Request) -> Iterator[tuple[Any, World]]:
+    """What a store may answer that has no fault, and what it holds then."""
     key, *rest = request.arguments
     held = world.get(key)
     match request.verb:

@@ -18,21 +18,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from tests.log.orders import bytes_of
+from tests.log.orders import Request, Steps, World, answers
 from tests.support import batch_of, facts_of
-from zmq_datasource.errors import DataLossError, DiskFaultError, KeyTakenError, LogLockedError
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogLockedError
 from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import HEAD_NAME, READERS_NAME, Chunk, parse_name
+from zmq_datasource.log.layout import CHUNKS_NAME, HEAD_NAME, READERS_NAME, Chunk, chunk_name
 from zmq_datasource.log.leases import Leases, Reader
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Content, Entry
 
 Rows = dict[int, bytes]
 TIMEOUT, DAY = 5.0, 86_400.0
@@ -79,7 +78,7 @@ class Process:
 
     def __init__(self, simulation: Simulation, name: str, run: Callable[[Process], None]) -> None:
         self.name, self.simulation = name, simulation
-        self.storage = LogStorage(Connection(self))
+        self.storage = LogStorage(Connection(simulation, self))
         self.rng = random.Random(f"{simulation.seed} {name}")
         self.error: BaseException | None = None
         self.may_fail = True
@@ -123,63 +122,25 @@ class Process:
         return self.may_fail and self.rng.random() < 0.005
 
 
-class Connection:
-    """A store in memory, as one process sees it."""
+class Connection(Steps):
+    """The store in memory, as one process sees it; the checker's, with no process."""
 
-    def __init__(self, process: Process | None, simulation: Simulation | None = None) -> None:
-        self._process = process
-        self._simulation = simulation or (process.simulation if process else None)
+    def __init__(self, simulation: Simulation, process: Process | None = None) -> None:
+        super().__init__(())
+        self._simulation, self._process = simulation, process
 
-    def _step(self, verb: str, key: str, act: Callable[[Simulation], Any]) -> Any:
-        assert self._simulation is not None
-        lost = self._process is not None and self._process.step(verb, key)
-        if lost and self._process is not None and self._process.rng.random() < 0.5:
-            raise DiskFaultError(f"{verb} {key}: refused")
-        answer = act(self._simulation)
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        request, process = Request(verb, arguments), self._process
+        lost = process is not None and process.step(verb, request.key)
+        if lost and process is not None and process.rng.random() < 0.5:
+            raise DiskFaultError(f"{request}: refused")
+        answer = self._simulation.answer(request, process)
         if lost:
-            raise DiskFaultError(f"{verb} {key}: no answer")
+            raise DiskFaultError(f"{request}: no answer")
         return answer
 
-    def __str__(self) -> str:
-        return "the store"
-
-    def path_of(self, key: str) -> str:
-        return key
-
-    def create(self, *directories: str) -> None:
-        pass
-
-    def list(self, prefix: str = "") -> Sequence[Entry]:
-        found: Sequence[Entry] = self._step("list", prefix, lambda it: it.names(prefix))
-        return found
-
-    def find(self, key: str) -> Entry | None:
-        found: Entry | None = self._step("find", key, lambda it: it.find(key))
-        return found
-
-    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
-        held = self._step("open", key, lambda it: it.objects.get(key))
-        if held is None:
-            raise FileNotFoundError(2, "no such object", key)
-        return pa.BufferReader(held[0])
-
-    def put_new(self, key: str, content: Content) -> None:
-        data = bytes_of(content)
-        if not self._step("put_new", key, lambda it: it.put_new(key, data)):
-            raise KeyTakenError(f"{key} is taken")
-
-    def put(self, key: str, content: bytes) -> None:
-        self._step("put", key, lambda it: it.put(key, content))
-
-    def delete(self, key: str) -> None:
-        self._step("delete", key, lambda it: it.delete(key, self._process))
-
-    def hold(self, key: str, wait: float) -> Hold:
-        assert self._simulation is not None
+    def hold(self, key: str, wait: float) -> Any:
         return Hold(self._simulation.holds, key, self._process)
-
-    def holder(self, key: str) -> str | None:
-        return None
 
 
 class Simulation:
@@ -195,8 +156,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.objects: dict[str, tuple[bytes, int]] = {}
-        self.made = 0
+        self.world = World()
         self.rows: Rows = {}
         self.needs: dict[str, Need] = {}
         self.done: dict[str, int] = {}
@@ -205,49 +165,30 @@ class Simulation:
         self.history: list[str] = []
         self.baton = threading.Semaphore(0)
 
-    # The store.
-
-    def names(self, prefix: str) -> list[Entry]:
-        keys = (key.rpartition("/") for key in self.objects)
-        return [self.entry(f"{d}/{name}") for d, _, name in keys if d == prefix]
-
-    def entry(self, key: str) -> Entry:
-        content, number = self.objects[key]
-        return Entry(key.rpartition("/")[2], len(content), float(number))
-
-    def find(self, key: str) -> Entry | None:
-        return self.entry(key) if key in self.objects else None
-
-    def put_new(self, key: str, content: bytes) -> bool:
-        held = self.objects.get(key)
-        if held is not None:
-            return held[0] == content
-        self.made += 1
-        self.objects[key] = content, self.made
-        first, _ = parse_name(key.rpartition("/")[2]) or (None, None)
-        if first is not None and first == len(self.rows):
-            values = pa.ipc.open_file(pa.BufferReader(content)).read_all().column("value").to_pylist()
-            self.rows |= dict(enumerate(values, first))
-        if key.startswith(f"{HEAD_NAME}/") and key == max(
-            it for it in self.objects if it.startswith(f"{HEAD_NAME}/")
-        ):
-            self.check_needs(json.loads(content)["deleted"])
-        return True
-
-    def put(self, key: str, content: bytes) -> None:
-        self.made += 1
-        self.objects[key] = content, self.made
-        if key in self.needs:
+    def answer(self, request: Request, process: Process | None) -> Any:
+        """The store's answer, after a check of what it does."""
+        before, key = self.world, request.key
+        answer, self.world = next(answers(before, request))
+        if request.verb == "put" and key in self.needs:
             self.needs[key] = self.needs[key]._replace(alive_at=self.now, starts=self.starts)
-
-    def delete(self, key: str, process: Process | None) -> None:
-        self.objects.pop(key, None)
-        need = self.needs.get(key)
-        if need is not None and process is not None and process.name.startswith("writer"):
+        elif request.verb == "put_new" and self.world != before:
+            self._check_new(key, request.arguments[1])
+        elif request.verb == "delete" and key in self.needs and process and process.name.startswith("writer"):
+            need = self.needs.pop(key)
             # Each start of a writer may count a tenth of the timeout, by the wall clock.
             silent = self.now - need.alive_at + 0.1 * need.timeout * (self.starts - need.starts)
             assert silent >= need.timeout, f"{key} was dropped after {self.now - need.alive_at} s"
-            del self.needs[key]
+        return answer
+
+    def _check_new(self, key: str, content: bytes) -> None:
+        directory, _, name = key.partition("/")
+        if directory == HEAD_NAME and key == max(
+            it for it, _ in self.world.objects if it.startswith(HEAD_NAME)
+        ):
+            self.check_needs(json.loads(content)["deleted"])
+        elif directory == CHUNKS_NAME and name == chunk_name(len(self.rows)):
+            values = pa.ipc.open_file(pa.BufferReader(content)).read_all().column("value").to_pylist()
+            self.rows |= dict(enumerate(values, len(self.rows)))
 
     def check_needs(self, deleted: int) -> None:
         """Nothing is deleted that a query needs whose lease is there."""
@@ -289,8 +230,8 @@ class Simulation:
 
     def check_end(self) -> None:
         """All rows that are not deleted are there, also after the next writer has tidied up."""
-        storage = LogStorage(Connection(None, self))
-        if not self.objects:
+        storage = LogStorage(Connection(self))
+        if not self.world.objects:
             return
         begin = read_head(storage.store).deleted
         wanted = {id_: value for id_, value in self.rows.items() if id_ >= begin}
