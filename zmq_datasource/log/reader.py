@@ -107,7 +107,8 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
         except DataLossError:
             index = retry_reading(partial(read_index, storage), storage.retry_seconds)
             found = index.covering(start, end)
-            if tuple(found) == tuple(chunks):
+            is_merged = any(chunk.is_merged for chunk in found)
+            if found == chunks or (index.earliest <= chunks[0].first and not is_merged):
                 raise  # a chunk is missing
             chunks = found
     return None
