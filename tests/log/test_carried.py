@@ -40,9 +40,9 @@ def intake(**options: Any) -> Intake:
 def test_the_bytes_of_a_ledger_never_change() -> None:
     it = transactions(received=3, bytes=5)
     it.commit("q", Transaction(7, "attempt", 2, "0005"))
-    it.commit("r", Transaction(1, "b", 1))
-    assert (
-        it.state() == COUNTERS % (3, 5) + b'"transactions":{"q":[7,"attempt",2,"0005"],"r":[1,"b",1,null]}}'
+    it.commit("r", Transaction(1, "b", 1, "0007"))
+    assert it.state() == COUNTERS % (3, 5) + (
+        b'"transactions":[0.0,{"q":[7,"attempt",2,"0005",0.0],"r":[1,"b",1,"0007",0.0]}]}'
     )
 
 
