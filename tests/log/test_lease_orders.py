@@ -11,7 +11,7 @@ from tests.log.orders import Check, Note, Now, Process, Steps, World, every_orde
 from zmq_datasource.errors import DiskFaultError, LogLockedError
 from zmq_datasource.log.head import HeadWriter, read_head
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name
+from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, key_of
 from zmq_datasource.log.leases import Lease, LeaseFiles, Leases
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.storage import LogStorage
@@ -62,7 +62,7 @@ def deleting(name: str, monkeypatch: pytest.MonkeyPatch, looks: int = 2) -> Proc
     def run(store: Steps) -> None:
         monkeypatch.setattr(uuid, "uuid4", lambda: Fixed(name))
         storage = LogStorage(store)
-        there = [chunk for chunk in CHUNKS if storage.find_chunk(chunk.first) is not None]
+        there = [chunk for chunk in CHUNKS if storage.store.find(key_of(chunk.name)) is not None]
         contents = ChunkIndex()
         contents.replace(ChunkIndex(there))
         leases = Leases(storage, clock=lambda: 0.0)

@@ -22,8 +22,8 @@ import zmq
 from tests.support import REPOSITORY, Socket, at_failpoints, batch_of, facts_of, free_endpoint, wait_for
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogFetchError
-from zmq_datasource.log import Deletions, Found, read_facts, read_slices, slices
-from zmq_datasource.log.chunk import read_chunk, write_chunk
+from zmq_datasource.log import Deletions, Found, read_slices, slices
+from zmq_datasource.log.chunk import read_chunk, read_facts, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_server import (

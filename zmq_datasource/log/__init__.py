@@ -30,7 +30,6 @@ Other packages import only the names listed here. ``docs/log-format.md`` specifi
 """
 
 from zmq_datasource.log.bucket_store import BucketStore
-from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.files import add_directory, is_transient, open_file, sync_file, writing
 from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
@@ -56,7 +55,7 @@ from zmq_datasource.log.reader import (
 )
 from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, Retrier, retry_reading
 from zmq_datasource.log.sealer import StoredRows
-from zmq_datasource.log.state import Carried, CarriedState, read_saved_state, sections_of
+from zmq_datasource.log.state import CarriedState, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Hold, Store
 from zmq_datasource.log.verification import verify_log
@@ -67,7 +66,6 @@ __all__ = [
     "REFRESH_SECONDS",
     "STORE_RETRY_SECONDS",
     "BucketStore",
-    "Carried",
     "CarriedState",
     "Chunk",
     "ChunkIndex",
@@ -95,7 +93,6 @@ __all__ = [
     "lost_ids",
     "open_file",
     "parse_name",
-    "read_facts",
     "read_head",
     "read_index",
     "read_saved_state",

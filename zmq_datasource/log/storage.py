@@ -226,12 +226,6 @@ class LogStorage:
             raise DiskFaultError(f"reading {self}: no chunk is there any more. {MOUNT_AGAIN}")
         raise LogFormatError(f"reading {self}: its listing shows chunks that cannot be opened")
 
-    def find_chunk(self, first: int) -> Chunk | None:
-        """The sealed chunk with this first id, as in ``chunks``; None if there is none."""
-        name = chunk_name(first)
-        found = self.store.find(key_of(name))
-        return None if found is None else _chunk_of(name, found)
-
     def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
         """Open a chunk for reading; FileNotFoundError if it is gone.
 
