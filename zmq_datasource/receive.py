@@ -190,7 +190,7 @@ def _why_full(receiver: FeedReceiver) -> str:
 
 
 def main() -> None:
-    """Run the proxy of a ``Proxy``, until the pipe from it closes or a signal comes."""
+    """Run the proxy of a ``Proxy``, until its process ends or a signal comes."""
     stop = StopFlag()
     parent = Parent(stop.set)
     with stop.on_signals(), parent.telling_errors():

@@ -1,8 +1,8 @@
 """A proxy from Python: a process of its own, for as long as a ``with`` block.
 
-The process reads one line of JSON from its standard input: its options, and its log level. It ends when that pipe
-closes. On its standard output it writes lines of JSON: its figures, twice a second, and the error that has ended it. A
-line that is neither is ignored, and a status that finds no room in the pipe is left out.
+The process reads one object of JSON from its standard input: its options, its log level, and the process that has
+started it, with which it ends. On its standard output it writes lines of JSON: its figures, twice a second, and the
+error that has ended it. A line that is neither is ignored, and a status that finds no room in the pipe is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Self
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 360.0  # longer than the process waits for a disk that refuses
 # More than the process needs at its end: for the disk and for subscribers.
 _END_SECONDS = 300.0
+# How often the process looks whether the one that has started it has ended.
+_WATCH_SECONDS = 0.2
 
 
 class Proxy:
@@ -143,18 +145,19 @@ class _Child:
             raise SocketError(f"starting the proxy: {e.strerror or e}") from e
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self._input, self._output = self.process.stdin, self.process.stdout
+        self._output = self.process.stdout
         self.status: dict[str, Any] = {}
         self.ended = self._killed = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
-        start = {"options": dict(options), "logLevel": _log.getEffectiveLevel()}
-        with suppress(BrokenPipeError):  # it has ended already, which the reading thread notices
-            self._input.write(json.dumps(start).encode() + b"\n")
-            self._input.flush()
+        start = {"options": dict(options), "logLevel": _log.getEffectiveLevel(), "parent": os.getpid()}
+        with (
+            suppress(BrokenPipeError),
+            self.process.stdin as pipe,
+        ):  # it has ended: the reading thread notices
+            pipe.write(json.dumps(start).encode())
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        _started.add(self)
 
     def _read(self) -> None:
         for line in self._output:
@@ -180,9 +183,8 @@ class _Child:
         return bool(self.status)
 
     def end(self, seconds: float) -> None:
-        """Close the pipe to the process, which ends it; kill it if it still runs after so many seconds."""
-        with suppress(BrokenPipeError):
-            self._input.close()
+        """Tell the process to end; kill it if it still runs after so many seconds."""
+        self.process.terminate()
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -205,42 +207,22 @@ class _Child:
         if code:
             raise SocketError(f"the proxy has ended by itself (exit code {code}); its own lines say more")
 
-    def close_in_fork(self) -> None:
-        """In a fork of this process, close the pipe to the proxy: the fork's copy would keep the proxy alive."""
-        with suppress(ValueError):  # ``end`` has closed it
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            try:
-                os.dup2(nothing, self._input.fileno(), inheritable=False)
-            finally:
-                os.close(nothing)
-
-
-_started: weakref.WeakSet[_Child] = weakref.WeakSet()
-
-
-def _close_all_in_fork() -> None:
-    for child in list(_started):
-        child.close_in_fork()
-
-
-os.register_at_fork(after_in_child=_close_all_in_fork)
-
 
 class Parent:
     """In the process: the ``Proxy`` that has started it.
 
     Args:
-        stop: Called in a thread when the pipe from the ``Proxy`` closes.
+        stop: Called in a thread when the process of the ``Proxy`` has ended.
 
     Attributes:
         options: The options, as text.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
-        start = json.loads(sys.stdin.buffer.readline() or b"{}")
-        self.options: dict[str, str] = start.get("options", {})
+        start = json.load(sys.stdin)
+        self.options: dict[str, str] = start["options"]
         logging.basicConfig(
-            level=start.get("logLevel"),
+            level=start["logLevel"],
             stream=sys.stderr,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
@@ -249,12 +231,12 @@ class Parent:
         os.set_blocking(self._pipe, False)  # a Proxy that reads nothing must not stop this process
         self._is_cut = False
 
-        def wait() -> None:
-            while os.read(sys.stdin.fileno(), 1 << 16):
-                pass
+        def watch() -> None:
+            while os.getppid() == start["parent"]:
+                time.sleep(_WATCH_SECONDS)
             stop()
 
-        threading.Thread(target=wait, daemon=True).start()
+        threading.Thread(target=watch, daemon=True).start()
 
     def report(self, status: Mapping[str, Any]) -> None:
         """Send the figures, if the pipe has room."""
