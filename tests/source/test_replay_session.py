@@ -143,7 +143,7 @@ class World:
         if (
             self.rows
             and self.rows[-1][0] < self.run
-            and messages[0][0] >= (self.tracker.next_number(KEY) or 0)
+            and messages[0][0] >= (self.tracker.expected.get(KEY) or 0)
         ):
             self.unnoticed = self.run
         self.session.note_live(self.now)
@@ -250,7 +250,7 @@ class World:
         assert len(set(self.rows)) == len(self.rows), "a message came twice"
         runs = [run for run, _ in self.rows]
         assert runs == sorted(runs), "a message of an earlier run came after a later run's"
-        lost = {n for gap in self.tracker.missing(KEY) for n in range(gap.first, gap.last + 1)}
+        lost = {n for gap in self.tracker.gaps.missing(KEY) for n in range(gap.first, gap.last + 1)}
         have = {sent for run, sent in self.rows if run == self.run}
         floor = self.tracker.counters[KEY].floor  # older messages are not tracked
         assert not have & lost

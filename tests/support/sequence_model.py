@@ -9,7 +9,7 @@ from zmq_datasource.options import Numbering
 
 @dataclass
 class Epoch:
-    """An epoch of a counter: its messages from ``floor`` on, as positions that never wrap."""
+    """An epoch of a counter: its messages from ``floor`` on, by number."""
 
     floor: int
     seen: set[int] = field(default_factory=set)
@@ -49,25 +49,24 @@ class Model:
             self.epochs.append(Epoch(floor, seen={number}, end=number + 1))
             return "first"
         epoch = self.epochs[-1]
-        position = self._position(number, epoch.end)
-        if position == epoch.end:
-            epoch.seen.add(position)
+        if number == epoch.end:
+            epoch.seen.add(number)
             epoch.end += 1
             return "next"
         if self.numbering.restarts and number == self.numbering.start:
             return self._restart(number)
-        if position > epoch.end:
-            epoch.seen.add(position)
-            epoch.end = position + 1
+        if number > epoch.end:
+            epoch.seen.add(number)
+            epoch.end = number + 1
             return "gap"
-        if position in epoch.missing:
-            epoch.seen.add(position)
-            epoch.came_late.add(position)
+        if number in epoch.missing:
+            epoch.seen.add(number)
+            epoch.came_late.add(number)
             self.late += 1
             return "late"
-        if self.numbering.restarts and position < epoch.end - self.numbering.window:
+        if self.numbering.restarts and number < epoch.end - self.numbering.window:
             return self._restart(number)
-        if position < epoch.floor:
+        if number < epoch.floor:
             self.late += 1
             return "late"
         self.duplicates += 1
@@ -77,11 +76,3 @@ class Model:
         floor = min(number, self.numbering.start)
         self.epochs.append(Epoch(floor, seen={number}, end=number + 1))
         return "restart"
-
-    def _position(self, number: int, expected: int) -> int:
-        """Of all positions that have this number, the one nearest to the expected; ahead if two are."""
-        if self.numbering.end is None:
-            return number
-        turn = self.numbering.end + 1
-        nearest = number + (expected - number) // turn * turn
-        return min((nearest - turn, nearest, nearest + turn), key=lambda p: (abs(p - expected), p < expected))

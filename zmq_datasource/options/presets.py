@@ -98,7 +98,6 @@ class Numbering(NamedTuple):
     Attributes:
         by: What has a counter of its own: some of ``publisher``, ``topic`` and ``endpoint``.
         start: The first sequence of a counter.
-        end: The last sequence, after which a counter continues with 0; None if there is no last one.
         restarts: Whether a publisher that starts again keeps its name and counts from ``start``. If not, a lower
             sequence never means a restart.
         window: A sequence that is at most this far behind is late or a duplicate, and not a restart.
@@ -110,19 +109,14 @@ class Numbering(NamedTuple):
 
     by: tuple[str, ...]
     start: int = 0
-    end: int | None = None
     restarts: bool = True
     window: int = 1000
     whole: bool = False
     replayed: bool = False
 
-    def number(self, position: int) -> int:
-        """The number at a position. Positions never wrap (``sequences.tracker``)."""
-        return position if self.end is None else position % (self.end + 1)
-
     def is_like(self, other: Numbering) -> bool:
         """Whether counters have the same meaning. The rules for restarts may differ."""
-        return (self.by, self.start, self.end) == (other.by, other.start, other.end)
+        return (self.by, self.start) == (other.by, other.start)
 
 
 class Preset(NamedTuple):
@@ -154,7 +148,7 @@ PRESETS: Final = {
     # topic, body, the topic's counter: Bitcoin Core's doc/zmq.md
     "bitcoin": Preset(
         Layout(3, topic=0, sequence=SequenceAt(2, kind="u32le"), value=1),
-        Numbering(("endpoint", "topic"), end=2**32 - 1),
+        Numbering(("endpoint", "topic")),
     ),
     "jupyter": Preset(None, unnumbered="Jupyter's msg_id is no number"),
 }

@@ -21,8 +21,6 @@ And these are the rules beside them:
   has brought a live message before; otherwise it is late or a duplicate, and duplicates are left out.
 * A replay shows a restart, too: the publisher has another message under a number that was received, or it has none from
   there on, and has messages before.
-* A counter that wraps goes from its last number to 0. "Less" is then the shorter way round, and the first number is a
-  restart unless it follows the last.
 * Messages sent before the first received number are not tracked, unless publishers are short-lived, or the user says
   where counters begin (``whole``). Then they are a gap.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ Key: TypeAlias = bytes | tuple[bytes, ...]
 
 
 class Gap(msgspec.Struct, array_like=True, eq=False):
-    """The positions ``first`` to ``last`` of one epoch of a counter, all missing.
+    """The numbers ``first`` to ``last`` of one epoch of a counter, all missing.
 
     Attributes:
         noticed: When the gap was found, in microseconds since the epoch.
@@ -47,7 +47,7 @@ def _first(gap: Gap) -> int:
 class GapTable:
     """The table of gaps: the numbers that are missing. Bounded.
 
-    It has the gaps of all counters, oldest first, and the gaps in each counter's present epoch, by position.
+    It has the gaps of all counters, oldest first, and the gaps in each counter's present epoch, in order.
     """
 
     def __init__(self, limit: int) -> None:
@@ -65,13 +65,13 @@ class GapTable:
         """List the gaps in a counter's present epoch, in order."""
         return list(self._present.get(key, ()))
 
-    def find(self, key: Key, position: int) -> Gap | None:
-        """Find the gap of the present epoch that has this position; None if there is none."""
+    def find(self, key: Key, number: int) -> Gap | None:
+        """Find the gap of the present epoch that has this number; None if there is none."""
         gaps = self._present.get(key)
         if not gaps:
             return None
-        at = bisect_right(gaps, position, key=_first) - 1
-        return gaps[at] if at >= 0 and position <= gaps[at].last else None
+        at = bisect_right(gaps, number, key=_first) - 1
+        return gaps[at] if at >= 0 and number <= gaps[at].last else None
 
     def add(self, gap: Gap) -> None:
         """Add a gap."""
@@ -79,18 +79,18 @@ class GapTable:
         if not gap.past:
             insort(self._present.setdefault(gap.key, []), gap, key=_first)
 
-    def fill(self, gap: Gap, position: int) -> Gap | None:
-        """Take the position of a message that arrived out of a gap of a present epoch.
+    def fill(self, gap: Gap, number: int) -> Gap | None:
+        """Take the number of a message that arrived out of a gap of a present epoch.
 
         Returns:
-            What is left behind the position, if this is a gap of its own now.
+            What is left behind the number, if this is a gap of its own now.
         """
         rest = None
-        if gap.first < position < gap.last:
-            rest = replace(gap, first=position + 1)
+        if gap.first < number < gap.last:
+            rest = replace(gap, first=number + 1)
             self.add(rest)
-            gap.last = position - 1
-        elif position == gap.first < gap.last:
+            gap.last = number - 1
+        elif number == gap.first < gap.last:
             gap.first += 1
         else:
             gap.last -= 1
@@ -162,9 +162,6 @@ class Totals:
         numbered=True,
     )
 
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
-
 
 class Sample(NamedTuple):
     """The number of a received message, and a digest of its value.
@@ -184,9 +181,8 @@ class Counter(msgspec.Struct, array_like=True):
     """The state of one counter, besides the number that it expects.
 
     Attributes:
-        floor: The first position for which the tracker knows whether it was received.
+        floor: The first number for which the tracker knows whether it was received.
         epoch: The number of restarts so far.
-        turn: The position of a number, less the number. It grows when the numbers wrap.
         ended: Whether the publisher has announced that it sends no more.
         topic: The topic of the latest message; for replays that do not repeat topics.
         sample: The latest message of the present epoch, where replays are compared with it.
@@ -194,7 +190,6 @@ class Counter(msgspec.Struct, array_like=True):
 
     floor: int
     epoch: int = 0
-    turn: int = 0
     ended: bool = False
     topic: bytes | None = None
     sample: Sample | None = None

@@ -1,7 +1,4 @@
-"""Apply the rules of ``sequences`` to many messages in one call.
-
-A *position* is a number that never wraps: each time that the counter wraps, the count of its numbers is added.
-"""
+"""Apply the rules of ``sequences`` to many messages in one call."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class SequenceTracker:
         self.gaps = GapTable(max_gaps)
         self.connections: dict[bytes, int] = {}
         self._max_counters = max_counters
-        self._turn = None if numbering.end is None else numbering.end + 1
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
         self.expected: dict[Key, int] = {}
         self.counters: dict[Key, Counter] = {}
@@ -76,23 +72,22 @@ class SequenceTracker:
         if key not in self.expected:
             self._add_counter(key, number, when)
             return
-        expected, counter = self._position_expected(key), self.counters[key]
-        position = self._position(counter, expected, number)
-        gap = self.gaps.find(key, position) if position < expected else None
+        expected, counter = self.expected[key], self.counters[key]
+        gap = self.gaps.find(key, number) if number < expected else None
         may_restart = self.numbering.restarts
-        if position == expected:
-            self._expect(key, counter, position + 1)
-        elif may_restart and self._shows_restart(key, number, position < expected):
+        if number == expected:
+            self.expected[key] = number + 1
+        elif may_restart and self._shows_restart(key, number, number < expected):
             self._restart(key, counter, number, when, findings)
-        elif position > expected:
-            self._add_gap(key, counter, expected, position - 1, when)
-            self._expect(key, counter, position + 1)
+        elif number > expected:
+            self._add_gap(key, counter, expected, number - 1, when)
+            self.expected[key] = number + 1
         elif gap is not None:
-            self._heal(gap, position)
+            self._heal(gap, number)
             self.totals.late += 1
-        elif may_restart and not self.numbering.replayed and position < expected - self.numbering.window:
+        elif may_restart and not self.numbering.replayed and number < expected - self.numbering.window:
             self._restart(key, counter, number, when, findings)
-        elif position < counter.floor:
+        elif number < counter.floor:
             self.totals.late += 1
         else:
             self.totals.duplicates += 1
@@ -131,7 +126,7 @@ class SequenceTracker:
         self.note_connection(key)
         if number > self.numbering.start:
             self._add_gap(key, counter, self.numbering.start, number - 1, when)
-        self._expect(key, counter, number + 1)
+        self.expected[key] = number + 1
 
     def announce(self, key: Key, last: int, when: int, *, end: bool = False) -> SequenceFindings:
         """Track a publisher's announcement that its latest message had the number ``last``.
@@ -144,12 +139,9 @@ class SequenceTracker:
         if key not in self.expected:
             self._add_counter(key, last + 1, when)
             self.expected[key] = last + 1
-        else:
-            expected, counter = self._position_expected(key), self.counters[key]
-            position = self._position(counter, expected, last)
-            if position >= expected:
-                self._add_gap(key, counter, expected, position, when)
-                self._expect(key, counter, position + 1)
+        elif last >= (expected := self.expected[key]):
+            self._add_gap(key, self.counters[key], expected, last, when)
+            self.expected[key] = last + 1
         self.counters[key].ended = end
         self.note_connection(key)
         self._conclude({key}, findings)
@@ -161,7 +153,7 @@ class SequenceTracker:
         """Begin an epoch that expects the first number, because a replay has shown that the publisher has restarted."""
         counter = self.counters[key]
         self._restart(key, counter, self.numbering.start, when, findings)
-        self._expect(key, counter, self.numbering.start)
+        self.expected[key] = self.numbering.start
         self._move_to_end({key})
 
     def is_same_publisher(self, key: Key) -> bool:
@@ -179,32 +171,21 @@ class SequenceTracker:
         """
         if key not in self.expected:
             self._add_counter(key, number, when)
+        elif number >= (expected := self.expected[key]):
+            if number > expected:
+                self._add_gap(key, self.counters[key], expected, number - 1, when)
+            self.expected[key] = number + 1
+            self.note_connection(key)
+        elif (gap := self.gaps.find(key, number)) is not None:
+            self._heal(gap, number)
         else:
-            expected, counter = self._position_expected(key), self.counters[key]
-            position = self._position(counter, expected, number)
-            if position >= expected:
-                if position > expected:
-                    self._add_gap(key, counter, expected, position - 1, when)
-                self._expect(key, counter, position + 1)
-                self.note_connection(key)
-            elif (gap := self.gaps.find(key, position)) is not None:
-                self._heal(gap, position)
-            else:
-                return False
+            return False
         self._conclude({key}, findings)
         return True
 
     def give_up(self, gaps: Iterable[Gap]) -> None:
         """Note that no replay will bring what is missing here."""
         self._lose(gaps, SequenceFindings())
-
-    def missing(self, key: Key) -> list[Gap]:
-        """List the open gaps in a counter's present epoch, in order."""
-        return self.gaps.missing(key)
-
-    def next_number(self, key: Key) -> int | None:
-        """The number that a counter expects; None if the counter is not known."""
-        return self.expected.get(key)
 
     def _connection(self, key: Key) -> int:
         if self._endpoint is None:
@@ -220,24 +201,6 @@ class SequenceTracker:
         """Whether the endpoint's present connection has brought the counter's latest message."""
         return self._latest_connections.get(key) == self._connection(key)
 
-    # Positions.
-
-    def _position_expected(self, key: Key) -> int:
-        return self.expected[key] + self.counters[key].turn
-
-    def _position(self, counter: Counter, expected: int, number: int) -> int:
-        if self._turn is None:
-            return number
-        ahead = (number + counter.turn - expected) % self._turn
-        return expected + (ahead if ahead <= self._turn // 2 else ahead - self._turn)
-
-    def _expect(self, key: Key, counter: Counter, position: int) -> None:
-        number = (
-            self.numbering.number(position - 1) + 1
-        )  # one past the last number is correct, and never arrives
-        counter.turn = position - number
-        self.expected[key] = number
-
     # Gaps and memory.
 
     def _add_gap(self, key: Key, counter: Counter, first: int, last: int, when: int) -> None:
@@ -246,8 +209,8 @@ class SequenceTracker:
         self._new_gaps.append(gap)
         self.totals.lost += gap.size
 
-    def _heal(self, gap: Gap, position: int) -> None:
-        rest = self.gaps.fill(gap, position)
+    def _heal(self, gap: Gap, number: int) -> None:
+        rest = self.gaps.fill(gap, number)
         if rest is not None:
             self._new_gaps.append(rest)
         self.totals.lost -= 1

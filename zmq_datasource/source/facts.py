@@ -59,8 +59,8 @@ def read_gaps(saved: bytes) -> list[dict[str, Any]]:
         {
             **names_of(numbering.by, gap.key),
             "epoch": gap.epoch,
-            "first": numbering.number(gap.first),
-            "last": numbering.number(gap.last),
+            "first": gap.first,
+            "last": gap.last,
             "messages": min(gap.size, 2**63 - 1),  # what a column of 64 bits can hold
             "noticed": gap.noticed,
         }

@@ -58,7 +58,7 @@ class Incidents:
         if self.numbering is None or self._options.on_loss == "count":
             return
         for gap in gaps:
-            first, last = self.numbering.number(gap.first), self.numbering.number(gap.last)
+            first, last = gap.first, gap.last
             text = f"{gap.size} messages of {self._name(gap.key)} never came: sequences {first} to {last}"
             if self._options.on_loss == "fail":
                 self.failure = self.failure or MessageLossError(

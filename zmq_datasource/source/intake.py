@@ -18,7 +18,7 @@ import xxhash
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log import CarriedState
-from zmq_datasource.messages.columns import binary_of, integers_of, number
+from zmq_datasource.messages.columns import binary_of, number
 from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.messages.raw import RawMessages, raw_of
@@ -158,7 +158,7 @@ class Intake(CarriedState):
             if counter is not None:  # the tracker may have forgotten it
                 at, number = run.place(run.count - 1), run.first + run.count - 1
                 counter.topic = fields.topics[at].as_py()
-                if number + 1 == tracker.next_number(key):
+                if number + 1 == tracker.expected.get(key):
                     counter.sample = Sample.of(number, fields.values[at].as_py())
 
     def read_replies(
@@ -174,6 +174,7 @@ class Intake(CarriedState):
             As ``read``.
         """
         assert self.tracker is not None, "a replay needs numbered messages"
+        assert self._framing is not None
         tracked = Findings()
         key = arrival.endpoint.encode()
         timestamp = arrival.timestamp
@@ -184,21 +185,25 @@ class Intake(CarriedState):
             reply for reply in replies if self.tracker.track_replayed(key, reply.sequence, timestamp, tracked)
         ]
         counter = self.tracker.counters.get(key)
-        topic = None if counter is None else counter.topic
-        topics = [topic if reply.topic is None else reply.topic for reply in kept]
-        sequences = [reply.sequence for reply in kept]
-        fields = Fields(
-            binary_of([reply.value for reply in kept]), binary_of(topics), None, integers_of(sequences)
-        )
         for reply in kept:
-            if counter is not None and reply.sequence + 1 == self.tracker.next_number(key):
+            if counter is not None and reply.sequence + 1 == self.tracker.expected.get(key):
                 counter.sample = Sample.of(reply.sequence, reply.value)
-        messages = [
-            [*([] if reply.topic is None else [reply.topic]), reply.sequence.to_bytes(8, "big"), reply.value]
-            for reply in kept
-        ]
+        known = (
+            b"" if counter is None or counter.topic is None else counter.topic
+        )  # older vLLMs repeat no topic
+        raw = raw_of(
+            [
+                [
+                    known if reply.topic is None else reply.topic,
+                    reply.sequence.to_bytes(8, "big"),
+                    reply.value,
+                ]
+                for reply in kept
+            ]
+        )
         origins = self._endpoints([arrival._replace(messages=len(kept))])
-        batch = make_batch(self._options.framing, fields, raw_of(messages), [(timestamp, len(kept))], origins)
+        fields = self._framing.decode(raw)
+        batch = make_batch(self._options.framing, fields, raw, [(timestamp, len(kept))], origins)
         self._counters.replayed += len(kept)
         self._count(batch)
         return batch, tracked

@@ -245,7 +245,7 @@ class ReplaySession(Session):
             if live_waits or not self.reachable:
                 self.note_live(now)
             else:
-                self._ask(now, holds_live=self._tracker.next_number(self._key) is None)
+                self._ask(now, holds_live=self._tracker.expected.get(self._key) is None)
         return ()
 
     def _conclude(self, request: _Request, live_waits: bool, now: float) -> Sequence[Gap]:
@@ -285,7 +285,7 @@ class ReplaySession(Session):
     def _ask(self, now: float, holds_live: bool = False, another: bool = False) -> None:
         """Send a request, if there is an N."""
         missing, sample, to = self._missing(), self._sample, math.inf
-        start = self._tracker.next_number(self._key)
+        start = self._tracker.expected.get(self._key)
         if another:
             start, sample = self._tracker.numbering.start, None
         elif missing and self._is_same_publisher():
@@ -335,7 +335,7 @@ class ReplaySession(Session):
     @property
     def _expected(self) -> tuple[int, int | None]:
         counter = self._tracker.counters.get(self._key)
-        return 0 if counter is None else counter.epoch, self._tracker.next_number(self._key)
+        return 0 if counter is None else counter.epoch, self._tracker.expected.get(self._key)
 
     @property
     def _sample(self) -> Sample | None:
@@ -343,4 +343,4 @@ class ReplaySession(Session):
         return None if counter is None else counter.sample
 
     def _missing(self) -> list[Gap]:
-        return [gap for gap in self._tracker.missing(self._key) if gap.loss is None]
+        return [gap for gap in self._tracker.gaps.missing(self._key) if gap.loss is None]
