@@ -312,11 +312,11 @@ def asked(world: World, seconds: float) -> list[float]:
     return times
 
 
-def test_a_silent_feed_is_asked_after_a_second_and_then_more_and_more_rarely() -> None:
+def test_a_silent_feed_is_asked_after_a_second_and_then_every_ten() -> None:
     world = heard()
-    assert asked(world, 130) == [1.5, 4, 8.5, 17, 33.5, 66, 126.5]  # and half a second for each answer
+    assert asked(world, 34) == [1.5, 12, 22.5, 33]  # and half a second for each answer
     world.publish()
-    assert asked(world, 2) == [132]
+    assert asked(world, 2) == [36]
 
 
 def test_a_pause_of_receiving_is_no_silence() -> None:

@@ -7,7 +7,7 @@ that its answer has, too.
 Request  It has                    The answer has
 ======== ========================= ===========================================================================
 ``Find`` an id                     where the log begins, and the chunk that has the id, if there is one
-``Read`` a chunk's name, a place,  the chunk's size, and so many of its bytes from that place on; fewer at its
+``Read`` a chunk's name, a place,  the chunk's size, and bytes of this length from that place on; fewer at its
          a length                  end. A negative place counts from the end.
 ======== ========================= ===========================================================================
 

@@ -7,7 +7,7 @@ none is missing, it is the number of the last received message, the *sample*; be
 | --- | --- | --- |
 | *idle* | the start, if there is an N | *asked*, and the live flow waits |
 | *idle* | a gap shows (at most one request in 0.1 s) | *asked* |
-| *idle* | the live flow is silent for 1 second; for 2, 4, ... 60 after answers with nothing new | *asked* |
+| *idle* | the live flow is silent for 1 second; for 10 after an answer with nothing new | *asked* |
 | *asked* | a reply | the deadline moves |
 | *asked* | the end marker (*answered*), or no reply for ``timeout`` seconds (*unanswered*) | *idle* |
 | *asked* | a new connection, or a restart that the live flow shows | the request is void: *idle* |
@@ -25,7 +25,7 @@ What can happen:
 * Replies come late, doubled or out of order. Without a request they are dropped; after an unanswered or void request
   the connection is dialled again, so that late replies cannot be taken for new ones. ``sequences`` knows each number
   that was received, and takes none twice, also when the live flow brings it after the replay.
-* The replay endpoint is away. Without a gap it is not asked.
+* The replay endpoint is offline. Without a gap it is not asked.
 * Live messages come while a request is open. A request for what is missing takes nothing beyond it, because the live
   flow brings that. Other requests may get ahead of the live flow, which then is silent or waits.
 * The live flow waits at the start, so that older messages come first. It no longer waits when the request is answered,
@@ -55,7 +55,7 @@ from zmq_datasource.transport.session import Session
 
 _UNANSWERED = 3
 _PAUSE_SECONDS = 0.1
-_FIRST_SILENCE, _LONGEST_SILENCE = 1.0, 60.0
+_SILENCE, _NOTHING_NEW = 1.0, 10.0
 _REPLY_OVERHEAD = 200
 
 
@@ -120,7 +120,7 @@ class ReplaySession(Session):
         self._counters, self._tracker, self._replay_from = counters, tracker, replay_from
         self._request: _Request | None = None
         self._connection = self._unanswered = 0
-        self._silence, self._due, self._pause_until = _FIRST_SILENCE, math.inf, 0.0
+        self._due, self._pause_until = math.inf, 0.0
         self.replies: list[Reply] = []
         self.reply_bytes = 0
         self.live: int | None = None
@@ -139,19 +139,19 @@ class ReplaySession(Session):
 
     def note_live(self, now: float) -> None:
         """A live message has come, or a live connection: the silence begins again."""
-        self._silence, self._due = _FIRST_SILENCE, now + _FIRST_SILENCE
+        self._due = now + _SILENCE
 
     def note_pause(self, now: float) -> None:
         """Nothing was received until now, so this time was no silence."""
         if self._request is not None:
             self._request.deadline = now + self._timeout
-        self._due = max(self._due, now + self._silence)
+        self._due = max(self._due, now + _SILENCE)
 
     def reconnected(self, now: float) -> None:
         self._connection += 1
 
     def blocked(self) -> None:
-        """Do not send the request later: the publisher is away, and the request ends at its deadline."""
+        """Do not send the request later: the publisher is offline, and the request ends at its deadline."""
         self.outbox.clear()
 
     def receive(self, frames: list[bytes], now: float) -> None:
@@ -215,7 +215,7 @@ class ReplaySession(Session):
         if not self._is_same_publisher():
             self._ask(now, request.holds_live, another=True)
             return
-        self._back_off(now)
+        self._due = now + _NOTHING_NEW
         words = "%s repeats sequence %d with another value than %s has published: the replay is dropped"
         self.log.warn(words, self._replays, number, self._publisher)
 
@@ -257,7 +257,7 @@ class ReplaySession(Session):
         self._pause_until = now + _PAUSE_SECONDS
         if request.to == math.inf:
             if request.expected == self._expected:
-                self._back_off(now)
+                self._due = now + _NOTHING_NEW
             else:
                 self.note_live(now)
         missing = [gap for gap in self._missing() if gap.last <= request.to]
@@ -295,7 +295,7 @@ class ReplaySession(Session):
         elif start is None:
             start = self._replay_from
         if start is None:
-            self._back_off(now)
+            self._due = now + _NOTHING_NEW
             return
         self._request = _Request(
             start,
@@ -322,11 +322,6 @@ class ReplaySession(Session):
     def _clear_replies(self) -> list[Reply]:
         replies, self.replies, self.reply_bytes = self.replies, [], 0
         return replies
-
-    def _back_off(self, now: float) -> None:
-        """Wait for twice as long, because the publisher had nothing new."""
-        self._silence = min(self._silence * 2, _LONGEST_SILENCE)
-        self._due = now + self._silence
 
     def _is_same_publisher(self) -> bool:
         """Whether the live connection has brought the last message, or a replay has shown that the publisher has."""

@@ -420,7 +420,7 @@ class Handshakes:
         self._begun[descriptor] = self._clock()
 
     def slow(self, seconds: float) -> list[tuple[str, int, float]]:
-        """The connections that have shaken hands for so long: endpoint, descriptor, and seconds."""
+        """The connections whose handshake takes this time or longer: endpoint, descriptor, and seconds."""
         since = [
             (endpoint, descriptor, self._clock() - self._begun[descriptor])
             for endpoint, shaking in self._shaking.items()

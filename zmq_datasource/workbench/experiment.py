@@ -38,13 +38,13 @@ _MESSAGES = 5000
 # How long the sender goes on after a stall. If it ended with the stall, a queue that holds all messages would do.
 _AFTER_STALL_SECONDS = 1.0
 _START_SECONDS = 30.0
-# The sender has ended and no message has come for so long: the rest is lost.
+# If the sender has ended, and no message comes within this time, the rest is lost.
 _QUIET_MS = 300
 # How often the consumer looks whether the sender has ended.
 _LOOK_MS = 20
 # Shorter waits are busy ones, because sleep() is not as exact.
 _SPIN_SECONDS = 0.0005
-# A chain that takes no message for so long is full.
+# A chain that takes no message within this time is full.
 _FULL_MS = 300
 _HEADER = struct.Struct(">Qd")
 

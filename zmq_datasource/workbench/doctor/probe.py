@@ -25,7 +25,7 @@ from zmq_datasource.workbench.doctor.facts import Handshake, Numbers, Traffic
 
 _TURN_MS = 20
 _ROUND_MESSAGES, _ROUND_BYTES = 4096, 4 << 20
-# At most so many different topics, and so many counters and gaps, are remembered.
+# How many topics, counters and gaps are remembered at most.
 _MOST_TOPICS, _COUNTERS, _GAPS = 100_000, 100_000, 100_000
 _SHOWN_TOPICS, _TOPIC_CHARACTERS, _TOPIC_BYTES = 10, 60, 256
 
