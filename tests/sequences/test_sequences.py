@@ -401,7 +401,7 @@ def test_a_replay_that_shows_a_restart_begins_a_new_epoch() -> None:
     receive(tracked, 0, 1, 5)
     replay(tracked, range(6, 20))
     tracked.connections[KEY] = 1
-    tracked.restart(KEY, 7, findings)
+    tracked.restart(KEY, findings)
     assert (findings.restarts, [(gap.first, gap.last) for gap in findings.lost]) == ([KEY], [(2, 4)])
     assert replay(tracked, range(8)) == list(range(8))
     assert receive(tracked, 6, 7, 8).duplicates == [0, 1]
@@ -502,7 +502,7 @@ def test_a_new_connection_may_be_to_another_publisher() -> None:
     tracked.note_connection(KEY)
     assert tracked.is_same_publisher(KEY)
     tracked.connections[KEY] = 2
-    tracked.restart(KEY, 0, SequenceFindings())
+    tracked.restart(KEY, SequenceFindings())
     assert tracked.is_same_publisher(KEY)
 
 

@@ -161,11 +161,11 @@ class World:
         """Take the replies, and let the session act."""
         self.tracker.connections[KEY] = self._connections
         self.session.live = self.connection
-        replies, restarted = self.session.take(self.now)
+        replies = self.session.take(self.now)
         self._redial()
         if replies:
             arrival = Arrival(0, len(replies), FEED, self._connections)
-            self._keep(self.intake.read_replies(replies, arrival, restarted)[0])
+            self._keep(self.intake.read_replies(replies, arrival)[0])
         given_up = self.session.step(bool(self.live), self.now)
         self.given_up += given_up
         self._unanswered += self.session.redial  # the request has ended without its end marker

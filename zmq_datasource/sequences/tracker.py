@@ -149,10 +149,9 @@ class SequenceTracker:
 
     # Replays.
 
-    def restart(self, key: Key, when: int, findings: SequenceFindings) -> None:
+    def restart(self, key: Key, findings: SequenceFindings) -> None:
         """Begin an epoch that expects the first number, because a replay has shown that the publisher has restarted."""
-        counter = self.counters[key]
-        self._restart(key, counter, self.numbering.start, when, findings)
+        self._restart(key, self.counters[key], self.numbering.start, 0, findings)  # this leaves no gap
         self.expected[key] = self.numbering.start
         self._move_to_end({key})
 

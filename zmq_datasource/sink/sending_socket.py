@@ -128,7 +128,7 @@ class SendingSocket:
 
     @property
     def all_connected(self) -> bool:
-        """Whether every endpoint that had answered is connected. If not, rows may be queued for a peer that is offline."""
+        """Whether every endpoint that had answered is connected. If not, rows may be queued for an offline peer."""
         return all(self.watch.up.get(str(e)) or str(e) in self._absent for e in self._options.connect)
 
     def wait_until_connected(self, seconds: float) -> bool:

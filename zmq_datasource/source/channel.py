@@ -179,7 +179,7 @@ class Replayer(Link):
         self.session.start(time.monotonic())
         self.send_outbox()
 
-    def take(self) -> tuple[Sequence[Reply], bool]:
+    def take(self) -> Sequence[Reply]:
         """See ``ReplaySession.take``."""
         self.check_connection()
         return self.session.take(time.monotonic())

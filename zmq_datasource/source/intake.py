@@ -161,14 +161,11 @@ class Intake(CarriedState):
                 if number + 1 == tracker.expected.get(key):
                     counter.sample = Sample.of(number, fields.values[at].as_py())
 
-    def read_replies(
-        self, replies: Sequence[Reply], arrival: Arrival, restarted: bool
-    ) -> tuple[pa.RecordBatch, Findings]:
+    def read_replies(self, replies: Sequence[Reply], arrival: Arrival) -> tuple[pa.RecordBatch, Findings]:
         """Turn replayed messages into rows, without those that were received before.
 
         Args:
             arrival: When the replies were received, and the endpoint of the publisher's live messages.
-            restarted: Whether these replies show that the publisher has restarted.
 
         Returns:
             As ``read``.
@@ -179,8 +176,6 @@ class Intake(CarriedState):
         key = arrival.endpoint.encode()
         timestamp = arrival.timestamp
         self.tracker.connections[key] = arrival.connection
-        if restarted:
-            self.tracker.restart(key, timestamp, tracked)
         kept = [
             reply for reply in replies if self.tracker.track_replayed(key, reply.sequence, timestamp, tracked)
         ]

@@ -262,10 +262,10 @@ class Receiver:
         connection = tracker.connections[channel.name.encode()] = channel.connection()
         replayer.session.live = connection if channel.opened.watch.peers else None
         batches = []
-        replies, restarted = replayer.take()
+        replies = replayer.take()
         if replies:
             arrival = self._arrival(channel, len(replies), int(self._clock() * 1_000_000))
-            batch, findings = self.intake.read_replies(replies, arrival, restarted)
+            batch, findings = self.intake.read_replies(replies, arrival)
             batches.append(batch)
             self._incidents.act_on(findings)
         self._incidents.report_lost(replayer.step(channel.waiting))

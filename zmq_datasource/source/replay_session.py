@@ -34,8 +34,9 @@ What can happen:
 * The publisher restarts, and its numbers begin again; the protocol does not say which run of it replies. So if the live
   connection has brought no message yet, N is the sample's number, and gaps wait. The publisher is the same one if its
   first reply equals the sample, or if it no longer has the sample. It is another one if it has another message there,
-  or none from there on, but older ones: then it is asked for all that it has, and the first reply begins an epoch. On
-  the connection of the last message it cannot be another one, so a reply that differs is wrong: all are dropped.
+  or none from there on: then an epoch begins at once, before the live flow brings more, and the publisher is asked for
+  all that it has. On the connection of the last message it cannot be another one, so a reply that differs is wrong: all
+  are dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from zmq_datasource.messages.columns import MAX_MESSAGE_BYTES
 from zmq_datasource.messages.framing.fields import UnfitError
 from zmq_datasource.messages.framing.replay import Reply, read_reply
 from zmq_datasource.messages.framing.replay import request as encode
-from zmq_datasource.sequences import Gap, Sample, SequenceTracker
+from zmq_datasource.sequences import Gap, Sample, SequenceFindings, SequenceTracker
 from zmq_datasource.transport.session import Session
 
 _UNANSWERED = 3
@@ -71,7 +72,6 @@ class _Request:
         deadline: When it counts as unanswered.
         holds_live: Whether the live flow waits for it.
         sample: The message with which the first reply is compared; None if that is not needed, or done.
-        another: Whether the first reply begins an epoch.
         first_reply: The number of the first reply; infinity before.
         ended: Whether the end marker has come.
     """
@@ -83,7 +83,6 @@ class _Request:
     deadline: float
     holds_live: bool
     sample: Sample | None
-    another: bool
     first_reply: float = math.inf
     ended: bool = False
 
@@ -121,6 +120,7 @@ class ReplaySession(Session):
         self._request: _Request | None = None
         self._connection = self._unanswered = 0
         self._due, self._pause_until = math.inf, 0.0
+        self._lost: list[Gap] = []
         self.replies: list[Reply] = []
         self.reply_bytes = 0
         self.live: int | None = None
@@ -176,14 +176,10 @@ class ReplaySession(Session):
                 self.replies.append(reply)
                 self.reply_bytes += len(reply.value) + len(reply.topic or b"") + _REPLY_OVERHEAD
 
-    def take(self, now: float) -> tuple[Sequence[Reply], bool]:
-        """Take the received replies, if the request is still valid.
-
-        Returns:
-            The replies, and whether they are the first of a publisher that has restarted.
-        """
+    def take(self, now: float) -> Sequence[Reply]:
+        """Take the received replies, if the request is still valid."""
         if (request := self._request) is None:
-            return [], False
+            return []
         ours, live = request.connections
         # A request sent before there was a live connection is compared with the sample: it may be for any connection.
         same = (
@@ -194,30 +190,34 @@ class ReplaySession(Session):
         if not same:
             self._end_request(redial=True)
             self.note_live(now)
-            return [], False
+            return []
         replies = self._clear_replies()
-        if replies and request.another:
-            request.another = False
-            request.expected = request.expected[0] + 1, None  # as the tracker will do for this restart
-            return replies, True
         if replies and request.sample is not None:
             number = request.sample.number
             if any(r.sequence == number and Sample.of(number, r.value) != request.sample for r in replies):
                 self._refuse(request, number, now)
-                return [], False
+                return []
             self._tracker.note_connection(self._key)
             request.sample = None
-        return replies, False
+        return replies
 
     def _refuse(self, request: _Request, number: int, now: float) -> None:
         """Drop all replies: one is another message than the publisher has sent under its number."""
         self._end_request(redial=True)
         if not self._is_same_publisher():
-            self._ask(now, request.holds_live, another=True)
+            self._restart(request, now)
             return
         self._due = now + _NOTHING_NEW
         words = "%s repeats sequence %d with another value than %s has published: the replay is dropped"
         self.log.warn(words, self._replays, number, self._publisher)
+
+    def _restart(self, request: _Request, now: float) -> None:
+        """Begin an epoch, because the publisher has restarted, and ask for all that it has."""
+        findings = SequenceFindings()
+        self._tracker.restart(self._key, findings)
+        self._lost += findings.lost
+        self.log.warn("a publisher has restarted: %s", self._publisher)
+        self._ask(now, request.holds_live)
 
     def is_due(self, now: float) -> bool:
         """Whether ``step`` has something to do."""
@@ -232,11 +232,12 @@ class ReplaySession(Session):
             live_waits: Whether the live flow has messages that were not received.
 
         Returns:
-            The gaps that are given up.
+            The gaps that are lost: they are given up, or the publisher has restarted.
         """
         if self._request is not None:
-            return self._conclude(self._request, live_waits, now) if self.is_due(now) else ()
-        if self._missing():
+            if self.is_due(now):
+                self._conclude(self._request, live_waits, now)
+        elif self._missing():
             if now >= self._pause_until:
                 self._ask(now)
             else:
@@ -246,14 +247,15 @@ class ReplaySession(Session):
                 self.note_live(now)
             else:
                 self._ask(now, holds_live=self._tracker.expected.get(self._key) is None)
-        return ()
+        lost, self._lost = self._lost, []
+        return lost
 
-    def _conclude(self, request: _Request, live_waits: bool, now: float) -> Sequence[Gap]:
-        """End the request: it is answered or unanswered. Returns the gaps that are given up."""
+    def _conclude(self, request: _Request, live_waits: bool, now: float) -> None:
+        """End the request: it is answered or unanswered."""
         self._end_request(redial=not request.ended)
         if request.ended and request.sample is not None and not self._is_same_publisher():
-            self._ask(now, request.holds_live, another=True)  # it has nothing from the sample on
-            return ()
+            self._restart(request, now)  # it has nothing from the sample on
+            return
         self._pause_until = now + _PAUSE_SECONDS
         if request.to == math.inf:
             if request.expected == self._expected:
@@ -264,14 +266,14 @@ class ReplaySession(Session):
         gone = []
         if request.ended or request.first_reply < math.inf:
             # What another request shows to be missing may still be in the queue of the live flow.
-            if request.to < math.inf or request.another:
+            if request.to < math.inf:
                 gone = [gap for gap in missing if gap.last < request.first_reply]
         elif request.holds_live:  # the publisher may not have started
             if live_waits:
                 self.log.warn("no replay from %s within %s s", self._replays, self._timeout)
             else:
                 self._ask(now, holds_live=True)
-            return ()
+            return
         else:
             self._unanswered += 1
             gone = missing if self._unanswered >= _UNANSWERED else []
@@ -280,15 +282,13 @@ class ReplaySession(Session):
             self._tracker.give_up(gone)
         if self._missing():
             self._due = self._pause_until
-        return gone
+        self._lost += gone
 
-    def _ask(self, now: float, holds_live: bool = False, another: bool = False) -> None:
+    def _ask(self, now: float, holds_live: bool = False) -> None:
         """Send a request, if there is an N."""
         missing, sample, to = self._missing(), self._sample, math.inf
         start = self._tracker.expected.get(self._key)
-        if another:
-            start, sample = self._tracker.numbering.start, None
-        elif missing and self._is_same_publisher():
+        if missing and self._is_same_publisher():
             start, to, sample = missing[0].first, missing[-1].last, None
         elif sample is not None:
             start = sample.number
@@ -305,7 +305,6 @@ class ReplaySession(Session):
             now + self._timeout,
             holds_live,
             sample,
-            another,
         )
         self.outbox.append(encode(start))
         if holds_live or missing:
