@@ -16,14 +16,14 @@ from typing import Self, TypeAlias
 
 import zmq
 
-from zmq_datasource.acknowledged.acts import Acts, TransactionLog
+from zmq_datasource.acknowledged.acts import Acts
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.protocol import MOST_FRAME_BYTES, MOST_FRAMES, encode
 from zmq_datasource.acknowledged.reception import Answer, Reception, Terms
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
-from zmq_datasource.log import FillerFacts
+from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.transport.authentication import NameRights
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import count_connections
@@ -102,11 +102,9 @@ class Acceptor:
         files: Where attempts are staged.
         transactions: Which transactions are committed; restored before the block.
         log: Where transactions are committed; open before the block.
-        clock: Seconds, monotonic.
 
     Attributes:
         reception: The state machine.
-        socket: The ROUTER, for a poller to wait on; in the block.
     """
 
     drain_seconds = 1.0
@@ -118,8 +116,7 @@ class Acceptor:
         counters: SourceCounters,
         files: AttemptFiles,
         transactions: CommittedTransactions,
-        log: TransactionLog,
-        clock: Callable[[], float] = time.monotonic,
+        log: LogWriter,
     ) -> None:
         self._spec = spec
         self._counters = counters
@@ -127,7 +124,7 @@ class Acceptor:
         self.reception = Reception(terms, transactions, counters)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self._acts = Acts(self.reception, files, log, self._pool)
-        self._clock, self._paused_seconds, self._last_call = clock, 0.0, clock()
+        self._paused_seconds, self._last_call = 0.0, time.monotonic()
         self._backlog = Backlog()
         self._drops = LimitedLog(__name__, "dropped messages")
         self._next_housekeeping = self._next_timeouts = 0.0
@@ -141,10 +138,10 @@ class Acceptor:
         """
         self._acts.recover(self._now())
         self._open = OpenSocket(self._spec, self._prepare)
-        self.socket = self._open.socket
+        self._socket = self._open.socket
         self._rights = NameRights(self._spec.allowed_clients)
         self._unfinished = Unfinished(self._open, _MOST_MESSAGE_BYTES)
-        self._counters.rcvhwm = int(self.socket.getsockopt(zmq.RCVHWM))
+        self._counters.rcvhwm = int(self._socket.getsockopt(zmq.RCVHWM))
         return self
 
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
@@ -158,28 +155,17 @@ class Acceptor:
 
     def _now(self) -> float:
         """The time by a clock that stands still while nothing is received."""
-        self._last_call = self._clock()
+        self._last_call = time.monotonic()
         return self._last_call - self._paused_seconds
-
-    @property
-    def connections(self) -> int:
-        """The number of senders that are connected."""
-        return self._open.watch.peers
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is work to do even if no message comes."""
-        return self._acts.busy or bool(self._backlog)
 
     def wake(self) -> None:
         """Do nothing: ``receive`` never waits for long."""
 
-    def receive(self, gather: float = 0.0, most: int = ROUND_MESSAGES) -> int:
+    def receive(self, gather: float = 0.0) -> int:
         """Wait up to ``WAIT_MS`` for a message, obey the messages that have come, and answer.
 
         Args:
             gather: Has no effect: a transaction is answered as soon as it is durable.
-            most: The most messages in one call.
 
         Returns:
             The number of messages that were obeyed.
@@ -193,12 +179,12 @@ class Acceptor:
         self._do(now)
         self._fill_backlog()
         if not self._backlog:
-            # If ``busy``, wait only 1 ms, because another thread will be done soon.
-            if not self.socket.poll(1 if self.busy else WAIT_MS):
+            # Wait only 1 ms while another thread will be done soon.
+            if not self._socket.poll(1 if self._acts.busy else WAIT_MS):
                 return 0
             self._fill_backlog()
         taken = filled = 0
-        while taken < most and self._backlog:
+        while taken < ROUND_MESSAGES and self._backlog:
             peer, size, (frames, may_use) = self._backlog.pop()
             self.reception.receive(peer, frames, self._now(), may_use)
             self._do(self._now())
@@ -213,7 +199,7 @@ class Acceptor:
         """Receive the messages that have come. A message beyond the bounds is dropped."""
         before = self._backlog.dropped
         for _ in range(_FILL_MESSAGES):
-            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
             sender, *parts = self._unfinished.receive(1 + MOST_FRAMES)
             size = sum(len(part) + _FRAME_OVERHEAD for part in parts)
@@ -233,7 +219,7 @@ class Acceptor:
         self._unfinished.check_connections()
         self._drops.flush()
         count_connections(self._counters, [self._open.watch])
-        self._next_housekeeping = self._clock() + _HOUSEKEEPING_SECONDS
+        self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
 
     def _do(self, now: float) -> None:
         """Do what the state machine asks for, and answer.
@@ -249,7 +235,7 @@ class Acceptor:
 
     def _send(self, answer: Answer) -> None:
         try:
-            self.socket.send_multipart([answer.peer, *encode(answer.message)], zmq.NOBLOCK)
+            self._socket.send_multipart([answer.peer, *encode(answer.message)], zmq.NOBLOCK)
         except zmq.ZMQError as e:
             # The sender has gone or does not read. It will ask again.
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -257,7 +243,7 @@ class Acceptor:
 
     def extend_timeouts(self) -> None:
         """Keep connections alive and stop the senders' timeouts. Call it often while nothing is received."""
-        self._paused_seconds += self._clock() - self._last_call
+        self._paused_seconds += time.monotonic() - self._last_call
         self._watch_connections()
         self._fill_backlog()
         self._do(self._now())

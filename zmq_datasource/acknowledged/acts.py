@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.protocol import Committed, rows_of
@@ -29,21 +29,7 @@ from zmq_datasource.acknowledged.reception import (
 )
 from zmq_datasource.errors import LogError
 from zmq_datasource.host import failpoints
-from zmq_datasource.log import StoredRows
-
-
-class TransactionLog(Protocol):
-    """The methods of a log that transactions need (``log.LogWriter``, and the proxy's ``Journal``)."""
-
-    @property
-    def full(self) -> bool:
-        """Whether the log takes no rows now."""
-
-    def append_stored(self, rows: StoredRows) -> None:
-        """Append all rows; if this raises an error, none of them."""
-
-    def cut(self) -> Future[int]:
-        """Have all appended rows written. The future is done when they are on disk."""
+from zmq_datasource.log import LogWriter, StoredRows
 
 
 class Acts:
@@ -64,7 +50,7 @@ class Acts:
         self,
         reception: Reception,
         files: AttemptFiles,
-        log: TransactionLog,
+        log: LogWriter,
         pool: Executor,
         clock: Callable[[], float] = time.time,
     ) -> None:
