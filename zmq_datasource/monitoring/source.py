@@ -194,7 +194,8 @@ class SourceMonitor:
 
 
 def _name(options: StreamReadOptions, storage: LogStorage) -> str:
-    name = f"{options.socket_type} {options.endpoints}" if options.endpoints else f"log {storage.root}"
+    kinds = ", ".join(kind for kind, _, _ in options.receiving_sockets)
+    name = f"{kinds} {options.endpoints}" if options.endpoints else f"log {storage.root}"
     # Only the user's name for the reader: a name that each run makes would begin new series in Prometheus.
     return name if options.reader is None else f"{name} ({options.reader})"
 

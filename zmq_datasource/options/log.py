@@ -47,7 +47,7 @@ class LogOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             "How long messages stay in the log after they were received, even if no reader needs them any more. "
             "Messages that no reader needs are deleted earlier if the log would exceed `walMaxBytes`. What a query "
             "without a name (`reader`) has not read is kept for the same time after it has ended. The default is "
-            "enough for a restart; a day of a feed can be 86,400 chunks, one a second. See docs/delivery.md.",
+            "enough for a restart. See docs/delivery.md.",
             Role.WRITER,
         ),
     ] = Duration(600)
