@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from pathlib import Path
 
 import psutil
@@ -44,9 +43,6 @@ def test_notebook_runs_shows_a_plot_and_ends_what_it_started(path: Path, tmp_pat
     ]
     assert pictures
     assert all(picture.startswith(PNG) for picture in pictures)
-    if keep := os.environ.get("NOTEBOOK_PICTURES"):  # to look at them
-        for number, picture in enumerate(pictures):
-            Path(keep, f"{path.stem}-{number}.png").write_bytes(picture)
     # Spark's JVM needs a moment to end after its kernel has.
     _, alive = psutil.wait_procs(set(here.children(recursive=True)) - before, timeout=30)
     assert not alive

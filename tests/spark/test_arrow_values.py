@@ -17,11 +17,13 @@ import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import REPOSITORY, Socket, bound, free_endpoint, wait_for
+from tests.support import REPOSITORY, Socket, batch_of, bound, free_endpoint, wait_for
 from tests.support.pages import run, snippets
-from tests.support.streams import feed, running, wait_for_rows
+from tests.support.streams import running, wait_for_rows
 from zmq_datasource import Producer
 from zmq_datasource.errors import OptionError
+from zmq_datasource.log.storage import LogStorage
+from zmq_datasource.log.writer import LogWriter
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
@@ -93,17 +95,14 @@ def test_tables_of_a_producer_are_read_from_the_acknowledged_transport(
 
 
 @pytest.fixture
-def log(spark: SparkSession, context: Context, tmp_path: Path) -> Path:
+def log(tmp_path: Path) -> Path:
     """A log with a good value, two others, and a good one."""
-    push, endpoint = bound(context, zmq.PUSH)
-    with running(
-        feed(spark, connect=endpoint, walLocation=tmp_path / "wal", walRetention="1h"), tmp_path / "raw"
-    ) as query:
-        push.send(stream(pa.table({"x": [1, 2]})))
-        push.send(b"no Arrow")
-        push.send(stream(pa.table({"x": ["text"]})))
-        push.send(stream(pa.table({"x": pa.array([3], pa.int8()), "other": [0]})))
-        wait_for_rows(query, 4)
+    tables = [{"x": [1, 2]}, {"x": ["text"]}, {"x": pa.array([3], pa.int8()), "other": [0]}]
+    good, text, other = (stream(pa.table(table)) for table in tables)
+    writer = LogWriter(LogStorage(str(tmp_path / "wal")), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    writer.open()
+    writer.append(batch_of([good, b"no Arrow", text, other]))
+    writer.close()
     return tmp_path / "wal"
 
 

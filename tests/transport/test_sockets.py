@@ -8,11 +8,9 @@ import socket as stdlib_socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -380,24 +378,6 @@ def test_an_io_thread_with_work_is_seen_and_one_without(context: Context) -> Non
 
     wait_for(busy, "an I/O thread at work")
     wait_for(lambda: io_threads_sleep(own), "the threads to have nothing to do")
-
-
-def test_messages_that_remain_after_linger_count_as_unsent_by_any_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """libzmq's clock may be ahead of ours: its linger then runs out before ours does."""
-    opened = OpenSocket(SocketSpec.of_sink(write_options(connect=free_endpoint())))
-    opened.socket.send(b"1")
-    began = time.monotonic()
-
-    def behind() -> float:
-        """Like ours, but up to 20 ms late."""
-        return began + max(0.0, time.monotonic() - began - 0.02)
-
-    monkeypatch.setattr(
-        "zmq_datasource.transport.opened.time", SimpleNamespace(monotonic=behind, sleep=time.sleep)
-    )
-    assert not opened.close(200)
 
 
 def test_a_busy_socket_of_another_context_holds_up_no_close(context: Context) -> None:
