@@ -1,16 +1,16 @@
 """Runs scenarios on the installed Spark; those that are killed, in drivers of their own.
 
-All runs of one round are in one driver, side by side. A query that is to be killed stays in the call that is held;
-when all do, the driver is killed.
+All runs of one round that are to be killed are in one driver. Each stays in the call that is held; when all do, the
+driver is killed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +21,12 @@ from pyspark.sql.streaming import StreamingQuery
 from tests.spark_calls.reader import RecordedSink, RecordedSource
 from tests.spark_calls.scenarios import SCENARIOS, Run, Scenario
 from tests.spark_calls.traces import Trace
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, wait_for
 from tests.support.streams import new_session
 
 __all__ = ["drive", "record", "recording_session"]
 
 _SECONDS = 300.0
-_AT_ONCE = 2
 
 
 class _Started(NamedTuple):
@@ -78,7 +77,7 @@ def _run_and_kill(started: list[_Started], traces: dict[str, Trace]) -> None:
             return all(traces[s.scenario.name].held() for s in started)
 
         try:
-            _wait_for(at_their_calls, f"the held calls of {names}")
+            wait_for(at_their_calls, f"the held calls of {names}", _SECONDS)
         finally:
             if driver.poll() is None:
                 _kill(driver.pid)
@@ -103,60 +102,30 @@ def _run_to_the_end(
 ) -> dict[str, str]:
     """How each run ended."""
     ends: dict[str, str] = {}
-    queries: dict[str, StreamingQuery] = {}
-
-    def start(s: _Started) -> None:
-        queries[s.scenario.name] = _start(s, session)
-
-    def over(s: _Started) -> bool:
-        query, trace = queries[s.scenario.name], traces[s.scenario.name]
-        if query.isActive and (s.run.ends_by_itself or not trace.idle(s.run.last)):
-            return False
-        stopped = query.isActive
-        query.stop()
+    for s in started:
+        name, trace = s.scenario.name, traces[s.scenario.name]
+        query = _start(s, session)
+        try:
+            wait_for(partial(_is_over, query, s.run, trace), f"the end of {name}", _SECONDS)
+            stopped = query.isActive
+        finally:
+            query.stop()
         error = query.exception()
         assert error is None or "told to fail" in str(error), error
-        ends[s.scenario.name] = "stopped" if stopped else "ended" if error is None else "failed"
+        ends[name] = "stopped" if stopped else "ended" if error is None else "failed"
         # The process that calls the source ends by itself.
-        _wait_for(lambda: _stops(trace) == len(s.run.last), f"the stop of {s.scenario.name}")
-        return True
-
-    try:
-        _in_turn(started, start, over)
-    finally:
-        for query in queries.values():
-            query.stop()
+        wait_for(partial(_has_stopped, trace, len(s.run.last)), f"the stop of {name}", _SECONDS)
     return ends
 
 
-def _in_turn(
-    started: list[_Started], start: Callable[[_Started], None], over: Callable[[_Started], bool]
-) -> None:
-    """Start all, of which a few run at once: Spark gives up a Python process that does not connect within 10 s."""
-    todo, running = list(started), list[_Started]()
-
-    def goes_on() -> bool:
-        while todo and len(running) < _AT_ONCE:
-            running.append(todo.pop(0))
-            start(running[-1])
-        running[:] = [s for s in running if not over(s)]
-        return not running and not todo
-
-    _wait_for(goes_on, f"the end of {', '.join(s.scenario.name for s in started)}")
+def _is_over(query: StreamingQuery, run: Run, trace: Trace) -> bool:
+    return not query.isActive or (not run.ends_by_itself and trace.idle(run.last))
 
 
-def _wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Look ten times a second: all that is waited for reads whole traces."""
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {_SECONDS:.0f} s: {what}"
-        time.sleep(0.1)
-
-
-def _stops(trace: Trace) -> int:
+def _has_stopped(trace: Trace, sources: int) -> bool:
     calls = [entry for entry in trace.entries() if ".stop(" in entry.get("call", "")]
     answered = {entry["answered"] for entry in trace.entries() if "answered" in entry}
-    return sum(call["key"] in answered for call in calls)
+    return sum(call["key"] in answered for call in calls) == sources
 
 
 def _start(s: _Started, session: SparkSession) -> StreamingQuery:
@@ -185,13 +154,8 @@ def recording_session(directory: Path) -> SparkSession:
 def drive(names: Iterable[str], number: int, directory: Path) -> None:
     """A driver that starts the runs of one round, and is killed."""
     session = recording_session(directory)
-    started = [_Started(SCENARIOS[name], number, directory) for name in names]
-
-    def start(s: _Started) -> None:
+    for name in names:
+        s = _Started(SCENARIOS[name], number, directory)
         _start(s, session)
-
-    def over(s: _Started) -> bool:
-        return Trace(s.path, s.checkpoint).held()
-
-    _in_turn(started, start, over)
+        wait_for(Trace(s.path, s.checkpoint).held, f"the held call of {name}", _SECONDS)
     session.streams.awaitAnyTermination()
