@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support import REPOSITORY, Socket, batch_of, bound, wait_for
+from tests.support.pages import marked
 from tests.support.streams import committed_rows, running, start, wait_until_released
 from zmq_datasource import reason, register
 from zmq_datasource.log.storage import LogStorage
@@ -226,11 +226,8 @@ def test_a_source_that_joins_and_is_killed_in_its_first_batch_has_each_message_o
 
 
 def test_the_example_of_the_page_names_its_feeds(evolving: SparkSession) -> None:
-    page = (REPOSITORY / "docs" / "spark.md").read_text(encoding="utf-8")
-    example = re.search(r"<!-- test: named -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert example is not None
     names: dict[str, Any] = {"spark": evolving}
-    exec(compile(example[1], "spark.md", "exec"), names)
+    exec(compile(marked("spark.md", "named"), "spark.md", "exec"), names)
     assert names["both"].isStreaming
 
 

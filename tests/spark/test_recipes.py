@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 import subprocess
 import sys
 import threading
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,12 @@ import pytest
 import zmq
 from pyspark.sql import SparkSession
 
-from tests.support import DATA, REPOSITORY, bound
+from tests.support import DATA, bound
+from tests.support.pages import marked
 
 pytestmark = pytest.mark.spark
 
-_BLOCK = re.compile(r"<!-- test: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
-
-
-def blocks_of(recipe: str) -> str:
-    page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
-    found = [code for name, code in _BLOCK.findall(page) if name == recipe]
-    assert found
-    return "\n".join(found)
-
-
+blocks_of = partial(marked, "recipes.md")
 NEWER_VLLM = ("vLLM 0.26.0", "vLLM 0.33.0")
 KV_EVENTS = json.loads((DATA / "kv_events.json").read_text(encoding="utf-8"))
 

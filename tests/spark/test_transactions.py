@@ -18,12 +18,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tests.acknowledged.test_acknowledged import receiving
-from tests.acknowledged.test_producer import program
 from tests.spark.test_sink import write
 from tests.support import free_endpoint, log_rows, wait_for
 from tests.support.driver import Driver
-from tests.support.streams import committed_rows, feed, ids_and_numbers, running, start, table, wait_for_rows
-from zmq_datasource import Producer
+from tests.support.streams import committed_rows, feed, running, table, wait_for_rows
 
 pytestmark = pytest.mark.spark
 
@@ -244,22 +242,6 @@ def chaos(directory: Path, seed: int, rounds: int, count: int, lines: int) -> No
     by_batch = Counter(row["sequence"] for row in rows)
     # A file a batch; Spark's file source, killed between its own log and the query's, gives a batch two.
     assert all(size % lines == 0 for size in by_batch.values()), by_batch
-
-
-def test_a_query_reads_what_a_receiver_has_acknowledged_before_it_began(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """As the README says: a Producer, a receiver without Spark, and a query with walLocation alone."""
-    endpoint, out = free_endpoint(), tmp_path / "out"
-    with program(tmp_path / "wal", endpoint):
-        with Producer(endpoint) as producer:
-            for number in range(10):
-                producer.send(str(number))
-                producer.flush()  # a chunk each
-        orders = spark.readStream.format("zmq").option("walLocation", str(tmp_path / "wal")).load()
-        query = start(orders, out, availableNow=True)
-        assert query.awaitTermination(120)
-        assert ids_and_numbers(out) == [(number, number) for number in range(10)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from itertools import count
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 import zmq
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support import REPOSITORY, Socket, bound, wait_for
+from tests.support import Socket, bound, wait_for
+from tests.support.pages import marked
 from tests.support.streams import committed_rows, running, wait_until_released
 
 pytestmark = pytest.mark.spark
@@ -21,10 +21,11 @@ LOGS = "ab"
 
 def union(spark: SparkSession, endpoint: str, directory: Path) -> DataFrame:
     """The union that the page makes, with this endpoint and two logs in this directory."""
-    page = (REPOSITORY / "docs" / "scaling.md").read_text(encoding="utf-8")
-    example = re.search(r"<!-- test: union -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert example is not None
-    lines = example[1].replace("tcp://feed:5557", endpoint).replace("/data/wal", str(directory))
+    lines = (
+        marked("scaling.md", "union")
+        .replace("tcp://feed:5557", endpoint)
+        .replace("/data/wal", str(directory))
+    )
     names: dict[str, Any] = {"spark": spark}
     exec(compile(lines.replace('"abcd"', f'"{LOGS}"'), "scaling.md", "exec"), names)
     feed: DataFrame = names["feed"]

@@ -47,6 +47,14 @@ def snippets(path: Path, directory: Path) -> Iterator[Snippet]:
         yield Snippet(match[1] or match[2], code.replace("/tmp/", f"{directory}/"), line)
 
 
+def marked(page: str, name: str) -> str:
+    """The Python of a page of docs/ that is marked as ``<!-- test: name -->``."""
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    found = [match[3] for match in _BLOCK.finditer(text) if match[1] == name]
+    assert found
+    return "\n".join(found)
+
+
 def has_progress(query: StreamingQuery) -> object:
     """Whether a micro-batch has ended."""
     return query.lastProgress
