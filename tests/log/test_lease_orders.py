@@ -12,8 +12,9 @@ from zmq_datasource.errors import DiskFaultError, LogLockedError
 from zmq_datasource.log.head import HeadWriter, read_head
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, key_of
-from zmq_datasource.log.leases import Lease, LeaseFiles, Leases
+from zmq_datasource.log.leases import Lease, LeaseFiles
 from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 
 CHUNKS = tuple(Chunk(first, first + 10, 5, 0.0) for first in (0, 10, 20))

@@ -15,8 +15,9 @@ from tests.log.machines import Machines, Watched, fill, no_answer
 from tests.support import wait_for
 from zmq_datasource.errors import DataLossError, LogFormatError, LogLockedError
 from zmq_datasource.log.head import Head
-from zmq_datasource.log.leases import Lease, LeaseFiles, Leases, Reader, SubscriberNotes
+from zmq_datasource.log.leases import Lease, LeaseFiles, Reader, SubscriberNotes
 from zmq_datasource.log.records import read_object
+from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 
 DAY = 86_400.0

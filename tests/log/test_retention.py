@@ -14,8 +14,9 @@ from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.leases import LeaseFiles, Leases, Reader
+from zmq_datasource.log.leases import LeaseFiles, Reader
 from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 

@@ -26,11 +26,12 @@ from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import CHUNKS_NAME, HEAD_NAME, READERS_NAME, Chunk, chunk_name
-from zmq_datasource.log.leases import Leases, Reader
+from zmq_datasource.log.leases import Reader
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.reader import Deletions, read_index, read_slices, slices
 from zmq_datasource.log.recovery import open_for_writing
 from zmq_datasource.log.retention import Retention
+from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 
 Rows = dict[int, bytes]

@@ -23,8 +23,8 @@ The rules:
 
 From below: ``store`` is the contract, ``directory_store`` and ``bucket_store`` are the two stores, ``storage`` is a log
 in a store, ``chunk`` is one chunk, and ``index`` has all of them in order. A writer is ``recovery`` (which takes a log
-over), ``writer``, ``sealer``, ``retention`` and ``merging``, and its record is the ``head``. A reader is ``leases``,
-``follower`` and ``reader``.
+over), ``writer``, ``sealer``, ``retention`` with ``silence``, and ``merging``, and its record is the ``head``. A reader
+is ``leases``, ``follower`` and ``reader``.
 
 Other packages import only the names listed here. ``docs/log-format.md`` specifies each byte.
 """

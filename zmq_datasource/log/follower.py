@@ -112,11 +112,9 @@ class LogFollower(ChunkIndex):
 
     def _has_changed(self) -> bool:
         """Whether the first chunk is gone, or the next one is there."""
-        chunks = self.covering(self.earliest, self.earliest + 1)
-        if not chunks:
-            return True
-        find = self._storage.store.find
-        return find(key_of(chunks[0].name)) is None or find(key_of(chunk_name(self.durable_end))) is not None
+        find, first = self._storage.store.find, self.all[:1]
+        is_gone = not first or find(key_of(first[0].name)) is None
+        return is_gone or find(key_of(chunk_name(self.durable_end))) is not None
 
     def _list(self) -> None:
         """List all chunks.

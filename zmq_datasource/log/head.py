@@ -38,7 +38,7 @@ class Head(msgspec.Struct, frozen=True):
         announced: A new reader begins here or later.
         deleted: All ids below this one are deleted, or about to be.
         receives: What the writer receives, and on which terms: names of options and their values as text.
-        silent: For how many seconds writers have seen no change of a lease, by its ``beat``: see ``leases``.
+        silent: For how many seconds writers have seen no change of a lease, by its ``beat``: see ``silence``.
         at: As of when ``silent`` is, in seconds since the epoch.
         writer: A random name, so that a writer recognises its own head after a put whose answer was lost.
     """

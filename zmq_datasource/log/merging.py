@@ -223,15 +223,14 @@ class Merger:
         return parts
 
 
-def _joined(parts: Sequence[_Part]) -> list[pa.RecordBatch]:
+def _joined(parts: Sequence[_Part]) -> Iterator[pa.RecordBatch]:
     """The batches of all parts, the small ones joined."""
-    joined: list[pa.RecordBatch] = []
     pending: list[pa.RecordBatch] = []
     size = 0
     for batch in (batch for part in parts for batch in part.batches):
         if pending and size + batch.nbytes > _BATCH_BYTES:
-            joined.append(pa.concat_batches(pending))
+            yield pa.concat_batches(pending)
             pending, size = [], 0
         pending.append(batch)
         size += batch.nbytes
-    return [*joined, pa.concat_batches(pending)]
+    yield pa.concat_batches(pending)

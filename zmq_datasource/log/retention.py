@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.leases import Leases
+from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -19,13 +19,6 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.storage import LogStorage
-
-
-class Carried(Protocol):
-    """An object with a state that the log keeps. The receiving thread calls ``state`` when it hands rows over."""
-
-    def state(self) -> bytes:
-        """The whole state, which describes exactly the messages that were appended so far."""
 
 
 def sections_of(saved: bytes) -> dict[str, msgspec.Raw]:
@@ -49,7 +42,7 @@ class CarriedState(ABC):
         return self._counters
 
     def state(self) -> bytes:
-        """The state, as the log keeps it."""
+        """The whole state, as of the messages that were appended. The receiving thread asks for it at each cut."""
         return msgspec.json.encode({"counters": self._counters.to_json(), **self._sections()})
 
     def restore(self, saved: bytes) -> bool:

@@ -18,13 +18,14 @@ import pyarrow as pa
 
 from zmq_datasource.errors import LogError
 from zmq_datasource.log.index import ChunkIndex
-from zmq_datasource.log.leases import Lease, Leases
+from zmq_datasource.log.leases import Lease
 from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.recovery import OpenedLog, open_for_writing
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.retrier import Retrier
 from zmq_datasource.log.sealer import Sealer, StoredRows, WriteJob
-from zmq_datasource.log.state import Carried
+from zmq_datasource.log.silence import Leases
+from zmq_datasource.log.state import CarriedState
 from zmq_datasource.log.storage import LogStorage
 
 # One chunk that is being written, and the next one.
@@ -68,7 +69,7 @@ class LogWriter(ChunkIndex):
         retention: float = 0.0,
         retry_timeout: float = 0.0,
         discards: bool = False,
-        carried: Carried | None = None,
+        carried: CarriedState | None = None,
         keeps_unread: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
