@@ -78,7 +78,10 @@ class Filler:
     def __exit__(self, *_: object) -> None:
         self.asked.append("close")
 
-    def receive(self) -> int:
+    def wake(self) -> None:
+        pass
+
+    def receive(self, gather: float = 0.0) -> int:
         self.asked.append("receive")
         if self.error is not None:
             raise self.error
@@ -239,7 +242,7 @@ def received(
     push, endpoint = bound(context, zmq.PUSH)
     options = stream_options(connect=endpoint, socketType="PULL")
     log = cast("Any", SimpleNamespace(append=append, cut=Future))
-    with LogReceiver(kind(options, SourceCounters(), 1 << 20), log, "PULL") as it:
+    with LogReceiver(kind(options, SourceCounters(), 1 << 20), log) as it:
         for _ in range(3):
             push.send(b"x")
         wait_for(lambda: it.receive() < 0 or it.receiver.pending == 3, "three messages")
