@@ -127,9 +127,6 @@ class Receiver:
             for channel in self.channels:
                 channel.open()
                 stack.callback(channel.close)
-            self._alarms: list[zmq.Socket[bytes]] = [replayer.socket for replayer in self._replayers]
-            if self._publisher is not None:
-                self._alarms.append(self._publisher.socket)
             self._opened = stack.pop_all()
         self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
         for channel in self.channels:
@@ -206,6 +203,9 @@ class Receiver:
     def _take_messages(self, most: int, room: int, wait: float, gather: float) -> int:
         """Take live messages, once there are some, or replies. Returns their bytes."""
         channels = [channel for channel in self.channels if not channel.waits_for_replay]
+        alarms = [replayer.socket for replayer in self._replayers]  # a redial replaces them
+        if self._publisher is not None:
+            alarms.append(self._publisher.socket)
         began, before = self._clock(), self._inbox.size
         taken = self._inbox.take(
             [channel.socket for channel in channels],
@@ -214,7 +214,7 @@ class Receiver:
             wait=wait,
             gather=gather,
             tee=None if self._publisher is None else self._publisher.tee,
-            alarms=[self._wakes.descriptor, *self._alarms],
+            alarms=[self._wakes.descriptor, *alarms],
         )
         self._wakes.clear()
         messages = [0] * len(channels)
