@@ -168,21 +168,6 @@ def test_an_attempt_continues_after_its_connection_breaks(tmp_path: Path) -> Non
     assert got == batch.column("value").to_pylist() * 6
 
 
-def test_a_transaction_with_a_damaged_part_is_refused_as_a_whole(tmp_path: Path) -> None:
-    endpoint = free_endpoint()
-    with receiving(tmp_path, endpoint):
-        first, second = stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)
-        path = tmp_path / "staging" / second
-        content = path.read_bytes()
-        path.write_bytes(content.replace(b"b", b"c"))
-        with pytest.raises(TransactionError):
-            commit(endpoint, [first, second], 2)
-        assert values(tmp_path) == []
-        again = [stage(endpoint, "a", partition=0), stage(endpoint, "b", partition=1)]
-        assert not commit(endpoint, again, 2)
-    assert values(tmp_path) == ["a", "b"]
-
-
 def test_without_faults_every_message_is_sent_once(tmp_path: Path) -> None:
     endpoint = free_endpoint()
     batch = pa.record_batch({"value": [b"x" * 1000] * 10_000})

@@ -73,7 +73,6 @@ def test_a_new_attempt_aborts_the_one_before(tmp_path: Path, monkeypatch: pytest
     [
         "acts.rows_of",
         "reception.decode",
-        "attempt_files.AttemptFiles.append",
         "attempt_files.AttemptFiles.finish",
     ],
 )
@@ -106,25 +105,4 @@ def test_an_unexpected_error_refuses_one_message_and_is_logged(
         assert "Traceback" in caplog.text
         assert not sessions_of(ingest)
         assert sender.commit("q", 0, [sender.stage("q", 0, b"a")], 1)["kind"] == "K"
-    assert values(tmp_path) == ["a"]
-
-
-@pytest.mark.parametrize(
-    "where", ["acknowledged.attempt_files.AttemptFiles.read", "log.writer.LogWriter.append_stored"]
-)
-def test_a_commit_that_meets_an_unexpected_error_may_be_repeated(
-    where: str, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint = free_endpoint()
-
-    def broken(*args: Any) -> None:
-        raise ZeroDivisionError
-
-    with receiving(tmp_path, endpoint):
-        sender = RawSender(context, endpoint)
-        attempt = sender.stage("q", 0, b"a")
-        with monkeypatch.context() as broke:
-            broke.setattr(f"zmq_datasource.{where}", broken)
-            assert sender.commit("q", 0, [attempt], 1)["code"] == "internal"
-        assert not sender.commit("q", 0, [attempt], 1)["again"]
     assert values(tmp_path) == ["a"]

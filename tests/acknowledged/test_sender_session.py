@@ -15,7 +15,6 @@ from zmq_datasource.acknowledged.protocol import (
     Commit,
     Committed,
     Data,
-    End,
     Hello,
     Message,
     Refusal,
@@ -243,19 +242,6 @@ def test_an_attempt_whose_repeated_data_was_taken_is_staged() -> None:
     assert said(it) == []
 
 
-def test_a_request_is_repeated_within_a_short_timeout() -> None:
-    it = SenderSession("me", 7, 0, 1.0, "tcp://receiver:1")
-    it.greet(0)
-    it.receive(welcome(it), 0)
-    push(it)
-    it.wait_until_taken(0)
-    said(it)
-    for now in (0.1, 0.9, 1.7):
-        it.receive(busy(it), now)
-        it.wake(now + 0.7)
-        assert said(it) == [Hello(attempt=it.attempt, producer="me")]
-
-
 def test_a_busy_receiver_that_becomes_silent_is_a_timeout() -> None:
     it = greeted()
     push(it)
@@ -334,30 +320,6 @@ def test_after_a_pause_of_the_receiver_data_is_sent_again_once() -> None:
     it.wake(5.3 + ASK_AGAIN_SECONDS)
     it.receive(welcome(it), 5.4 + ASK_AGAIN_SECONDS)
     assert indices(said(it)) == [0], "it was lost"
-
-
-def test_a_lost_connection_between_requests_has_no_effect() -> None:
-    it = greeted()
-    push(it)
-    push(it)
-    it.reconnected(1)
-    assert said(it) == [Hello(attempt=it.attempt, producer="me")], "data for the old one is not sent as it is"
-    it.receive(welcome(it), 2)
-    assert indices(said(it)) == [0, 1]
-
-
-def test_an_end_is_repeated_after_the_lost_data() -> None:
-    it = greeted()
-    push(it)
-    it.receive(taken(it, 1), 0)
-    said(it)
-    it.end(0)
-    end = End(attempt=it.attempt, producer="me", number=7, partition=0, messages=1, rows=1)
-    assert said(it) == [end]
-    it.reconnected(1)
-    assert said(it) == [end], "the receiver has all of it"
-    it.receive(encode(Staged(attempt=it.attempt, rows=1)), 2)
-    assert not it.waiting
 
 
 def test_a_receiver_that_has_lost_taken_data_ends_the_attempt() -> None:

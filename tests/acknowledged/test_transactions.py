@@ -101,55 +101,11 @@ def test_a_repeated_transaction_has_the_same_rows(kept: str, asked: str | None, 
         committed.check_is("q", 6, 2, asked)
 
 
-# The committed transactions.
-
-
-def committed(limit: int = 10, **kept: Transaction) -> CommittedTransactions:
-    it = CommittedTransactions(SourceCounters(), limit)
-    for producer, transaction in kept.items():
-        it.commit(producer, transaction)
-        it.confirm(producer, transaction)
-    return it
-
-
-def restored(saved: bytes, limit: int = 10) -> CommittedTransactions:
-    it = CommittedTransactions(SourceCounters(), limit)
-    assert it.restore(saved)
-    return it
-
-
-def lasts(it: CommittedTransactions, names: str = "abcd") -> dict[str, Transaction]:
-    found = {name: it.last(name) for name in names}
-    assert found == {name: it.newest(name) for name in names}
-    return {name: last for name, last in found.items() if last is not None}
-
-
-ONE, TWO, THREE = (Transaction(n, f"attempt{n}", n, f"{n:016x}") for n in (1, 2, 3))
-
-
-def test_an_appended_transaction_is_committed_once_it_is_durable() -> None:
-    it = committed(a=ONE)
-    it.commit("a", TWO)
-    assert (it.last("a"), it.newest("a")) == (ONE, TWO)
-    assert [it.is_committed("a", n) for n in (0, 1, 2)] == [True, True, False]
-    it.confirm("a", TWO)
-    assert it.last("a") == TWO
-    assert [it.is_committed("a", n) for n in (1, 2, 3)] == [True, True, False]
-    assert not it.is_committed("unknown", 0)
-
-
-def test_transactions_are_restored() -> None:
-    it = committed(4, a=ONE, b=ONE, c=THREE)
-    for name, transaction in (("a", TWO), ("d", THREE)):
-        it.commit(name, transaction)
-        it.confirm(name, transaction)
-    again = restored(it.state(), 4)
-    assert lasts(again) == lasts(it) == {"a": TWO, "b": ONE, "c": THREE, "d": THREE}
-
-
 def test_the_state_of_another_filler_has_no_transactions() -> None:
-    foreign = committed(a=ONE).state().replace(b"transactions", b"other")
+    kept = CommittedTransactions(SourceCounters(), 10)
+    kept.commit("a", Transaction(1, "attempt", 1, "0005"))
     it = CommittedTransactions(SourceCounters(), 10)
-    assert it.restore(foreign) is False
-    assert lasts(it) == {}
-    assert lasts(restored(b"")) == {}
+    assert it.restore(kept.state().replace(b"transactions", b"other")) is False
+    assert it.last("a") is None
+    assert it.restore(kept.state())
+    assert it.last("a") is not None
