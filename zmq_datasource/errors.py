@@ -120,9 +120,8 @@ class NoPeerError(SocketError):
     """No peer has connected or subscribed within ``connectTimeout``, a proxy was silent for as long, or the
     peer refused: its socket type or its keys do not match.
 
-    What to do: Start the consumer before the sink. At a source this happens only if you have set
-    ``connectTimeout``: start the publisher. Check the endpoint, the socket types (PUSH to PULL, PUB to SUB,
-    DEALER to ROUTER) and the keys (docs/security.md). The message has the reason that the peer gave.
+    What to do: Start the consumer before the sink. Check the endpoint, the socket types (PUSH to PULL, PUB to
+    SUB, DEALER to ROUTER) and the keys (docs/security.md). The message has the reason that the peer gave.
     """
 
 

@@ -24,8 +24,7 @@ GOLDEN_SEQUENCES = (
     b'"sequences":{"numbering":[["endpoint","topic"],0,true,1000,false,false],'
     b'"totals":{"lost":3,"late":1,"healed":1,"duplicates":0,"restarts":0,"forgotten":0},'
     b'"names":[["dGNwOi8vZmVlZDox","/w=="]],"expected":[6],"counters":[[0,0,false,null,null]],'
-    b'"gaps":[[["dGNwOi8vZmVlZDox","/w=="],0,1,2,5,0,false],[["dGNwOi8vZmVlZDox","/w=="],0,4,4,5,1,false]],'
-    b'"losses":2}}'
+    b'"gaps":[[["dGNwOi8vZmVlZDox","/w=="],0,1,2,5,true,false],[["dGNwOi8vZmVlZDox","/w=="],0,4,4,5,true,false]]}}'
 )
 
 

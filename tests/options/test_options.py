@@ -279,8 +279,9 @@ def test_an_option_has_one_default_wherever_it_is_used() -> None:
     for kind in (ReadOptions, WriteOptions, ProxyOptions):
         for option in describe(kind):
             found.setdefault(option.name, set()).add(option.default)
-    # A sink has socket types of its own, and its task waits for its consumers with rows in its hands.
-    assert {name for name, defaults in found.items() if len(defaults) > 1} == {"socketType", "connectTimeout"}
+    assert {name for name, defaults in found.items() if len(defaults) > 1} == {
+        "socketType"
+    }  # a sink has its own
 
 
 def test_a_writer_accepts_sparks_own_option() -> None:

@@ -277,7 +277,7 @@ def saved_by(tracked: SequenceTracker) -> state.SavedTracker:
 
 def memory(tracked: SequenceTracker) -> object:
     gaps = [
-        (gap.key, gap.epoch, gap.first, gap.last, gap.noticed, gap.loss, gap.past) for gap in tracked.gaps
+        (gap.key, gap.epoch, gap.first, gap.last, gap.noticed, gap.lost, gap.past) for gap in tracked.gaps
     ]
     present = {key: missing(tracked, key) for key in tracked.expected}
     return (
@@ -286,7 +286,6 @@ def memory(tracked: SequenceTracker) -> object:
         gaps,
         present,
         tracked.totals,
-        tracked.losses,
     )
 
 
@@ -413,12 +412,12 @@ def test_a_gap_that_is_asked_for_is_lost_when_no_replay_can_fill_it_any_more() -
     assert not receive(tracked, 0, 10).lost
     tracked.give_up(tracked.gaps.missing(KEY))
     receive(tracked, 5, 12)  # splits it
-    told = [(gap.first, gap.last, gap.loss) for gap in tracked.gaps]
-    assert told == [(6, 9, 0), (11, 11, None)]
+    told = [(gap.first, gap.last, gap.lost) for gap in tracked.gaps]
+    assert told == [(6, 9, True), (11, 11, False)]
     findings = receive(tracked, 14, 16)  # the table is full
-    assert [(gap.first, gap.last, gap.loss) for gap in findings.lost] == [(11, 11, 1)]
+    assert [(gap.first, gap.last) for gap in findings.lost] == [(11, 11)]
     findings = receive(tracked, 0, key=b"other")  # the counter is forgotten
-    assert [(gap.first, gap.last, gap.loss) for gap in findings.lost] == [(13, 13, 2), (15, 15, 3)]
+    assert [(gap.first, gap.last) for gap in findings.lost] == [(13, 13), (15, 15)]
 
 
 def test_only_combinations_of_names_that_occur_become_counters() -> None:

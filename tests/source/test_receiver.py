@@ -10,7 +10,7 @@ import zmq
 import zmq_datasource.source.receiver as receiver_module
 from tests.support import Socket, bind_when_free, bound, free_endpoint, stream_options, wait_for
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import EndpointError, NoPeerError
+from zmq_datasource.errors import EndpointError
 from zmq_datasource.source.receiver import Receiver
 from zmq_datasource.transport import connections, core
 
@@ -214,21 +214,6 @@ def test_a_sub_receives_again_after_a_publisher_restarts(context: Context) -> No
         receive(receiver, 1)
 
 
-def test_an_endpoint_that_never_answers_ends_receiving_after_connect_timeout(context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    silent = free_endpoint()
-    options = stream_options(connect=f"{endpoint},{silent}", socketType="PULL", connectTimeout="1s")
-    with Receiver(options, SourceCounters()) as receiver:
-        push.send(b"of the one that answers")
-        wait_for(lambda: (receiver.receive(), receiver.failure)[1] is not None, "a failure")
-        assert isinstance(receiver.failure, NoPeerError)
-        assert str(receiver.failure) == (
-            f"waiting 1 second for the publishers of PULL: no answer from {silent}. Start the publisher, correct the "
-            "endpoint, raise connectTimeout, or leave it out to wait without end"
-        )
-        assert receiver.pending == 1  # what came is handed over before receiving ends
-
-
 def test_a_replay_socket_that_cannot_be_opened_leaves_no_socket_open() -> None:
     options = stream_options(
         connect=free_endpoint(), replayEndpoint="tcp://no-host.invalid:5559", framing="vllm"
@@ -237,25 +222,3 @@ def test_a_replay_socket_that_cannot_be_opened_leaves_no_socket_open() -> None:
     with pytest.raises(EndpointError, match=r"no-host\.invalid"), Receiver(options, SourceCounters()):
         pass
     wait_for(lambda: connections.threads() <= before, "the end of libzmq's threads")
-
-
-@pytest.mark.parametrize("side", ["connect", "bind"])
-def test_a_publisher_that_has_come_once_may_go_away(context: Context, side: str) -> None:
-    endpoint = free_endpoint()
-    options = stream_options(**{side: endpoint}, socketType="PULL", connectTimeout="2s")
-    push = context.socket(zmq.PUSH)
-    with Receiver(options, SourceCounters()) as receiver:
-        (push.bind if side == "connect" else push.connect)(endpoint)
-        push.send(b"")
-        receive(receiver, 1)
-        push.close(linger=0)
-        until = time.monotonic() + 2.5
-        wait_for(lambda: (receiver.receive(), time.monotonic() >= until)[1], "longer than connectTimeout")
-        assert receiver.failure is None
-
-
-def test_without_connect_timeout_a_feed_is_waited_for_without_end(context: Context) -> None:
-    with Receiver(stream_options(connect=free_endpoint()), SourceCounters()) as receiver:
-        until = time.monotonic() + 0.5
-        wait_for(lambda: (receiver.receive(), time.monotonic() >= until)[1], "some rounds")
-        assert receiver.failure is None

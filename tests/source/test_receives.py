@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from tests.source.test_feed import filled, querying
 from tests.support import (
-    Socket,
-    bound,
     free_endpoint,
     keep_handlers,
     stop_sooner,
@@ -21,11 +18,8 @@ from tests.support import (
     take_over,
     wait_for,
 )
-from tests.support.publishers import Publisher
-from zmq_datasource.errors import LogLockedError, MessageLossError, OptionError
+from zmq_datasource.errors import LogLockedError, OptionError
 from zmq_datasource.source.feed_receiver import FeedReceiver
-
-Context = zmq.Context[Socket]
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +51,7 @@ SECRET = {"zmq.curve_secretkey": "a" * 40, "zmq.curve_publickey": "b" * 40, "zmq
         ({"topics": "b,c"}, r"topics=b,c \(there: a\)"),
         ({"zmq_rate": 7}, r"zmq\.\*=.*'rate': '7'.*\(there: .*'curve_secretkey': '\*\*\*'"),
         ({"whenFull": "discard"}, r"whenFull=discard \(there: wait\)"),
+        ({"onLoss": "fail"}, r"onLoss=fail \(there: warn\)"),
     ],
 )
 def test_a_query_with_other_options_is_refused_with_their_names_while_another_process_receives(
@@ -65,8 +60,8 @@ def test_a_query_with_other_options_is_refused_with_their_names_while_another_pr
     options: dict[str, Any] = {"connect": free_endpoint(), "topics": "a", "framing": "sequenced"} | SECRET
     options |= {"sequenceBy": "topic"}
     with receiving(tmp_path, **options):
-        for same in ({}, {"onLoss": "fail", "reader": "desk"}):
-            assert not FeedReceiver(stream_options(walLocation=tmp_path, **options | same)).open()
+        same = options | {"reader": "desk"}
+        assert not FeedReceiver(stream_options(walLocation=tmp_path, **same)).open()
         with pytest.raises(LogLockedError, match=said) as refused:
             FeedReceiver(stream_options(walLocation=tmp_path, **options | other)).open()
         assert f"with walLocation={tmp_path} and no option" in str(refused.value)
@@ -131,98 +126,3 @@ def test_a_standby_fails_when_a_process_with_other_options_has_taken_the_log(tmp
             pytest.raises(LogLockedError, match=r"filled with other options by process.*walRetention=0s"),
         ):
             wait_for(lambda: two.step() < 0, "an error")
-
-
-# What a loss means.
-
-
-def numbered(pub: Socket, *numbers: int) -> None:
-    for number in numbers:
-        pub.send_multipart([b"t", b"p", number.to_bytes(8, "big"), b"%d" % number])
-
-
-def sequenced(endpoint: str) -> dict[str, Any]:
-    return {"connect": endpoint, "socketType": "SUB", "framing": "sequenced"}
-
-
-def test_a_query_that_follows_fails_at_a_loss_with_onLoss_fail(context: Context, tmp_path: Path) -> None:
-    """The receiving query does not fail. The failed query, restarted, continues after the loss."""
-    pub, endpoint = bound(context, zmq.XPUB)
-    # With a name, because the log keeps nothing for an unnamed query that does not run.
-    failing = sequenced(endpoint) | {"onLoss": "fail", "reader": "job"}
-    with querying(tmp_path, **sequenced(endpoint)) as notebook:
-        notebook.step()
-        assert pub.recv() == b"\x01"
-        numbered(pub, 0, 1, 5)  # lost before the query begins
-        notebook.until(3)
-        with querying(tmp_path, **failing) as job:
-            job.step()
-            numbered(pub, 6)
-            job.until(1)
-            numbered(pub, 10)
-            with pytest.raises(
-                MessageLossError, match="3 messages of publisher 'p' never came: sequences 7 to 9"
-            ):
-                wait_for(lambda: job.step() and False, "the failure")
-        notebook.until(5)
-        with querying(tmp_path, job.checkpoint, **failing) as job:
-            numbered(pub, 11)
-            wait_for(lambda: job.step() and job.rows[-1][1] == b"11", "the next one")
-        notebook.until(6)
-
-
-def test_a_loss_that_the_last_receiver_noticed_during_a_batch_fails_the_query_that_takes_over(
-    context: Context, tmp_path: Path
-) -> None:
-    pub, endpoint = bound(context, zmq.XPUB)
-    failing = sequenced(endpoint) | {"onLoss": "fail", "reader": "job"}
-    with querying(tmp_path, **sequenced(endpoint)) as notebook:
-        notebook.step()
-        assert pub.recv() == b"\x01"
-        numbered(pub, 0)
-        notebook.until(1)
-        with querying(tmp_path, **failing) as job:
-            job.step()
-            numbered(pub, 1)
-            job.until(1)
-            numbered(pub, 5)  # job is busy, and asks for no offset
-            notebook.until(3)
-            notebook.reader.stop()
-            wait_for(lambda: job.receives, "the other query to receive")
-            with pytest.raises(MessageLossError, match="sequences 2 to 4"):
-                job.step()
-        with querying(tmp_path, job.checkpoint, **failing) as job:
-            job.until(1)
-            assert job.receives
-
-
-@pytest.mark.spark  # no Spark, but a process
-def test_a_gap_for_which_the_receiver_still_asks_is_no_loss(tmp_path: Path) -> None:
-    replay = free_endpoint()
-    with Publisher("vllm", replay=replay, buffer=3) as publisher:
-        options = {
-            "connect": publisher.endpoint,
-            "replayEndpoint": replay,
-            "socketType": "SUB",
-            "framing": "vllm",
-            "zmq_reconnect_ivl": 20,
-        }
-        with querying(tmp_path, **options) as first:
-            first.step()
-            publisher.ask("wait-subscriber")
-            with querying(tmp_path, onLoss="fail", **options) as second:
-                second.step()
-                publisher.ask("send 2")
-                publisher.ask("skip 1")
-                publisher.ask("send 1")
-                second.until(4)
-                assert not second.receives
-                publisher.ask("skip 5")  # more than it has to replay
-                publisher.ask("send 1")
-
-                def fails() -> bool:
-                    publisher.ask("send 1")  # the log hears of the loss with the next row
-                    return bool((first.step(), second.step())[1]) and False
-
-                with pytest.raises(MessageLossError, match="sequences 4 to"):
-                    wait_for(fails, "the failure")

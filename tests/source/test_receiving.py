@@ -41,7 +41,6 @@ from zmq_datasource.errors import (
     EndpointError,
     LogWriteError,
     MessageLossError,
-    NoPeerError,
     ZmqDataSourceError,
 )
 from zmq_datasource.log.filler import FillerFacts
@@ -482,17 +481,6 @@ def test_receiving_never_waits_for_sealing(
     sealed = list(LogStorage(str(tmp_path)).chunks())
     assert len(sealed) <= 6, "what had come meanwhile is sealed together"
     assert len(numbers(tmp_path)) == 50_021
-
-
-def test_a_feed_whose_publisher_never_answers_fails_after_connect_timeout(tmp_path: Path) -> None:
-    ingest = FeedReceiver(
-        stream_options(walLocation=tmp_path, connect=free_endpoint(), connectTimeout="200ms")
-    )
-    ingest.start()
-    with pytest.raises(NoPeerError):
-        wait_for(ingest.check, "an error")
-    with pytest.raises(NoPeerError):
-        ingest.stop()
 
 
 # What a stop loses.

@@ -259,7 +259,7 @@ class World:
                 "a message is missing, and does not count as lost"
             )
         assert self.sent - 1 in have
-        assert all(gap.loss is not None for gap in self.tracker.gaps), "a gap is still asked for"
+        assert all(gap.lost for gap in self.tracker.gaps), "a gap is still asked for"
         assert self.tracker.totals.lost == sum(gap.size for gap in self.tracker.gaps)
         assert lost & {n for n, _ in self.kept} <= self.unheard, "the publisher has it, and answers"
 

@@ -473,7 +473,7 @@ class VllmReplay(Topology):
             return set()
         saved = saved_sequences(sections_of(read_saved_state(self.storage())))
         # Not a gap that a replay may still fill: its messages may come after the query was asked whether it has all.
-        gaps = [] if saved is None else [gap for gap in saved.gaps if gap.loss is not None]
+        gaps = [] if saved is None else [gap for gap in saved.gaps if gap.lost]
         return {at for gap in gaps for at in range(gap.first, gap.last + 1)}
 
 

@@ -8,7 +8,7 @@ from zmq_datasource.errors import OptionError
 from zmq_datasource.options.framing import FramingOptions
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.options.types import Duration, LocalPath, StoreLocation, Topics
+from zmq_datasource.options.types import LocalPath, StoreLocation, Topics
 
 
 class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"):
@@ -32,16 +32,6 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
             Role.UNACKNOWLEDGED,
         ),
     ] = Topics(("",))
-    connect_timeout: Annotated[
-        Duration,
-        doc(
-            "How long receiving waits for its publishers. If an endpoint of `connect` has not answered once after this "
-            "time, or no publisher has connected to `bind`, the query fails (`NoPeerError`). With 0 it waits without "
-            "end, and a line in the log says which endpoints have not answered: a publisher may start later.",
-            Role.WRITER,
-            Role.UNACKNOWLEDGED,
-        ),
-    ] = Duration(0)
     wal_location: Annotated[
         LocalPath | None,
         doc(

@@ -24,7 +24,7 @@ And these are the rules beside them:
 * Messages sent before the first received number are not tracked, unless publishers are short-lived, or the user says
   where counters begin (``whole``). Then they are a gap.
 
-Losses are told once, in their order (``Gap.loss``): a gap when it is found or, where it is asked for, when no replay
+Losses are told once (``Gap.lost``): a gap when it is found or, where it is asked for, when no replay
 will fill it any more.
 
 Memory is bounded. Of too many counters, the tracker forgets the one that was silent for longest; of too many gaps, the

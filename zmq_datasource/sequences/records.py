@@ -22,8 +22,7 @@ class Gap(msgspec.Struct, array_like=True, eq=False):
 
     Attributes:
         noticed: When the gap was found, in microseconds since the epoch.
-        loss: The number of this loss: losses are numbered in the order in which they are told (``onLoss``). None while
-            a replay may bring the messages.
+        lost: Whether the loss is told (``onLoss``). False while a replay may bring the messages.
         past: Whether its epoch is over, or its counter forgotten, so that no message fills it any more.
     """
 
@@ -32,7 +31,7 @@ class Gap(msgspec.Struct, array_like=True, eq=False):
     first: int
     last: int
     noticed: int
-    loss: int | None = None
+    lost: bool = False
     past: bool = False
 
     @property

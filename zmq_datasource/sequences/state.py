@@ -19,7 +19,6 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
         numbering: How the messages are counted.
         names, expected, counters: An entry for each counter; the counter that was silent for longest is first.
         gaps: Oldest first.
-        losses: The number of the next loss.
     """
 
     numbering: Numbering
@@ -28,7 +27,6 @@ class SavedTracker(msgspec.Struct, frozen=True, rename="camel"):
     expected: list[int]
     counters: list[Counter]
     gaps: list[Gap]
-    losses: int
 
 
 def save(tracker: SequenceTracker) -> SavedTracker:
@@ -45,7 +43,6 @@ def save(tracker: SequenceTracker) -> SavedTracker:
         expected=list(tracker.expected.values()),
         counters=list(map(tracker.counters.__getitem__, names)),
         gaps=list(tracker.gaps),
-        losses=tracker.losses,
     )
 
 
@@ -54,6 +51,5 @@ def restore(tracker: SequenceTracker, saved: SavedTracker) -> None:
     tracker.expected = dict(zip(saved.names, saved.expected, strict=True))
     tracker.counters = dict(zip(saved.names, saved.counters, strict=True))
     tracker.totals = saved.totals
-    tracker.losses = saved.losses
     for gap in saved.gaps:
         tracker.gaps.add(gap)

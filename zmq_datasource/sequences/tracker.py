@@ -24,7 +24,6 @@ class SequenceTracker:
             updates it before each call.
         expected: The number that each counter expects, the counter that was silent for longest first.
         counters: The other state of each counter.
-        losses: The number of the next loss.
     """
 
     def __init__(self, numbering: Numbering, max_counters: int, max_gaps: int = MOST_GAPS) -> None:
@@ -36,7 +35,6 @@ class SequenceTracker:
         self._endpoint = numbering.by.index("endpoint") if "endpoint" in numbering.by else None
         self.expected: dict[Key, int] = {}
         self.counters: dict[Key, Counter] = {}
-        self.losses = 0
         # The connection of its endpoint that brought each counter's latest message to this process, and the one that
         # brought its latest live message.
         self._latest_connections: dict[Key, int] = {}
@@ -217,9 +215,8 @@ class SequenceTracker:
 
     def _lose(self, gaps: Iterable[Gap], findings: SequenceFindings) -> None:
         for gap in gaps:
-            if gap.loss is None and gap.size:
-                gap.loss = self.losses
-                self.losses += 1
+            if not gap.lost and gap.size:
+                gap.lost = True
                 findings.lost.append(gap)
 
     def _conclude(self, received: set[Key], findings: SequenceFindings) -> None:

@@ -10,7 +10,6 @@ Modules beside that way: a channel asks its publisher for missing messages by th
 a log stores. ``location`` finds the log of a feed, ``receives`` compares what processes receive into one log, and
 ``filling`` makes what fills it.
 
-A query reads a ``QueryLog``: it follows the log, and may have a ``FeedReceiver``. ``followed`` is what it learns of a
-receiver in another process. ``chunk_server`` sends chunks to executors that do not see the log's directory, in ranges
-of bytes, and ``remote_chunks`` is their end of its protocol.
+A query reads a ``QueryLog``: it follows the log, and may have a ``FeedReceiver``. ``chunk_server`` sends chunks to
+executors that do not see the log's directory, in ranges of bytes, and ``remote_chunks`` is their end of its protocol.
 """

@@ -19,13 +19,12 @@ class Incidents:
     """Acts on findings, as ``onMalformed`` and ``onLoss`` say.
 
     Attributes:
-        numbering: How the messages are counted.
         failure: Why receiving must end, as soon as the messages received before are in the log.
     """
 
     def __init__(self, options: FramingOptions) -> None:
         self._options = options
-        self.numbering = options.numbering
+        self._numbering = options.numbering
         self._malformed = LimitedLog(__name__, "malformed messages")
         self._losses = LimitedLog(__name__, "losses")
         self._restarts = LimitedLog(__name__, "restarts of publishers")
@@ -55,7 +54,7 @@ class Incidents:
 
     def report_lost(self, gaps: Sequence[Gap]) -> None:
         """Log the gaps that no replay will fill, and set ``failure``, as ``onLoss`` says. The tracker counts them."""
-        if self.numbering is None or self._options.on_loss == "count":
+        if self._numbering is None or self._options.on_loss == "count":
             return
         for gap in gaps:
             first, last = gap.first, gap.last
@@ -73,6 +72,6 @@ class Incidents:
             log.flush()
 
     def _name(self, key: Key) -> str:
-        assert self.numbering is not None
-        names = names_of(self.numbering.by, key)
+        assert self._numbering is not None
+        names = names_of(self._numbering.by, key)
         return " ".join(f"{name} '{printable(text, _MOST_SHOWN)}'" for name, text in names.items())

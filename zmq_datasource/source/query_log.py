@@ -14,11 +14,20 @@ import logging
 import time
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.log import REFRESH_SECONDS, STORE_RETRY_SECONDS, LogFollower, LogWriter, Reader
+from zmq_datasource.errors import LogError
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.log import (
+    REFRESH_SECONDS,
+    STORE_RETRY_SECONDS,
+    LogFollower,
+    LogWriter,
+    Reader,
+    read_saved_state,
+)
 from zmq_datasource.options import StreamReadOptions
-from zmq_datasource.source.facts import SourceFacts
+from zmq_datasource.sequences import Totals
+from zmq_datasource.source.facts import SourceFacts, read_counters
 from zmq_datasource.source.feed_receiver import FeedReceiver
-from zmq_datasource.source.followed import FollowedReceiver
 from zmq_datasource.source.location import log_storage
 
 _log = logging.getLogger(__name__)
@@ -44,8 +53,9 @@ class QueryLog:
         self.counters = SourceCounters()
         self.receiver = FeedReceiver(options, self.counters) if options.has_endpoints else None
         self._follower = LogFollower(self.storage, STORE_RETRY_SECONDS)
-        self._followed = FollowedReceiver(self.storage, options)
-        self._follows = True  # until this process receives
+        self._stored: tuple[SourceCounters | None, Totals | None] = None, None
+        self._stored_end = -1
+        self._faults = LimitedLog(__name__, "states that could not be read")
         self._started = False
         self.log_id = ""
         self.resumed_at = self.begins_at = 0
@@ -63,17 +73,16 @@ class QueryLog:
             LogLockedError: Another query reads under this name, or another process receives with other options.
             LogError: The log cannot be opened.
         """
-        self._follows = self.receiver is None or not self.receiver.open()
+        follows = self.receiver is None or not self.receiver.open()
         try:
-            if self._follows:
+            if follows:
                 self._follower.open()
-                self._followed.look_for_losses(self._follower.newest)
             self._keep_everything()
         except BaseException as e:
             self._stop_because_of(e)
             raise
         self.log_id, self.resumed_at = self.contents.log_id, self.contents.durable_end
-        if begins and self._options.reader is None and self._follows:
+        if begins and self._options.reader is None and follows:
             _log.warning(
                 "%s is filled by another process, and this query has no name. When it stops, messages that it has not "
                 "read are kept for the walRetention of that process. To keep them for longer, set the option reader",
@@ -86,7 +95,7 @@ class QueryLog:
         self.reader = Reader(self.storage, options.reader, options.reader_timeout, STORE_RETRY_SECONDS)
         try:
             announced = self.reader.open()
-            if self._follows:
+            if self.filling is None:
                 self._follower.refresh_now()
             self.begins_at = max(announced, self.contents.earliest)
         except BaseException:
@@ -144,18 +153,7 @@ class QueryLog:
         return self._refresh() if (filling := self.filling) is None else filling.received_end
 
     def check(self) -> None:
-        """Raise the error that has ended receiving, or standing by; or the loss that ends this query.
-
-        Raises:
-            LogError, SocketError: Receiving has ended, or messages were lost (``onLoss=fail``).
-        """
-        if (filling := self.filling) is None:
-            self._followed.look_for_losses(self._follower.newest)
-        elif self._follows:  # it receives in place of another process, which this query has followed
-            self._follows = False
-            self._followed.end_with(filling.log.saved)
-        if self._followed.failure is not None:
-            raise self._followed.failure
+        """Raise the error that has ended receiving, or standing by: LogError, SocketError or OptionError."""
         if self.receiver is not None:
             self.receiver.check()
 
@@ -203,9 +201,17 @@ class QueryLog:
         if (filling := self.filling) is not None:
             return filling.facts()
         end = self._refresh()  # in a long batch Spark asks for no offset, so nothing else lists new chunks
-        followed = self._followed
-        followed.read(self._follower.newest)
-        return SourceFacts(self.counters, followed.counters, end, False, followed.totals)
+        if self._stored_end != end:
+            try:
+                newest = self._follower.newest
+                self._stored = read_counters(
+                    read_saved_state(self.storage, None if newest is None else newest.first)
+                )
+                self._stored_end = end
+            except LogError as e:
+                self._faults.warn("%s", e)
+        receiver, totals = self._stored
+        return SourceFacts(self.counters, receiver, end, False, totals)
 
     def stop(self) -> None:
         """End receiving, and release the log and the reader's name.
@@ -217,7 +223,7 @@ class QueryLog:
             if self.receiver is not None:
                 self.receiver.stop()
         finally:
-            self._followed.close()
+            self._faults.flush()
             if self._started:
                 self.reader.close()
             else:  # the query did not start: delete the lease that it has written

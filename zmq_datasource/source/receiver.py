@@ -6,7 +6,6 @@ cost of a round is shared by many messages, and a slow feed has exact timestamps
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ import pyarrow as pa
 import zmq
 
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import NoPeerError, SocketError
+from zmq_datasource.errors import SocketError
 from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import FillerFacts, LogWriter
 from zmq_datasource.messages.columns import MESSAGE_SCHEMA
@@ -132,7 +131,6 @@ class Receiver:
         for channel in self.channels:
             if channel.replayer is not None:
                 channel.replayer.start()
-        self._await_peers_until = time.monotonic() + self._options.connect_timeout
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -278,21 +276,6 @@ class Receiver:
         self._pass_on_requests()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
         self._incidents.flush()
-        if self._options.connect_timeout and time.monotonic() >= self._await_peers_until:
-            self._check_peers()
-
-    def _check_peers(self) -> None:
-        """Fail if an endpoint has not answered within ``connectTimeout``."""
-        self._await_peers_until = math.inf  # checked once: a publisher that has answered may go and come back
-        watches = [channel.opened.watch for channel in self.channels]
-        missing = [endpoint for watch in watches for endpoint in watch.never_up]
-        if missing:
-            refusals = "".join(f"; {at}: {why}" for watch in watches for at, why in watch.refused.items())
-            self._incidents.failure = self.failure or NoPeerError(
-                f"waiting {self._options.connect_timeout} for the publishers of {self._options.socket_type}: no answer "
-                f"from {', '.join(missing)}{refusals}. Start the publisher, correct the endpoint, raise "
-                "connectTimeout, or leave it out to wait without end"
-            )
 
     def is_connected(self) -> bool:
         """Whether a socket has a connection, over which messages may come. For the thread that receives."""

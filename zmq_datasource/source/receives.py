@@ -1,7 +1,6 @@
 """What a process receives into a log, and how: recorded in the log's head, and compared by the next process.
 
-The record has the text of each option about sockets, messages and the writing of the log, without secrets. It has no
-``onLoss``: each query has its own. The rules:
+The record has the text of each option about sockets, messages and the writing of the log, without secrets. The rules:
 
 * While another process receives, a query with other values is refused: its options would have no effect. A query that
   only reads sets none of them.
@@ -31,13 +30,11 @@ _KINDS = ("socketType", "framing")
 
 def received_by(options: StreamReadOptions) -> dict[str, str]:
     """All options about receiving as text, by name."""
-    ours = {
+    return {
         option.name: _text(getattr(options, option.field))
         for option in describe(type(options))
         if option.field in _ALWAYS or option.roles & {Role.SOCKET, Role.WRITER}
-    }
-    del ours["onLoss"]
-    return ours | {"zmq.*": _text(options.zmq)}
+    } | {"zmq.*": _text(options.zmq)}
 
 
 def _text(value: object) -> str:

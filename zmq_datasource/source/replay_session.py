@@ -337,4 +337,4 @@ class ReplaySession(Session):
         return None if counter is None else counter.sample
 
     def _missing(self) -> list[Gap]:
-        return [gap for gap in self._tracker.gaps.missing(self._key) if gap.loss is None]
+        return [gap for gap in self._tracker.gaps.missing(self._key) if not gap.lost]

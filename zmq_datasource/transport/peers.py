@@ -279,16 +279,6 @@ class PeerWatch:
         return sum(self.up.values())
 
     @property
-    def never_up(self) -> list[str]:
-        """The endpoints of ``connect`` that have not answered once.
-
-        A socket that only binds has one entry, until its first peer has connected.
-        """
-        if not self._connect:
-            return [] if self.connections else ["any peer"]
-        return [endpoint for endpoint in self._connect if endpoint not in self.up]
-
-    @property
     def queues(self) -> int:
         """The most queues that libzmq keeps for the socket, including those of ended connections."""
         return self.connections + len(self._connect)
