@@ -143,7 +143,7 @@ def test_the_end_of_receiving_ends_a_waiting_poll(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, endpoint = bound(context, zmq.PUSH)
-    monkeypatch.setattr("zmq_datasource.source.receiver.LogReceiver.receive", lambda _: 1 // 0)
+    monkeypatch.setattr("zmq_datasource.source.receiver.LogReceiver.receive", lambda *_: 1 // 0)
     with suppress(ZeroDivisionError), reader(endpoint, tmp_path) as it:
         it.idle = Idle(poll_seconds=60, wait_seconds=3600)
         start = it.initialOffset()
