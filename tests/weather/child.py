@@ -142,6 +142,8 @@ def _durable(settings: dict[str, Any], stopped: threading.Event) -> None:
                             subscriber.ack(message, wait=True)
                             file.write(f"acked {message.id}\n")
             except SocketError as e:
+                if "Restore the file" in str(e):
+                    raise  # of a damage, which is restored when a process ends with it
                 print(f"durable: {e}", file=sys.stderr, flush=True)
                 stopped.wait(0.2)
 

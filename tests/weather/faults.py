@@ -191,12 +191,15 @@ def _install_names(disk: _Disk) -> None:
             disk.meet("link", target)
         real_link(source, target, **kwargs)
         if disk.has(source):
-            disk.note("renamed", str(source), str(target))
+            disk.note("renamed", str(source), str(target), None)
 
     def rename(source: Any, target: Any, **kwargs: Any) -> None:
         if disk.has(source):
             disk.faults.meet("rename")
-            disk.note("renamed", str(source), str(target))
+            # A small record, which is there again if the disk loses the new name.
+            is_record = str(target).endswith(".json") and os.path.exists(target)
+            replaced = Path(target).read_text() if is_record else None
+            disk.note("renamed", str(source), str(target), replaced)
         real_rename(source, target, **kwargs)
 
     os.open, os.link, os.rename = open_, link, rename
@@ -225,7 +228,7 @@ def lose_power(page: Path, chance: random.Random) -> None:
         return
     torn: dict[str, int] = {}  # path: how much of it is sure
     sure: dict[str, int] = {}
-    renamed: list[tuple[str, str]] = []
+    renamed: list[tuple[str, str, str | None]] = []
     for line in notes.read_text().splitlines():
         match json.loads(line):
             case ["written", path]:
@@ -233,9 +236,9 @@ def lose_power(page: Path, chance: random.Random) -> None:
             case ["forced", path, size]:
                 torn.pop(path, None)
                 sure[path] = size
-                renamed = [(old, new) for old, new in renamed if str(Path(new).parent) != path]
-            case ["renamed", old, new]:
-                renamed.append((old, new))
+                renamed = [each for each in renamed if str(Path(each[1]).parent) != path]
+            case ["renamed", old, new, replaced]:
+                renamed.append((old, new, replaced))
                 for kept in (torn, sure):
                     kept.pop(new, None)
                     if old in kept:
@@ -244,7 +247,7 @@ def lose_power(page: Path, chance: random.Random) -> None:
         # The process lives for another moment, and would notice that its lock has changed.
         if os.path.isfile(path) and not path.endswith(".lock"):
             os.truncate(path, chance.randint(min(least, os.path.getsize(path)), os.path.getsize(path)))
-    for old, new in reversed(renamed):
+    for old, new, replaced in reversed(renamed):
         if os.path.exists(new) and chance.random() < 0.5:
             if os.path.exists(old) and os.path.samefile(
                 old, new
@@ -252,4 +255,6 @@ def lose_power(page: Path, chance: random.Random) -> None:
                 os.unlink(new)
             else:
                 os.rename(new, old)
+                if replaced is not None:
+                    Path(new).write_text(replaced)
     notes.unlink()

@@ -614,9 +614,9 @@ class RouterDurable(Topology):
         world.may_be_damaged("receive", self.wal, *_FILES, "subscriber")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
-        self.reaches("receive", *_JOURNALS, *_MERGES, "log.head", *_ACCEPTS)
+        self.reaches("receive", *_JOURNALS, *_MERGES, "log.head", *_ACCEPTS, "serving.batch.")
         self.reaches("producer", *_STAGES)
-        self.reaches("durable", "proxy.ack.")
+        self.reaches("durable", "serving.ack.")
         self.commits = ("in",)
 
     def known(self) -> dict[int, str]:

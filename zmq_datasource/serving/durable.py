@@ -27,6 +27,7 @@ import zmq
 from msgspec.structs import replace
 
 from zmq_datasource.errors import LogError, LogFormatError, ZmqDataSourceError
+from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.wake_pipe import WakePipe
 from zmq_datasource.log import (
@@ -304,6 +305,7 @@ class DurableServer:
 
     def _reply(self, reply: Reply) -> None:
         """Send an answer. If the client is gone, or its queue has no room, it asks again."""
+        failpoints.reach("serving.batch.before_send")
         try:
             self._answers.send(reply.peer, encode(reply.message, reply.buffers), reply.name)
         except zmq.ZMQError as e:

@@ -132,7 +132,7 @@ class _Subscriber:
         handed, done = self._session.inbox.handed, message if isinstance(message, int) else message.id
         if handed is None or done > handed:
             raise OptionError(f"ack of id {done}, which has not come yet")
-        failpoints.reach("proxy.ack.before_send")
+        failpoints.reach("serving.ack.before_send")
         self._session.inbox.ack(done)
 
     # Acts.
@@ -201,7 +201,7 @@ class _Subscriber:
     def _acknowledge_given(self) -> None:
         inbox = self._session.inbox
         if self._auto_ack and inbox.handed is not None and inbox.handed >= inbox.done:
-            failpoints.reach("proxy.ack.before_send")
+            failpoints.reach("serving.ack.before_send")
             inbox.ack(inbox.handed)
 
     def _forget(self) -> _Act[None]:
@@ -225,7 +225,7 @@ class _Subscriber:
                 )
         finally:
             session.confirm(False, time.monotonic())
-        failpoints.reach("proxy.ack.after_confirmed")
+        failpoints.reach("serving.ack.after_confirmed")
 
     def _until(self, is_done: Callable[[], bool], seconds: float | None) -> _Act[bool]:
         """Wait until ``is_done()``, for so many seconds at most; return whether it is. Messages stay in the inbox."""
