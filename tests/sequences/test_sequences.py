@@ -182,7 +182,7 @@ def test_a_new_connection_to_the_same_publisher_is_no_restart() -> None:
 
 @st.composite
 def traffic(draw: st.DrawFn) -> tuple[Numbering, list[int]]:
-    """Messages of a publisher with loss, repetition, reordering, restarts and wraps; and random numbers."""
+    """Messages of a publisher with loss, repetition, reordering and restarts; and random numbers."""
     numbering = draw(st.sampled_from(NUMBERINGS))
     at = draw(st.integers(0, 20))
     numbers: list[int] = []
