@@ -72,7 +72,7 @@ class Failing(Receiver):
 def failing(options: StreamReadOptions, *given: Any) -> Filling:
     filling = filling_of(options, *given)
     receiver = Failing(options, given[1])
-    return filling._replace(filler=LogReceiver(receiver, filling.log, "PULL"), state=receiver.intake)
+    return filling._replace(filler=LogReceiver(receiver, filling.log), state=receiver.intake)
 
 
 @contextmanager
