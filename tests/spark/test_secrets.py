@@ -186,11 +186,9 @@ def test_no_secret_is_anywhere_but_in_its_file(
                 wait_for_rows(query, 10)
                 said += said_by(df, query)
                 assert not in_processes(secrets)
-        sides = {"router": free_endpoint(), "durable": free_endpoint()}
+        sides = {"pull": free_endpoint(), "durable": free_endpoint()}
         with Proxy(wal_location=data / "proxy.wal", **sides, **secrets.server) as proxy:
-            with Producer(sides["router"], "me", **secrets.client) as producer:
-                producer.send(b"m")
-                producer.flush()
+            write(numbers(spark, 1), socketType="PUSH", connect=sides["pull"], **secrets.client)
             with DurableSubscriber(sides["durable"], "me", **secrets.client) as subscriber:
                 assert subscriber.receive(20) is not None
             said.append(json.dumps(wait_for(proxy.status, "a status"), default=str))
