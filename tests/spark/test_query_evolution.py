@@ -143,7 +143,8 @@ def test_a_feed_that_returns_after_other_batches_begins_at_starting_offsets(
     assert [row for row in feeds.rows() if row > "a2"][:3] == ["a3", "a4", "a5"]
 
 
-# A query of two named logs, killed with all its processes when a task reads the first rows of the one that joins.
+# A query of two named logs, killed with all its processes when a task reads rows of the old one: in its first batch,
+# which is the first one of the log that joins.
 _KILLED = """
 import json, os, signal, sys
 from pathlib import Path
@@ -162,7 +163,7 @@ def kill(batches):
 
 evolution = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 old, new = of_logs(new_session(directory, conf={evolution: "true"}), directory, options)
-start(old.union(new.mapInArrow(kill, new.schema)), directory / "out").awaitTermination()
+start(old.mapInArrow(kill, old.schema).union(new), directory / "out").awaitTermination()
 """
 
 
@@ -203,23 +204,24 @@ def test_a_source_that_joins_and_is_killed_in_its_first_batch_has_each_message_o
         wait_for(
             lambda: query.exception() or committed_rows(out).num_rows == 3, "the rows of the old log", 60
         )
+    fill("old")
     command = [sys.executable, "-c", _KILLED, str(tmp_path), json.dumps(options)]
-    with subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True) as driver:
-        readers = tmp_path / "new" / "readers"
-        wait_for(lambda: driver.poll() or list(readers.glob("*.json")), "the beginning of the new source", 90)
-        fill("new")
-        assert driver.wait(90) == -signal.SIGKILL
-    checkpoint = Path(f"{out}.checkpoint")
+    killed = subprocess.run(command, cwd=REPOSITORY, start_new_session=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
     planned, done = (
-        sorted(int(path.name) for path in checkpoint.glob(f"{kind}/[0-9]*"))
+        sorted(Path(f"{out}.checkpoint").glob(f"{kind}/[0-9]*"), key=lambda path: int(path.name))
         for kind in ("offsets", "commits")
     )
-    assert planned == [*done, done[-1] + 1], "the batch was planned, and is not done"
+    assert [path.name for path in planned[:-1]] == [path.name for path in done]
+    assert ["\nnew:" in path.read_text() for path in planned[-2:]] == [False, True], (
+        "it is the source's first batch"
+    )
     fill("new"), fill("old")
-    expected = sorted([f"old {n}" for n in range(6)] + [f"new {n}" for n in range(first, 9)])
+    expected = sorted([f"old {n}" for n in range(9)] + [f"new {n}" for n in range(first, 6)])
     old, new = of_logs(evolving, tmp_path, options)
     with running(old.union(new), out) as query:
         wait_for(lambda: query.exception() or committed_rows(out).num_rows >= len(expected), "all rows", 60)
+        assert query.exception() is None
     assert sorted(committed_rows(out).column("value").to_pylist()) == expected
     for log in logs.values():
         log.close()
