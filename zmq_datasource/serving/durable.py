@@ -13,6 +13,7 @@ The rules:
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -225,11 +226,16 @@ class DurableServer:
             while True:
                 if name is not None:
                     self._server.done(name, result, time.monotonic())
-                elif isinstance(result, Exception):
-                    self._faults.warn("listing the positions of durable subscribers: %s", result)
                 else:
-                    self._server.listed(set(result), time.monotonic())
+                    self._next_listing = time.monotonic() + _LISTING_SECONDS
+                    self._forget_dropped(result)
                 name, result = self._results.get_nowait()
+
+    def _forget_dropped(self, keys: set[str] | Exception) -> None:
+        if isinstance(keys, Exception):
+            self._faults.warn("listing the positions of durable subscribers: %s", keys)
+        else:
+            self._server.listed(keys, time.monotonic())
 
     def _take_requests(self) -> None:
         deadline = time.monotonic() + _TURN_SECONDS
@@ -252,8 +258,8 @@ class DurableServer:
         if now >= self._next_accounts:
             self._next_accounts = now + _ACCOUNTS_SECONDS
             self.accounts = list(self._server.accounts(now))
-        if now >= self._next_listing and not self._results.qsize():
-            self._next_listing = now + _LISTING_SECONDS
+        if now >= self._next_listing:
+            self._next_listing = math.inf  # until the disk has answered
             self._submit(self._keeper, None, self._leases.keys)
         # A deleted file needs room on the disk until it is closed.
         for name, cursor in list(self._cursors.items()):
