@@ -139,6 +139,8 @@ class _Status:
         self.readiness.set(receiver.state == "receiving")
         if receiver.state != "receiving":
             return
+        if self._durable is not None:
+            self._durable.check()
         self._monitor.mark_finished(receiver.log.needed)
         if receiver.log.full and time.monotonic() >= self._next_full_line:
             self._next_full_line = time.monotonic() + self._full_line_seconds

@@ -55,7 +55,7 @@ class Receiver:
 
     def __enter__(self) -> Self:
         self.log.open()
-        assert self.transactions.restore(self.log.saved)
+        self.transactions.restore(self.log.saved)
         self.reception = Reception(Terms(100.0, 1 << 30), self.transactions, self.counters)
         self.acts = Acts(self.reception, self.files, self.log, self._forcing, lambda: 1.0)
         self.acts.recover(0.0)

@@ -105,7 +105,7 @@ def test_the_state_of_another_filler_has_no_transactions() -> None:
     kept = CommittedTransactions(SourceCounters(), 10)
     kept.commit("a", Transaction(1, "attempt", 1, "0005"))
     it = CommittedTransactions(SourceCounters(), 10)
-    assert it.restore(kept.state().replace(b"transactions", b"other")) is False
+    it.restore(kept.state().replace(b"transactions", b"other"))
     assert it.last("a") is None
-    assert it.restore(kept.state())
+    it.restore(kept.state())
     assert it.last("a") is not None

@@ -174,7 +174,7 @@ def test_state_and_rows_match_after_a_crash_at_any_step(
         again = Recording(**options)
         log = LogWriter(LogStorage(str(photo)), chunk_bytes=1 << 20, max_bytes=1 << 30, carried=again)
         log.open()
-        assert again.restore(log.saved)
+        again.restore(log.saved)
         possible = [remembered for end, remembered in feed.handed_over if end == log.durable_end]
         assert again.remembered() in possible
         # The same table without a writer.
@@ -198,7 +198,7 @@ def test_ten_thousand_publishers_and_gaps_cost_a_chunk_half_a_megabyte(tmp_path:
     log.close()
     assert newest(tmp_path).stat().st_size < 500_000
     again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
-    assert again.restore(saved(tmp_path))
+    again.restore(saved(tmp_path))
     assert again.tracker is not None
     assert feed.tracker is not None
     assert memory(again.tracker) == memory(feed.tracker)
@@ -250,7 +250,7 @@ def test_long_names_are_remembered_short(tmp_path: Path) -> None:
     saved_text = feed.state()
     assert len(saved_text) < 1000 * len(names)
     again = Intake(stream_options(connect="tcp://feed:1", framing="sequenced"), SourceCounters())
-    assert again.restore(saved_text)
+    again.restore(saved_text)
     assert again.tracker is not None
     assert len(again.tracker.expected) == len(names)
     batch, _ = again.read(raw_of(messages), [Arrival(0, len(messages), "tcp://feed:1")])

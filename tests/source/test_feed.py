@@ -441,25 +441,6 @@ def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Con
                 assert slow.rows == numbered(11)
 
 
-def test_a_query_without_a_name_logs_one_warning(
-    context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with querying(tmp_path, connect=endpoint) as one:
-        one.step()
-        assert "set the option reader" not in caplog.text
-        with querying(tmp_path, connect=endpoint) as two:
-            two.step()
-            assert caplog.text.count("set the option reader") == 1
-            send(push, 0, 1)
-            two.until(1)
-        with querying(tmp_path, two.checkpoint, connect=endpoint) as again:
-            again.step()
-        with querying(tmp_path, connect=endpoint, reader="desk") as named:
-            named.step()
-    assert caplog.text.count("set the option reader") == 1
-
-
 def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "hold_seconds", 0.1)
     filled(tmp_path, 1).close()

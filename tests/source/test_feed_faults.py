@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,22 +50,12 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Failing(Receiver):
-    """Sockets that cannot be opened the first ``fails`` times, or until ``opens`` is set."""
+    """Sockets that cannot be opened."""
 
     error: Exception = EndpointError("in use")
-    fails = 1 << 30
-    opens: threading.Event | None = None
-    tried = threading.Event()
 
     def __enter__(self) -> Failing:
-        if Failing.opens is not None:
-            Failing.tried.set()
-            assert Failing.opens.wait(30)
-        Failing.fails -= 1
-        if Failing.fails >= 0:
-            raise Failing.error
-        super().__enter__()
-        return self
+        raise Failing.error
 
 
 def failing(options: StreamReadOptions, *given: Any) -> Filling:
@@ -96,7 +85,6 @@ def test_each_standby_that_cannot_receive_fails_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt of one holds the lock for a moment, which the others see."""
-    take_over(monkeypatch, takeover=0.3)
     with standing_by(tmp_path, 3) as (one, others):
         one.stop()
         for each in others:
@@ -109,39 +97,12 @@ def test_each_standby_that_cannot_receive_fails_with_the_reason(
 def test_any_error_of_a_takeover_ends_receiving_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_over(monkeypatch, takeover=0.1)
     monkeypatch.setattr(Failing, "error", MemoryError("no memory"))
     with standing_by(tmp_path) as (one, (two,)):
         one.stop()
         wait_for(lambda: two.state == "ended", "an error")
         with pytest.raises(MemoryError, match="no memory"):
             two.check()
-
-
-def test_a_takeover_is_repeated_until_the_port_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Failing, "fails", 3)
-    with standing_by(tmp_path) as (one, (two,)):
-        one.stop()
-        wait_for(lambda: two.state == "receiving", "the takeover")
-        two.check()
-
-
-def test_a_stop_during_a_takeover_leaves_no_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the takeover takes longer than the stop waits."""
-    monkeypatch.setattr(Failing, "fails", 0)
-    monkeypatch.setattr(Failing, "opens", threading.Event())
-    monkeypatch.setattr(FeedReceiver, "join_seconds", 0.1)
-    with standing_by(tmp_path) as (one, (two,)):
-        one.stop()
-        assert Failing.tried.wait(30)
-        two.stop()
-        assert two.state == "waiting"
-        assert Failing.opens is not None
-        Failing.opens.set()
-        wait_for(lambda: two.state == "ended", "the end")
-        assert not one.storage.writer()
 
 
 def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context, tmp_path: Path) -> None:
@@ -157,7 +118,7 @@ def test_a_standby_does_not_make_a_new_log_when_the_log_is_gone(context: Context
         filled(log, 1).close()
         time.sleep(0.2)
         assert not two.receives
-        with pytest.raises(DataLossError, match="created again"):
+        with pytest.raises(DataLossError, match="another log now"):
             two.step()
         with suppress(LogError):  # its log is gone
             one.reader.stop()

@@ -419,7 +419,7 @@ def test_with_another_numbering_tracking_begins_again(
                 publisher.ask("send 1")
                 wait_for(lambda: totals(ingest).lost == 3, "the gap")
             assert len(gaps(tmp_path)) == 1
-    assert "tracking of sequences begins again" in caplog.text
+    assert "sequenceBy=topic (before: endpoint)" in caplog.text
 
 
 # Kills.

@@ -26,7 +26,7 @@ from zmq_datasource.source.feed_receiver import FeedReceiver
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_handlers(monkeypatch)
     stop_sooner(monkeypatch)
-    take_over(monkeypatch, standby=0.01, takeover=0.1)
+    take_over(monkeypatch, standby=0.01)
     monkeypatch.setattr(FeedReceiver, "lock_wait_seconds", 0.1)
 
 

@@ -101,9 +101,6 @@ class Filler:
     def finish(self, seconds: float) -> None:
         self.asked.append("finish")
 
-    def is_connected(self) -> bool:
-        return True
-
     def facts(self) -> FillerFacts:
         return FillerFacts(self.pending)
 
@@ -530,7 +527,7 @@ def test_receive_reports_losses_when_it_is_stopped_while_a_push_sends(
     finally:
         program.kill()
         program.wait(30)
-    assert "messages still came 5 s after the stop" in said
+    assert "messages still came after the stop" in said
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
@@ -562,6 +559,7 @@ def test_a_query_that_binds_waits_for_the_stopped_one_that_still_drains(
 ) -> None:
     """A notebook's cell that is run again, with another log, while the PUSH goes on."""
     keep_handlers(monkeypatch)
+    stop_sooner(monkeypatch, 1.0)  # the PUSH may be slow, too
     endpoint, ended = free_endpoint(), threading.Event()
 
     def send() -> None:
@@ -593,16 +591,3 @@ def test_a_query_that_binds_waits_for_the_stopped_one_that_still_drains(
         sending.join(30)
         two.stop()
     assert f"{endpoint} is in use: waiting up to 8 s" in caplog.text
-
-
-def test_a_query_without_a_connection_gives_its_port_up_at_once(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep_handlers(monkeypatch)
-    stop_sooner(monkeypatch, 30.0)
-    options = {"socketType": "PULL", "bind": free_endpoint(), "walLocation": str(tmp_path)}
-    reader = ZmqStreamReader(parse(StreamReadOptions, options))
-    reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
-    began = time.monotonic()
-    reader.stop()
-    assert time.monotonic() - began < 4  # a PULL that has a connection is drained for 5 s

@@ -258,13 +258,9 @@ def at_failpoints(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object])
     monkeypatch.setattr(failpoints, "reach", act)
 
 
-def take_over(
-    monkeypatch: pytest.MonkeyPatch, standby: float | None = None, takeover: float | None = None
-) -> None:
-    """Have followers of a log look so often whether they may fill it, and give a failing takeover up after so long."""
-    for name, seconds in (("check_seconds", standby), ("takeover_seconds", takeover)):
-        if seconds is not None:
-            monkeypatch.setattr(Standby, name, seconds)
+def take_over(monkeypatch: pytest.MonkeyPatch, standby: float) -> None:
+    """Have followers of a log look so often whether they may fill it."""
+    monkeypatch.setattr(Standby, "check_seconds", standby)
 
 
 def channel_of(ingest: FeedReceiver) -> Channel:

@@ -259,10 +259,6 @@ class Acceptor:
         """Cut the log's chunk, which has the committed transactions already."""
         return self._log.cut()
 
-    def is_connected(self) -> bool:
-        """See ``log.Filler``."""
-        return bool(self._open.watch.open_connections().inodes)
-
     def facts(self) -> FillerFacts:
         """Return no figures: no row waits in memory. Rows are in files, and appended when they are committed."""
         return FillerFacts()

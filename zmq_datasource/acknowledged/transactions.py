@@ -162,10 +162,9 @@ class CommittedTransactions(CarriedState):
     def _sections(self) -> Mapping[str, Any]:
         return {"transactions": (self._seconds, self._last)}
 
-    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> None:
         if "transactions" not in sections:
-            return False
+            return
         kept = msgspec.json.decode(sections["transactions"], type=tuple[float, dict[str, Transaction]])
         self._seconds, self._last = kept
         self._durable = dict(self._last)
-        return True

@@ -77,8 +77,5 @@ class Filler(Protocol):
     def finish(self, seconds: float) -> None:
         """Append the last messages, and answer open requests for so many ``seconds``. Called at the end."""
 
-    def is_connected(self) -> bool:
-        """Whether a socket has a connection, over which messages may come."""
-
     def facts(self) -> FillerFacts:
         """The figures of the filler."""

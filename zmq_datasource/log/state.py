@@ -45,24 +45,18 @@ class CarriedState(ABC):
         """The whole state, as of the messages that were appended. The receiving thread asks for it at each cut."""
         return msgspec.json.encode({"counters": self._counters.to_json(), **self._sections()})
 
-    def restore(self, saved: bytes) -> bool:
-        """Continue from a saved state.
-
-        Returns:
-            Whether all sections were restored. If the messages were numbered in another way, only the counters are.
-        """
-        sections = sections_of(saved)
-        if not sections:
-            return True
-        self._counters.restore(msgspec.json.decode(sections["counters"]))
-        return self._restore(sections)
+    def restore(self, saved: bytes) -> None:
+        """Continue from a saved state. If the messages were numbered in another way, only the counters continue."""
+        if sections := sections_of(saved):
+            self._counters.restore(msgspec.json.decode(sections["counters"]))
+            self._restore(sections)
 
     @abstractmethod
     def _sections(self) -> Mapping[str, Any]:
         """The other sections, as values for JSON."""
 
     @abstractmethod
-    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> None:
         """Continue from the sections of a saved state; see ``restore``."""
 
 

@@ -21,11 +21,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError, LogLockedError, SocketError
@@ -39,7 +37,7 @@ from zmq_datasource.source.filling import Filling, filling_of
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receive_loop import ReceiveLoop, Stopping
 from zmq_datasource.source.receiver import WAIT_SECONDS
-from zmq_datasource.source.receives import differences, refused, take_up
+from zmq_datasource.source.receives import refusal, take_up
 from zmq_datasource.source.sealing import LEAST_BUCKET_SECONDS, LEAST_SECONDS
 from zmq_datasource.source.standby import Standby
 
@@ -50,24 +48,8 @@ State = Literal["waiting", "receiving", "draining", "ended"]
 # How long to wait for a disk that gives no answer, not even an error.
 _SEAL_SECONDS = 120.0
 _SEAL_TICK = 0.1
-_LOCK_TICK = _JOIN_TICK = 0.05
+_LOCK_TICK = 0.05
 _TICK_SECONDS = 0.5
-_WARN_SECONDS = 1.0
-
-
-class Side(Protocol):
-    """Serves the log while it is filled, in a ``with`` block: until the sockets are drained."""
-
-    def __enter__(self) -> Self:
-        """Begin to serve."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End serving."""
-
-    def check(self) -> None:
-        """Raise the error that has ended serving, if there is one. Called about twice a second."""
 
 
 class FeedReceiver:
@@ -80,7 +62,7 @@ class FeedReceiver:
         options: The options of the feed.
         tick: Called by the loop about twice a second, and whenever ``state`` changes.
         fill: Makes log and filler for one attempt to receive.
-        side: Makes what serves the log of this receiver; None for nothing.
+        side: Serves the log of this receiver, until the sockets are drained; None for nothing.
 
     Attributes:
         state: See the table above.
@@ -90,12 +72,10 @@ class FeedReceiver:
         filler: Receives, and appends to ``log``.
         resumed_at: The id of the first message that this process receives.
         lock_wait_seconds: How long ``open`` waits for the lock, because another writer may be stopping.
-        join_seconds: How long ``stop`` waits for an attempt to receive in place of another process.
     """
 
     reader_name = None  # a ``QueryLog`` has the name of its query's lease here
     lock_wait_seconds = LOCK_WAIT_SECONDS
-    join_seconds = 5.0
 
     log: LogWriter
     filler: Filler
@@ -108,15 +88,14 @@ class FeedReceiver:
         *,
         tick: Callable[[], None] = lambda: None,
         fill: Callable[..., Filling] = filling_of,
-        side: Callable[[FeedReceiver], Side] | None = None,
+        side: Callable[[FeedReceiver], AbstractContextManager[object]] | None = None,
     ) -> None:
         self._options = options
         self.counters = counters or SourceCounters()
         self.storage = log_storage(options)
         self._fill = partial(fill, options, self.storage, self.counters)
         self._tick = tick
-        self._make_side = side
-        self._side: Side | None = None
+        self._side = side
         self._next_tick = 0.0
         self.state: State = "waiting"
         self.failure: Exception | None = None
@@ -125,7 +104,7 @@ class FeedReceiver:
         self._standby: Standby | None = None  # if another process fills the log
         self._stopping: Stopping = threading.Event()
         self._thread = threading.Thread(target=self._run_in_thread, name="zmq-receiver", daemon=True)
-        self._settled: Future[None] = Future()  # until the loop waits or receives for the first time
+        self._began = threading.Event()  # the loop waits or receives, or has ended
 
     # For the thread that starts and stops the loop.
 
@@ -140,27 +119,24 @@ class FeedReceiver:
             OptionError: The log has messages of another framing or socket type, or of other topics.
             LogError: The log cannot be opened.
         """
-        began = time.monotonic()
-        deadline = began + self.lock_wait_seconds
-        warn_at = began + _WARN_SECONDS
+        deadline, is_told = time.monotonic() + self.lock_wait_seconds, False
         while True:
             try:
                 self._take_lock()
             except LogLockedError as e:
-                found = differences(self.storage, self._options)
-                if found is not None and not found:
+                why = refusal(self.storage, self._options, e)
+                if why is None:
                     self._standby = Standby(self.storage, self._options)
                     _log.info(
                         "another process receives into %s; waiting to receive in its place", self.storage
                     )
                     return False
                 # Perhaps that process has not noted its options yet, or is stopping.
-                now, why = time.monotonic(), refused(self.storage, self._options, found) if found else e
-                if now >= deadline:
+                if (left := deadline - time.monotonic()) <= 0:
                     raise why from None
-                if now >= warn_at:
-                    warn_at = deadline
-                    _log.warning("%s; waiting up to %.0f s more for that process to end", why, deadline - now)
+                if not is_told:
+                    is_told = True
+                    _log.warning("%s; waiting up to %.0f s for that process to end", why, left)
                 check_signals()
                 time.sleep(_LOCK_TICK)
             else:
@@ -198,11 +174,10 @@ class FeedReceiver:
         """
         if self._thread.ident is None:
             self._thread.start()
-            try:
-                self._settled.result()
-            except Exception:
+            self._began.wait()
+            if self.state == "ended":
                 self._thread.join()
-                raise
+                self.check()
 
     def stop(self) -> None:
         """End the loop, which drains the sockets, seals and frees the log. May be called if ``start`` was not called.
@@ -213,12 +188,8 @@ class FeedReceiver:
         self._stopping.set()
         if self._thread.ident is None:
             self._end()
-        deadline = time.monotonic() + self.join_seconds
-        while self._thread.is_alive():
-            self._thread.join(_JOIN_TICK)
-            # The store does not answer the attempt to take over. The thread frees the lock when it has answered.
-            if self.state == "waiting" and time.monotonic() >= deadline:
-                return
+        else:
+            self._thread.join()
         if self.receives:
             self.check()
 
@@ -231,11 +202,8 @@ class FeedReceiver:
         if self.failure is not None:
             raise self.failure
 
-    def seal(self, wait_for_disk: bool = False) -> int:
+    def seal(self) -> int:
         """Make the messages durable that were received before this call, unless the disk refuses at present.
-
-        Args:
-            wait_for_disk: Whether to wait for a disk that refuses.
 
         Returns:
             The durable end of the log.
@@ -247,16 +215,14 @@ class FeedReceiver:
         filler, log = self.filler.facts(), self.log
         if not (filler.pending or filler.appending or log.unsealed):
             return log.durable_end
-        if log.fault is not None and not wait_for_disk:
+        if log.fault is not None:
             return log.durable_end
         sealed = self._loop.ask_to_seal()
         self.check()  # the loop may have ended just before the request
         deadline = time.monotonic() + _SEAL_SECONDS
         while time.monotonic() < deadline:
             if log.fault is not None:
-                if not wait_for_disk:
-                    return log.durable_end
-                deadline = time.monotonic() + _SEAL_SECONDS
+                return log.durable_end
             try:
                 return sealed.result(_SEAL_TICK)
             except TimeoutError:
@@ -282,7 +248,9 @@ class FeedReceiver:
                 break
             time.sleep(WAIT_SECONDS)
         # If there are durable messages, do not wait for a full disk: the query reads them, which makes room.
-        return self.seal(wait_for_disk=self.log.durable_end == begin)
+        while (end := self.seal()) == begin and self.log.fault is not None and not is_signalled():
+            time.sleep(WAIT_SECONDS)
+        return end
 
     def wait_for_more(self, end: int, seconds: float) -> None:
         """Wait up to ``seconds`` for messages from id ``end`` on, but not while the log is full or has a fault."""
@@ -341,14 +309,11 @@ class FeedReceiver:
     def _enter(self, state: State) -> None:
         self.state = state
         self._tick()
-        if not self._settled.done():
-            self._settled.set_result(None)
+        self._began.set()
 
     def _act_when_due(self) -> None:
         if (now := time.monotonic()) >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
-            if self._side is not None:
-                self._side.check()
             self._tick()
 
     # Waiting.
@@ -365,7 +330,7 @@ class FeedReceiver:
         )
 
     def _take_over(self, standby: Standby, sockets: ExitStack) -> bool:
-        """Receive in place of a process that has ended. False if another process is quicker, or this one is stopped."""
+        """Receive in place of a process that has ended. False if another process is quicker."""
         failpoints.reach("source.takeover.before_open")
         try:
             self._take_lock()
@@ -374,18 +339,15 @@ class FeedReceiver:
         failpoints.reach("source.takeover.after_open")
         try:
             standby.check_log(self.log.log_id)
-            if not self._stopping.is_set():
-                sockets.enter_context(self.filler)
-                self.receives = True
-        finally:
-            if not self.receives:
-                self.log.close()
-        if self.receives:
-            _log.warning(
-                "the process that received into %s has ended; this process receives in its place",
-                self.storage,
-            )
-        return self.receives
+            sockets.enter_context(self.filler)
+        except BaseException:
+            self.log.close()
+            raise
+        self.receives = True
+        _log.warning(
+            "the process that received into %s has ended; this one receives in its place", self.storage
+        )
+        return True
 
     # Receiving.
 
@@ -397,8 +359,8 @@ class FeedReceiver:
             *(self._options.endpoints, self.storage, self.log.log_id, self.resumed_at),
         )
         with ExitStack() as stack:
-            if self._make_side is not None:
-                self._side = stack.enter_context(self._make_side(self))
+            if self._side is not None:
+                stack.enter_context(self._side(self))
             self._enter("receiving")
             try:
                 self._loop.receive(self._stopping)
@@ -429,9 +391,7 @@ class FeedReceiver:
     def _answer_all(self) -> None:
         """Answer the threads that wait for the loop."""
         why = self.failure
-        if why is not None and not self._settled.done():
-            self._settled.set_exception(why)
-        elif why is not None:
+        if why is not None and self._began.is_set():  # otherwise ``start`` raises it
             _log.error("receiving ended: %s", why)
         self._enter("ended")
         if self.receives:
@@ -449,14 +409,8 @@ class FeedReceiver:
         lost, left = self.log.unsealed + facts.pending + facts.refused, still_sent or facts.left
         if not (lost or left):
             return
-        why = self.log.failure or self.log.fault or (None if still_sent else self.failure)
-        if why is None:
-            after = (
-                f"{self.filler.drain_seconds:.0f} s after the stop"
-                if still_sent
-                else "at the end of the stop"
-            )
-            why = f"messages still came {after}; stop a PUSH before its reader"
+        why = self.log.failure or self.log.fault or self.failure
+        why = why or "messages still came after the stop; stop a PUSH before its reader"
         counted = [f"{lost} received messages could not be sealed and are lost"] * bool(lost)
         unknown = ["the messages that the socket had taken are lost, and their number is unknown"] * left
         self.counters.lost_at_stop += lost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, Terms
@@ -14,8 +13,6 @@ from zmq_datasource.log import STORE_RETRY_SECONDS, CarriedState, Filler, LogSto
 from zmq_datasource.options import ProxyOptions, StreamReadOptions
 from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Publisher, Receiver
 from zmq_datasource.transport.spec import SocketSpec
-
-_log = logging.getLogger(__name__)
 
 # The largest transaction for a log in a bucket: it is one object, which is in memory while it is put.
 _MOST_OBJECT_BYTES = 1 << 30
@@ -41,17 +38,12 @@ class Filling(NamedTuple):
             LogFormatError: The state was written by another release.
         """
         try:
-            known = self.state.restore(self.log.saved)
+            self.state.restore(self.log.saved)
         except Exception as e:
             raise LogFormatError(
                 f"reading the state of log {self.log.log_id}: {e!r}; it was written by another release. Give the "
                 "query a new walLocation and a new checkpoint"
             ) from e
-        if not known:
-            _log.warning(
-                "the messages in log %s were numbered in another way; tracking of sequences begins again",
-                self.log.log_id,
-            )
 
 
 def filling_of(

@@ -223,15 +223,11 @@ class Intake(CarriedState):
     def _sections(self) -> dict[str, Any]:
         return {} if self.tracker is None else {"sequences": state.save(self.tracker)}
 
-    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> bool:
-        """Restore the tracker. Returns False, and restores nothing, if the saved numbers have another meaning now."""
+    def _restore(self, sections: Mapping[str, msgspec.Raw]) -> None:
+        """Restore the tracker, unless the saved numbers have another meaning now."""
         kept = saved_sequences(sections)
-        if self.tracker is None or kept is None:
-            return kept is None
-        if not self.tracker.numbering.is_like(kept.numbering):
-            return False
-        state.restore(self.tracker, kept)
-        return True
+        if self.tracker is not None and kept is not None and self.tracker.numbering.is_like(kept.numbering):
+            state.restore(self.tracker, kept)
 
 
 def _origins(arrivals: Sequence[Arrival]) -> Callable[[int], Arrival]:

@@ -60,34 +60,26 @@ class QueryLog:
         self.log_id = ""
         self.resumed_at = self.begins_at = 0
 
-    def open(self, *, begins: bool = False) -> None:
+    def open(self) -> None:
         """Become the writer of the log, or follow it if it has a writer; and keep its messages from being deleted.
 
         Receives nothing yet.
-
-        Args:
-            begins: Whether the query has no checkpoint.
 
         Raises:
             LogFormatError: There is no log, and this query has no sockets to fill one.
             LogLockedError: Another query reads under this name, or another process receives with other options.
             LogError: The log cannot be opened.
         """
-        follows = self.receiver is None or not self.receiver.open()
+        if self.receiver is not None:
+            self.receiver.open()
         try:
-            if follows:
+            if self.filling is None:
                 self._follower.open()
             self._keep_everything()
         except BaseException as e:
             self._stop_because_of(e)
             raise
         self.log_id, self.resumed_at = self.contents.log_id, self.contents.durable_end
-        if begins and self._options.reader is None and follows:
-            _log.warning(
-                "%s is filled by another process, and this query has no name. When it stops, messages that it has not "
-                "read are kept for the walRetention of that process. To keep them for longer, set the option reader",
-                self.storage,
-            )
 
     def _keep_everything(self) -> None:
         """Write the query's lease, so that nothing is deleted while the query chooses where to begin."""
@@ -147,11 +139,6 @@ class QueryLog:
         self._follower.refresh()
         return self._follower.durable_end
 
-    @property
-    def received_end(self) -> int:
-        """The id after the last received message that this process knows of."""
-        return self._refresh() if (filling := self.filling) is None else filling.received_end
-
     def check(self) -> None:
         """Raise the error that has ended receiving, or standing by: LogError, SocketError or OptionError."""
         if self.receiver is not None:
@@ -164,11 +151,9 @@ class QueryLog:
             The durable end.
 
         Raises:
-            LogError, SocketError: As ``check``; or the log cannot be listed.
+            LogError, SocketError: Receiving has ended, or the log cannot be listed.
         """
-        end = self._refresh() if (filling := self.filling) is None else filling.seal()
-        self.check()
-        return end
+        return self._refresh() if (filling := self.filling) is None else filling.seal()
 
     def receive_for(self, timeout: float, idle_timeout: float | None) -> int:
         """See ``FeedReceiver.receive_for``. If another process receives, this returns the durable end at once."""
@@ -185,7 +170,7 @@ class QueryLog:
             filling.wait_for_more(end, seconds)
             return
         deadline = time.monotonic() + seconds
-        while self.received_end <= end and (left := deadline - time.monotonic()) > 0:
+        while self._refresh() <= end and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, REFRESH_SECONDS))
 
     def commit(self, end: int) -> None:

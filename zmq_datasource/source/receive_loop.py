@@ -7,7 +7,6 @@ fills, and the peer's high-water mark decides. A pause still uses the socket, so
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -17,11 +16,10 @@ from functools import partial
 from typing import TypeAlias
 
 from zmq_datasource.counters import SourceCounters
+from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import StopFlag
 from zmq_datasource.log import Filler, LogWriter
-from zmq_datasource.source.sealing import LEAST_SECONDS, Held, LastSeal, seal_time
-
-_log = logging.getLogger(__name__)
+from zmq_datasource.source.sealing import LEAST_SECONDS, LastSeal, seal_time
 
 Stopping: TypeAlias = threading.Event | StopFlag
 
@@ -30,7 +28,6 @@ _PAUSES = {
     "logFull": "the log has reached walMaxBytes",
     "slowDisk": "the disk is slower than the feed",
 }
-_PAUSE_LINE_SECONDS = 10.0
 # For how long a round may gather messages: other duties of the thread wait.
 _GATHER_SECONDS = 0.25
 # How long, at the end, the filler waits for messages that are on their way.
@@ -80,7 +77,7 @@ class ReceiveLoop:
         self._last_seal = LastSeal(0.0, 0.0, log.state_bytes)
         self._awaited = -1
         self._asked_to_seal: Future[int] | None = None
-        self._next_pause_line = 0.0
+        self._pauses = LimitedLog(__name__, "lines about pauses")  # a small log pauses many times a second
         self.progress = threading.Event()
         self.last_received = time.monotonic()
         self.cut_off = False
@@ -146,10 +143,11 @@ class ReceiveLoop:
     def _seal_time(self) -> float:
         """When to seal without a request, monotonic."""
         log = self._log
+        at_latest = self._held_since + self._flush_interval
         if self._awaited < log.durable_end or log.writing:
-            return self._held_since + self._flush_interval
-        held = Held(self._held_since, log.unsealed_bytes + self._filler.facts().pending_bytes)
-        return seal_time(held, self._last_seal, self._flush_interval, True, self._least_seal_seconds)
+            return at_latest
+        size = log.unsealed_bytes + self._filler.facts().pending_bytes
+        return min(at_latest, seal_time(size, self._last_seal, self._least_seal_seconds))
 
     def _cut(self) -> None:
         """Hand over what was received, if there is anything."""
@@ -173,16 +171,10 @@ class ReceiveLoop:
         """Receive nothing until the log can take more. Requests to seal are answered meanwhile."""
         began = counted = time.monotonic()
         counters = self._counters
-        # A small log pauses many times a second, so only some pauses are logged as warnings.
-        level = logging.WARNING if began >= self._next_pause_line else logging.DEBUG
-        if level == logging.WARNING:
-            self._next_pause_line = began + _PAUSE_LINE_SECONDS
         self._filler.cut()
         while (cause := self._obstacle()) is not None:
             if cause != counters.paused_by:
-                _log.log(
-                    level, "receiving paused: %s (%d pauses before)", _PAUSES[cause], counters.pauses.total()
-                )
+                self._pauses.warn("receiving paused: %s", _PAUSES[cause])
                 counters.pauses[cause] += 1
                 counters.paused_by = cause
             if stopping.wait(self.tick_seconds):
@@ -197,7 +189,7 @@ class ReceiveLoop:
             counters.paused_seconds[cause] += now - counted
             counted = now
         counters.paused_by = None
-        _log.log(level, "receiving goes on after %.1f s", time.monotonic() - began)
+        self._pauses.warn("receiving goes on after %.1f s", time.monotonic() - began)
 
     def _obstacle(self) -> str | None:
         """The cause for a pause; None if there is none."""
@@ -218,11 +210,8 @@ class ReceiveLoop:
                 time.sleep(self.tick_seconds)
                 quiet_from = time.monotonic()
                 continue
-            connected = self._filler.is_connected()
             if self._filler.receive():
                 quiet_from = came_at = time.monotonic()
-            elif not connected:  # nothing can come any more, so another query may have the port at once
-                break
         self._filler.finish(_FINISH_SECONDS)
 
 

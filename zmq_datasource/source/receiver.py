@@ -107,7 +107,6 @@ class Receiver:
         self._inbox = Inbox()
         self._arrivals: list[Arrival] = []
         self._replayers = [c.replayer for c in self.channels if c.replayer is not None]
-        self._turn = 0  # the replayer with which the next round begins
         self._next_housekeeping = 0.0
         self._silent_from = time.monotonic() + _SILENT_SECONDS
 
@@ -226,15 +225,10 @@ class Receiver:
         return self._inbox.size - before
 
     def _receive_replies(self, room: int) -> None:
-        """Receive the replies that are there, up to so many bytes."""
-        for _ in self._replayers:
-            if room <= 0:  # the next round begins with the others
-                return
-            replayer = self._replayers[self._turn % len(self._replayers)]
-            self._turn += 1
-            before = replayer.session.reply_bytes
-            replayer.receive_replies(ROUND_MESSAGES, before + room)
-            room -= replayer.session.reply_bytes - before
+        """Receive the replies that are there, up to so many bytes, of which each publisher has an equal share."""
+        for replayer in self._replayers:
+            share = room // len(self._replayers)
+            replayer.receive_replies(ROUND_MESSAGES, replayer.session.reply_bytes + share)
 
     def _arrival(self, channel: Channel, messages: int, timestamp: int) -> Arrival:
         return Arrival(timestamp, messages, channel.name, channel.connection())
@@ -276,12 +270,6 @@ class Receiver:
         self._pass_on_requests()
         count_connections(self._counters, [channel.opened.watch for channel in self.channels])
         self._incidents.flush()
-
-    def is_connected(self) -> bool:
-        """Whether a socket has a connection, over which messages may come. For the thread that receives."""
-        watches = [channel.opened.watch for channel in self.channels]
-        watches += [replayer.watch for replayer in self._replayers]
-        return any(watch.open_connections().inodes for watch in watches)
 
     def extend_timeouts(self) -> None:
         """Keep connections alive, and extend the deadlines of replays. Called while nothing is received."""
@@ -364,9 +352,6 @@ class LogReceiver:
 
     def extend_timeouts(self) -> None:
         self.receiver.extend_timeouts()
-
-    def is_connected(self) -> bool:
-        return self.receiver.is_connected()
 
     def facts(self) -> FillerFacts:
         tracker = self.receiver.intake.tracker

@@ -50,16 +50,6 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def differences(storage: LogStorage, options: StreamReadOptions) -> dict[str, str] | None:
-    """The recorded values of the options that differ here, by name; None if nothing is recorded.
-
-    Raises:
-        LogError: The record cannot be read.
-    """
-    theirs = read_head(storage.store).receives
-    return _differing(theirs, received_by(options)) if theirs else None
-
-
 def _differing(theirs: dict[str, str], ours: dict[str, str]) -> dict[str, str]:
     return {name: theirs[name] for name in ours if name in theirs and theirs[name] != ours[name]}
 
@@ -77,26 +67,20 @@ def take_up(
         OptionError: The log has messages of another kind.
     """
     ours = received_by(options)
-    if end:
-        _refuse_another_kind(storage, options, before, ours)
-        if differing := _differing(before, ours):
-            _log.warning(
-                "%s is received with new options: %s", storage, _described(ours, differing, "before")
-            )
-    return ours
-
-
-def _refuse_another_kind(
-    storage: LogStorage, options: StreamReadOptions, theirs: dict[str, str], ours: dict[str, str]
-) -> None:
-    changed = [name for name in _KINDS if name in theirs and theirs[name] != ours[name]]
-    if "topics" in theirs and not _overlap(theirs["topics"].split(","), options.topics):
-        changed.append("topics")
+    if not end:
+        return ours
+    differing = _differing(before, ours)
+    changed = {name: text for name, text in differing.items() if name in _KINDS}
+    if "topics" in differing and not _overlap(before["topics"].split(","), options.topics):
+        changed["topics"] = before["topics"]
     if changed:
         raise OptionError(
-            f"receiving {_described(ours, {name: theirs[name] for name in changed}, 'in the log')} into {storage}: the "
-            "rows of one log would be of two kinds. Set another walLocation (or walStore), and a new checkpointLocation"
+            f"receiving {_described(ours, changed, 'in the log')} into {storage}: the rows of one log would be of two "
+            "kinds. Set another walLocation (or walStore), and a new checkpointLocation"
         )
+    if differing:
+        _log.warning("%s is received with new options: %s", storage, _described(ours, differing, "before"))
+    return ours
 
 
 def _overlap(before: Iterable[str], now: Iterable[str]) -> bool:
@@ -105,16 +89,26 @@ def _overlap(before: Iterable[str], now: Iterable[str]) -> bool:
     return any(one.startswith(other) or other.startswith(one) for one in before for other in now)
 
 
-def refused(storage: LogStorage, options: StreamReadOptions, differing: Mapping[str, str]) -> LogLockedError:
-    """The error of a process that would receive with other options than the process that has the lock.
+def refusal(
+    storage: LogStorage, options: StreamReadOptions, unknown: LogLockedError | None = None
+) -> LogLockedError | None:
+    """Why this process cannot wait for the one that fills the log; None if both receive the same.
 
     Args:
-        differing: From ``differences``.
+        unknown: The answer if that process has not recorded what it receives.
+
+    Raises:
+        LogError: The record cannot be read.
     """
+    ours, theirs = received_by(options), read_head(storage.store).receives
+    if not theirs:
+        return unknown
+    if not (differing := _differing(theirs, ours)):
+        return None
     place = "walStore" if options.wal_store is not None else "walLocation"
     return LogLockedError(
         f"receiving into {storage}: it is filled with other options by {storage.writer() or 'another process'}: "
-        f"{_described(received_by(options), differing, 'there')}. Set the same values; or only read what it receives, "
+        f"{_described(ours, differing, 'there')}. Set the same values; or only read what it receives, "
         f"with {place}={storage.root} and no option of the socket or of receiving; or set another {place}"
     )
 

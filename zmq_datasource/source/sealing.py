@@ -12,23 +12,12 @@ earlier, within these bounds:
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 LEAST_SECONDS, LEAST_BUCKET_SECONDS = 0.02, 1.0
 _SHARE = 10
 _SMALL_STATE_BYTES = 4 << 10
-
-
-class Held(NamedTuple):
-    """The messages that are not sealed.
-
-    Attributes:
-        since: When they began to be held, monotonic.
-        size: Their bytes.
-    """
-
-    since: float
-    size: int
 
 
 class LastSeal(NamedTuple):
@@ -50,20 +39,13 @@ class LastSeal(NamedTuple):
         return LastSeal(began, min(seconds, most), state_bytes)
 
 
-def seal_time(
-    held: Held,
-    last: LastSeal,
-    flush_interval: float,
-    is_awaited: bool,
-    least_seconds: float = LEAST_SECONDS,
-) -> float:
-    """When to seal, monotonic.
+def seal_time(size: int, last: LastSeal, least_seconds: float = LEAST_SECONDS) -> float:
+    """When to seal for a durable subscriber that waits at the end of the log, monotonic; infinity if not for it.
 
     Args:
-        is_awaited: Whether a durable subscriber waits at the end of the log.
-        least_seconds: Between the beginnings of two chunks that are sealed for a subscriber.
+        size: The bytes of the messages that are not sealed.
+        least_seconds: Between the beginnings of two chunks.
     """
-    at_latest = held.since + flush_interval
-    if not is_awaited or last.state_bytes > max(_SMALL_STATE_BYTES, held.size / _SHARE):
-        return at_latest
-    return min(at_latest, last.began + max(least_seconds, _SHARE * last.seconds))
+    if last.state_bytes > max(_SMALL_STATE_BYTES, size / _SHARE):
+        return math.inf
+    return last.began + max(least_seconds, _SHARE * last.seconds)

@@ -100,7 +100,7 @@ class ZmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.log = QueryLog(self._options)
             exit_on_signals()
             try:
-                self.log.open(begins=position is None)
+                self.log.open()
             except BaseException:
                 self.log = None
                 raise

@@ -257,11 +257,6 @@ class Connections:
         """The inode of the connection with this descriptor; None if it is gone."""
         return self._by_descriptor.get(descriptor, (None, False))[0]
 
-    @property
-    def inodes(self) -> list[int]:
-        """The inodes of all connections."""
-        return [inode for inode, _ in self._by_descriptor.values()]
-
     def handles(self) -> list[Handle]:
         """Second handles on all connections, all open at once; the caller closes them."""
         found = [_second_handle(descriptor, *known) for descriptor, known in self._by_descriptor.items()]
