@@ -80,23 +80,6 @@ def values(bucket: str) -> list[int]:
 # Several machines.
 
 
-def test_queries_of_several_machines_get_every_message_and_one_receives(
-    context: Context, bucket: str
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with (
-        querying(bucket, connect=endpoint) as one,
-        querying(bucket, connect=endpoint) as two,
-        querying(bucket) as three,
-    ):
-        one.step(), two.step(), three.step()
-        assert (one.receives, two.receives, three.receives) == (True, False, False)
-        send(push, 0, 300)
-        for query in (one, two, three):
-            query.until(300)
-        assert one.rows == two.rows == three.rows == numbered(300)
-
-
 def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, bucket: str) -> None:
     push, endpoint = bound(context, zmq.PUSH)
     with (

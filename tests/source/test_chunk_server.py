@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -418,16 +418,6 @@ def test_a_range_ends_with_the_chunk(log: LogStorage, place: int, length: int, c
     answered, found = PROTOCOL.decode(answer(log, log.log_id(), request))
     assert answered == Answer(number=4, size=10)
     assert b"".join(found) == content
-
-
-def test_an_endpoint_that_the_last_run_still_has_is_waited_for(log: LogStorage) -> None:
-    endpoint = free_endpoint()
-    before = ChunkServer(log, log.log_id(), endpoint)
-    with ThreadPoolExecutor(1) as pool:
-        after = pool.submit(ChunkServer, log, log.log_id(), endpoint)
-        assert not wait([after], 0.2).done
-        before.stop()
-        after.result(30).stop()
 
 
 def test_many_tasks_are_served_at_once_and_no_file_stays_open(log: LogStorage, server: ChunkServer) -> None:

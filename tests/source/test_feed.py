@@ -344,52 +344,6 @@ def test_a_new_query_with_latest_gets_no_older_messages_of_another_query(
         assert two.rows == numbered(20, 10)
 
 
-def test_a_stopped_query_keeps_its_messages_from_a_new_one_with_the_same_options(
-    context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walRetention": "10m"}
-    with querying(tmp_path, **options) as one:
-        one.step()
-        send(push, 0, 10)
-        one.until(10)
-    with querying(tmp_path, **options) as two:
-        two.step()
-        send(push, 10, 20)
-        two.until(10)
-        two.step()
-    with querying(tmp_path, one.checkpoint, **options) as one:
-        one.until(10)
-        assert one.rows == numbered(20, 10)
-
-
-def test_a_first_batch_is_repeated_as_it_was_planned(context: Context, tmp_path: Path) -> None:
-    """Spark has recorded its end, and asks for its beginning again; even after two crashes."""
-    push, endpoint = bound(context, zmq.PUSH)
-    filled(tmp_path, 5).close()  # which is before the beginning
-    options = {"connect": endpoint, "walRetention": "10m"}
-    with querying(tmp_path, **options) as query:
-        begin, end = first_batch(query, push, 5, 15)
-        planned = read(query.reader, begin, end)
-        send(push, 15, 25)
-        wait_for(lambda: ends_at(tmp_path, 25), "all of it")
-    for _ in range(2):
-        with querying(tmp_path, **options) as query:
-            assert read(query.reader, query.beginning(), end) == planned
-    with querying(tmp_path, **options) as query:
-        query.run(query.beginning(), end)
-        query.until(20)
-        assert query.rows == numbered(25, 5)
-
-
-def first_batch(query: Query, push: Socket, start: int, end: int) -> tuple[Offset, Offset]:
-    """Wait until the log has all messages: otherwise the batch would have only a part of them."""
-    begin = query.begin()
-    send(push, start, end)
-    wait_for(lambda: ends_at(query.location, end), f"a log up to {end}")
-    return begin, query.plan()[1]
-
-
 def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(
     context: Context, tmp_path: Path
 ) -> None:
@@ -456,14 +410,6 @@ def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.Mo
 # Readers that do not run.
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = time.time()
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_query_whose_position_was_dropped_fails_with_the_reason(context: Context, tmp_path: Path) -> None:
     """With real queries: the log is full, one query runs, and another does not come back in time."""
     push, endpoint = bound(context, zmq.PUSH)
@@ -526,25 +472,6 @@ def test_a_query_counts_messages_that_a_full_log_has_discarded(context: Context,
                 shown = slow.reader.reportLatestOffset() or {}
                 assert shown["messagesExpired"] == slow.rows[0][0] - first
         assert [i for i, _ in fast.rows] == list(range(len(fast.rows)))
-
-
-def test_a_log_with_much_room_discards_nothing_though_chunks_could_be_as_large(
-    context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walMaxBytes": "1m", "whenFull": "discard", "walRetention": "7d"}
-    with querying(tmp_path, reader="away", **options) as away:
-        away.step()
-        push.send(b"x" * 5000)
-        away.until(1)
-    with querying(tmp_path, **options) as fast:
-        fast.step()
-        for count in range(1, 11):  # a chunk each
-            push.send(b"x" * 5000)
-            fast.until(count)
-    assert log_rows(tmp_path).num_rows == 11
-    with querying(tmp_path, reader="away", checkpoint=away.checkpoint, **options) as away:
-        away.until(10)
 
 
 def test_queries_started_together_read_the_same_messages_with_earliest(

@@ -386,16 +386,12 @@ class FeedReceiver:
             if self.receives:
                 self._count_loss()
                 _log.info("stopped receiving into %s at id %d", self.storage, self.log.durable_end)
-            self._answer_all()
-
-    def _answer_all(self) -> None:
-        """Answer the threads that wait for the loop."""
-        why = self.failure
-        if why is not None and self._began.is_set():  # otherwise ``start`` raises it
-            _log.error("receiving ended: %s", why)
-        self._enter("ended")
-        if self.receives:
-            self._loop.end_with(why or LogError(f"sealing {self.storage}: receiving was stopped"))
+            why = self.failure
+            if why is not None and self._began.is_set():  # otherwise ``start`` raises it
+                _log.error("receiving ended: %s", why)
+            self._enter("ended")
+            if self.receives:
+                self._loop.end_with(why or LogError(f"sealing {self.storage}: receiving was stopped"))
 
     def _count_loss(self) -> None:
         """Count and log the messages that were received and could not be sealed, or were left in a socket.

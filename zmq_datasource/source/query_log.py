@@ -10,8 +10,8 @@ The rules:
 
 from __future__ import annotations
 
-import logging
 import time
+from contextlib import suppress
 
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogError
@@ -29,8 +29,6 @@ from zmq_datasource.sequences import Totals
 from zmq_datasource.source.facts import SourceFacts, read_counters
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.location import log_storage
-
-_log = logging.getLogger(__name__)
 
 
 class QueryLog:
@@ -76,8 +74,8 @@ class QueryLog:
             if self.filling is None:
                 self._follower.open()
             self._keep_everything()
-        except BaseException as e:
-            self._stop_because_of(e)
+        except BaseException:
+            self._stop_receiving()
             raise
         self.log_id, self.resumed_at = self.contents.log_id, self.contents.durable_end
 
@@ -105,19 +103,16 @@ class QueryLog:
         try:
             if self.receiver is not None:
                 self.receiver.start()
-        except BaseException as e:
+        except BaseException:
             self.reader.discard()
-            self._stop_because_of(e)
+            self._stop_receiving()
             raise
 
-    def _stop_because_of(self, why: BaseException) -> None:
-        """Stop because of the error ``why``, and only log another error."""
-        try:
-            if self.receiver is not None:
+    def _stop_receiving(self) -> None:
+        """Stop because of an error, which is raised in place of one that comes now."""
+        if self.receiver is not None:
+            with suppress(Exception):
                 self.receiver.stop()
-        except BaseException as e:
-            if e is not why:
-                _log.error("%s: %s", self.storage, e)
 
     @property
     def contents(self) -> LogWriter | LogFollower:

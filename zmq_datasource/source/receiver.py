@@ -127,9 +127,8 @@ class Receiver:
                 stack.callback(channel.close)
             self._opened = stack.pop_all()
         self._counters.rcvhwm = int(self.channels[0].socket.getsockopt(zmq.RCVHWM))
-        for channel in self.channels:
-            if channel.replayer is not None:
-                channel.replayer.start()
+        for replayer in self._replayers:
+            replayer.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -152,10 +151,8 @@ class Receiver:
 
     @property
     def batch_ready(self) -> bool:
-        """Whether to call ``take``: enough messages are pending, a replay session is due, or receiving must end."""
-        if self.failure is not None or any(
-            replayer.session.is_due(time.monotonic()) for replayer in self._replayers
-        ):
+        """Whether to call ``take``: enough messages are pending, or a replay session is due."""
+        if any(replayer.session.is_due(time.monotonic()) for replayer in self._replayers):
             return True
         return self.pending >= BATCH_MESSAGES or self.pending_bytes >= self._batch_bytes
 
@@ -324,16 +321,13 @@ class LogReceiver:
 
     def cut(self) -> Future[int]:
         """Append the pending messages, and cut the log's chunk."""
-        self._append_pending()
+        if self.receiver.pending or self.receiver.batch_ready:
+            self._append()
         return self._log.cut()
 
     def finish(self, seconds: float) -> None:
         """Append the pending messages. ``seconds`` has no effect: no sender waits for an answer."""
-        self._append_pending()
-
-    def _append_pending(self) -> None:
-        if self.receiver.pending or self.receiver.batch_ready:
-            self._append()
+        self.cut()
 
     def _append(self) -> None:
         self._appending = True
