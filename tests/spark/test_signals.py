@@ -44,7 +44,7 @@ def run(location, call, **options):
         reader.latestOffset(start, ReadMaxRows(1))  # from here on it receives
         for number in range(3):
             push.send(str(number).encode())
-        feed = reader.log
+        feed = reader.log.receiver
         wait_for(lambda: feed.received_end == 3, "three messages")
         try:
             call(reader, start)
