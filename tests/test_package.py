@@ -70,10 +70,10 @@ def test_workers_without_the_package_are_named_with_the_way_out(tmp_path: Path) 
     for words, lacks in (("-I -S", True), ("", False)):
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         python.chmod(0o700)
-        why = why_workers_lack_package(str(python))
+        why = why_workers_lack_package(str(python), 60)
         assert (why is not None) == lacks
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
-    why = why_workers_lack_package(str(python)) or ""
+    why = why_workers_lack_package(str(python), 60) or ""
     assert str(python) in why
     assert f"set PYSPARK_PYTHON={sys.executable}" in why
     assert "DATA_SOURCE_NOT_FOUND" in why

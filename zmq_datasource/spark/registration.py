@@ -116,11 +116,12 @@ def _active_context() -> SparkContext | None:
     return SparkContext._active_spark_context
 
 
-def why_workers_lack_package(command: str) -> str | None:
+def why_workers_lack_package(command: str, timeout: float = _PROBE_TIMEOUT_SECONDS) -> str | None:
     """Why the interpreter of Spark's workers cannot import this package; None if it can, or if that is not known.
 
     Args:
         command: The interpreter's name or path: ``PYSPARK_PYTHON``, else ``python3``.
+        timeout: Seconds in which the interpreter must answer; otherwise it is not known.
     """
     path = shutil.which(command)
     way_out = f"activate the environment in {sys.prefix} before Spark starts, or set PYSPARK_PYTHON={sys.executable}"
@@ -134,7 +135,7 @@ def why_workers_lack_package(command: str) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_PROBE_TIMEOUT_SECONDS,
+            timeout=timeout,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
