@@ -252,6 +252,31 @@ def test_a_displaced_client_does_not_disturb_its_successor(context: Context, tmp
                 assert take(second, 9) == [b"%d" % i for i in range(1, 10)]
 
 
+def test_a_slow_subscriber_sends_its_position_and_gets_no_answer_twice(
+    context: Context, tmp_path: Path
+) -> None:
+    with Serving(tmp_path) as it:
+        it.feed(context, *([b"t", bytes(100)] for _ in range(2000)))
+        with DurableSubscriber(it.durable, "slow", max_bytes=150_000) as slow:
+            wait_for(lambda: slow.receive(30) and it.account("slow").get("nextId"), "its position")
+            assert it.account("slow")["sent"] <= 2000
+
+
+def test_a_displaced_client_with_messages_in_memory_ends_with_an_error(
+    context: Context, tmp_path: Path
+) -> None:
+    with Serving(tmp_path) as it:
+        it.feed(context, *numbers(0, 1000))
+        with (
+            pytest.raises(SubscriptionError, match="another client"),
+            DurableSubscriber(it.durable, "me") as first,
+        ):
+            take(first, 1)
+            with DurableSubscriber(it.durable, "me"):
+                later = time.monotonic() + 1.2  # two turns of the connection
+                wait_for(lambda: first.receive(30) and time.monotonic() > later, "a refusal")
+
+
 def test_messages_that_a_full_log_has_deleted_are_counted(context: Context, tmp_path: Path) -> None:
     with Serving(tmp_path, walMaxBytes="1m", whenFull="discard") as it:
         it.feed(context, *numbers(0, 20))

@@ -99,7 +99,7 @@ class _Subscriber:
         )
         self._link = Link(self._spec, self._session, find_dead_peers)
         self._process = ThisProcess(f"the {type(self).__name__} {self._name}")
-        self._next_turn = 0.0
+        self._next_turn, self._told_refusal = 0.0, False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint}, {self._name!r})"
@@ -151,10 +151,12 @@ class _Subscriber:
     def _end(self, failed: bool) -> _Act[None]:
         """Acknowledge the last message, unless an error has ended the block, and wait until that is on the disk."""
         session = self._session
-        if session.refusal is not None:
-            return  # the server takes no more acknowledgements of this session
         if not failed:
             self._acknowledge_given()
+        if session.refusal is not None:  # the server takes no more acknowledgements of this session
+            if not (failed or self._told_refusal) and session.confirmed < session.inbox.done:
+                raise session.refusal
+            return
         if session.has_unconfirmed:
             seconds = _EXIT_SECONDS if failed else self._timeout or _LONG_EXIT_SECONDS
             try:
@@ -168,9 +170,11 @@ class _Subscriber:
         self._check_open()
         self._acknowledge_given()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        # Also while messages are in memory: the session sends the position, and asks for more.
+        # Also while messages are in memory: the session sends the position, and asks for more. It first takes the
+        # answer that may have come, or it would ask for the same answer again and again.
         if time.monotonic() >= self._next_turn:
             self._next_turn = time.monotonic() + _TURN_SECONDS
+            self._link.receive_all()
             self._link.keep_alive()
         while (found := peek()) is None:
             self._check_refusal()
@@ -241,6 +245,7 @@ class _Subscriber:
 
     def _check_refusal(self) -> None:
         if self._session.refusal is not None:
+            self._told_refusal = True
             raise self._session.refusal
 
     def _check_open(self) -> None:
