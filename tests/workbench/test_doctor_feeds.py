@@ -222,9 +222,10 @@ def test_a_frame_over_the_limit_is_told() -> None:
 
 
 def test_another_pull_that_takes_every_other_message_is_found(context: zmq.Context[Sock]) -> None:
-    pull = context.socket(zmq.PULL)
-    with sending(zmq.PUSH, framing="vllm") as endpoint, Consuming(pull):
-        pull.connect(endpoint)
+    pull, endpoint = context.socket(zmq.PULL), free_endpoint()
+    pull.connect(endpoint)
+    # The sender ends first: a consumer ends when nothing is there.
+    with Consuming(pull), sending(zmq.PUSH, framing="vllm", at=endpoint):
         assert warnings(look(endpoint, **PULL, framing="vllm")) == ["another_pull"]
 
 
