@@ -47,8 +47,8 @@ class PublishedFigures:
     full: int = counted(
         "sndhwmReached",
         "messages",
-        "The number of messages that have found the queue of a plain subscriber full. The number of messages that were "
-        "dropped is unknown.",
+        "How often the queue of a plain subscriber has become full. The number of messages that were dropped until "
+        "it had room again is unknown.",
         "process",
     )
     refused: int = counted(
