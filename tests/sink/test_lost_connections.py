@@ -331,7 +331,7 @@ def test_a_reset_costs_no_row_and_the_rows_kept_to_be_sent_again_are_bounded(con
     assert middlebox.resets == 1
     assert (counters.rows, counters.sent, counters.bytes) == (50_000, 50_000, sum(map(len, values)))
     assert counters.balanced
-    assert most <= 3 * keep
+    assert most <= 5 * keep  # it looks at twice ``keep``; once in vain, if the connection was just lost
     assert 0 < counters.resent < 25_000
     assert "resent=" in str(counters)
 
