@@ -440,6 +440,6 @@ def test_a_log_keeps_its_promises_in_any_order_of_steps() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(200, 10_000, 980))
+@pytest.mark.parametrize("first", range(200, 10_000, 490))
 def test_a_log_keeps_its_promises_in_ten_thousand_orders(first: int) -> None:
-    simulate(range(first, first + 980))
+    simulate(range(first, first + 490))
