@@ -19,8 +19,6 @@ And these are the rules beside them:
 * Where missing messages are asked for (``replayed``), a replay may bring a number before the live flow does, also the
   first one. So a lower number is a restart only on a new connection, or if it is the first number and this connection
   has brought a live message before; otherwise it is late or a duplicate, and duplicates are left out.
-* A replay shows a restart, too: the publisher has another message under a number that was received, or it has none from
-  there on, and has messages before.
 * Messages sent before the first received number are not tracked, unless publishers are short-lived, or the user says
   where counters begin (``whole``). Then they are a gap.
 
@@ -36,8 +34,8 @@ returns, among them the table of gaps, and ``state`` saves and restores a tracke
 
 from __future__ import annotations
 
-from zmq_datasource.sequences.records import Gap, Key, Sample, SequenceFindings, Totals
+from zmq_datasource.sequences.records import Gap, Key, SequenceFindings, Totals
 from zmq_datasource.sequences.runs import Keys, Run, runs_of
 from zmq_datasource.sequences.tracker import SequenceTracker
 
-__all__ = ["Gap", "Key", "Keys", "Run", "Sample", "SequenceFindings", "SequenceTracker", "Totals", "runs_of"]
+__all__ = ["Gap", "Key", "Keys", "Run", "SequenceFindings", "SequenceTracker", "Totals", "runs_of"]

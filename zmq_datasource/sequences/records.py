@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-import xxhash
 from msgspec.structs import replace
 
 from zmq_datasource.counters import counted, state
@@ -162,20 +161,6 @@ class Totals:
     )
 
 
-class Sample(NamedTuple):
-    """The number of a received message, and a digest of its value.
-
-    A replay is compared with it: a publisher that has restarted has another message under this number, or none.
-    """
-
-    number: int
-    digest: str
-
-    @classmethod
-    def of(cls, number: int, value: bytes) -> Sample:
-        return cls(number, xxhash.xxh3_64_hexdigest(value))
-
-
 class Counter(msgspec.Struct, array_like=True):
     """The state of one counter, besides the number that it expects.
 
@@ -184,14 +169,12 @@ class Counter(msgspec.Struct, array_like=True):
         epoch: The number of restarts so far.
         ended: Whether the publisher has announced that it sends no more.
         topic: The topic of the latest message; for replays that do not repeat topics.
-        sample: The latest message of the present epoch, where replays are compared with it.
     """
 
     floor: int
     epoch: int = 0
     ended: bool = False
     topic: bytes | None = None
-    sample: Sample | None = None
 
 
 @dataclass

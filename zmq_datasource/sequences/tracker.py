@@ -61,7 +61,7 @@ class SequenceTracker:
                 self._track_one(key, first + offset, place, when(place), findings)
             received.add(key)
         for key in received:
-            self.note_connection(key)
+            self._note_connection(key)
             self._live_connections[key] = self._connection(key)
         self._conclude(received, findings)
         return findings
@@ -97,7 +97,7 @@ class SequenceTracker:
         whole = self.numbering.whole and not self.totals.forgotten
         first = min(self.numbering.start, number) if whole else number
         self.counters[key] = Counter(first)
-        self.note_connection(key)
+        self._note_connection(key)
         if first < number:
             self._add_gap(key, self.counters[key], first, number - 1, when)
         self.expected[key] = number + 1
@@ -119,9 +119,8 @@ class SequenceTracker:
         findings.restarts.append(key)
         self._lose(self.gaps.end_epoch(key), findings)
         counter.epoch += 1
-        counter.sample = None
         counter.floor = min(number, self.numbering.start)
-        self.note_connection(key)
+        self._note_connection(key)
         if number > self.numbering.start:
             self._add_gap(key, counter, self.numbering.start, number - 1, when)
         self.expected[key] = number + 1
@@ -141,17 +140,11 @@ class SequenceTracker:
             self._add_gap(key, self.counters[key], expected, last, when)
             self.expected[key] = last + 1
         self.counters[key].ended = end
-        self.note_connection(key)
+        self._note_connection(key)
         self._conclude({key}, findings)
         return findings
 
     # Replays.
-
-    def restart(self, key: Key, findings: SequenceFindings) -> None:
-        """Begin an epoch that expects the first number, because a replay has shown that the publisher has restarted."""
-        self._restart(key, self.counters[key], self.numbering.start, 0, findings)  # this leaves no gap
-        self.expected[key] = self.numbering.start
-        self._move_to_end({key})
 
     def is_same_publisher(self, key: Key) -> bool:
         """Whether the endpoint's present connection is that of the latest message, or the counter is not known."""
@@ -172,7 +165,7 @@ class SequenceTracker:
             if number > expected:
                 self._add_gap(key, self.counters[key], expected, number - 1, when)
             self.expected[key] = number + 1
-            self.note_connection(key)
+            self._note_connection(key)
         elif (gap := self.gaps.find(key, number)) is not None:
             self._heal(gap, number)
         else:
@@ -189,8 +182,8 @@ class SequenceTracker:
             return 0
         return self.connections.get(key if isinstance(key, bytes) else key[self._endpoint], 0)
 
-    def note_connection(self, key: Key) -> None:
-        """Make ``is_same_publisher`` true: a message has come by the present connection, or a replay has shown it."""
+    def _note_connection(self, key: Key) -> None:
+        """Make ``is_same_publisher`` true: a message has come by the present connection, or a replay."""
         if self._endpoint is not None:
             self._latest_connections[key] = self._connection(key)
 

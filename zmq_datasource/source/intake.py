@@ -27,7 +27,6 @@ from zmq_datasource.sequences import (
     Key,
     Keys,
     Run,
-    Sample,
     SequenceFindings,
     SequenceTracker,
     runs_of,
@@ -136,7 +135,7 @@ class Intake(CarriedState):
             tracked = tracker.track(runs, lambda at: origin(fields.row(at)).timestamp)
             findings.add(tracked)
             if self._options.replay_endpoint and fields.topics is not None:
-                self._note_latest(tracker, runs, fields)
+                self._note_topics(tracker, runs, fields)
             if tracked.duplicates and (self._options.deduplicate or tracker.numbering.replayed):
                 fields = fields.without(tracked.duplicates)
         for row, topic, publisher, last, end in fields.announced:
@@ -150,16 +149,13 @@ class Intake(CarriedState):
             findings.add(tracker.announce(key if len(key) > 1 else key[0], last, arrival.timestamp, end=end))
         return fields
 
-    def _note_latest(self, tracker: SequenceTracker, runs: Sequence[Run], fields: Fields) -> None:
-        """Keep the topic and the latest message of each endpoint, with which a replay is compared."""
+    def _note_topics(self, tracker: SequenceTracker, runs: Sequence[Run], fields: Fields) -> None:
+        """Keep the topic of each endpoint, for replies that repeat none."""
         assert fields.topics is not None
         for key, run in {run.key: run for run in runs}.items():  # the last run of each counter
             counter = tracker.counters.get(key)
             if counter is not None:  # the tracker may have forgotten it
-                at, number = run.place(run.count - 1), run.first + run.count - 1
-                counter.topic = fields.topics[at].as_py()
-                if number + 1 == tracker.expected.get(key):
-                    counter.sample = Sample.of(number, fields.values[at].as_py())
+                counter.topic = fields.topics[run.place(run.count - 1)].as_py()
 
     def read_replies(self, replies: Sequence[Reply], arrival: Arrival) -> tuple[pa.RecordBatch, Findings]:
         """Turn replayed messages into rows, without those that were received before.
@@ -180,9 +176,6 @@ class Intake(CarriedState):
             reply for reply in replies if self.tracker.track_replayed(key, reply.sequence, timestamp, tracked)
         ]
         counter = self.tracker.counters.get(key)
-        for reply in kept:
-            if counter is not None and reply.sequence + 1 == self.tracker.expected.get(key):
-                counter.sample = Sample.of(reply.sequence, reply.value)
         known = (
             b"" if counter is None or counter.topic is None else counter.topic
         )  # older vLLMs repeat no topic

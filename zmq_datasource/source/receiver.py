@@ -248,8 +248,8 @@ class Receiver:
     def _take_replayed(self, channel: Channel, replayer: Replayer) -> list[pa.RecordBatch]:
         tracker = self.intake.tracker
         assert tracker is not None, "a replay needs numbered messages"
-        connection = tracker.connections[channel.name.encode()] = channel.connection()
-        replayer.session.live = connection if channel.opened.watch.peers else None
+        tracker.connections[channel.name.encode()] = channel.connection()
+        replayer.session.live = channel.opened.watch.peers > 0
         batches = []
         replies = replayer.take()
         if replies:
