@@ -53,7 +53,7 @@ def messages_of(data: bytes) -> list[list[bytes]]:
 # Framings.
 
 FRAMINGS: list[dict[str, str]] = [
-    *({"framing": name} for name in ("plain", "sequenced", "vllm", "bitcoin", "jupyter")),
+    *({"framing": name} for name in ("plain", "sequenced", "vllm", "bitcoin")),
     {"framing": "custom", "sequenceAt": "0:$.n.m", "valueFrame": "-1"},
     {
         "framing": "custom",
@@ -77,7 +77,7 @@ def framing(data: bytes) -> None:
     rows.validate(full=True)
     controls = len(messages) - rows.num_rows
     assert controls >= 0, "a message became two"
-    assert controls == 0 or options["framing"] not in ("plain", "jupyter", "custom"), "a message is nowhere"
+    assert controls == 0 or options["framing"] not in ("plain", "custom"), "a message is nowhere"
 
 
 # Protocols.

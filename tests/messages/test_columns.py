@@ -61,7 +61,7 @@ from zmq_datasource.messages.rows import number_rows
 from zmq_datasource.source.intake import Arrival, Intake
 
 fit, odd = [b"t", b"p", bytes(8), b"v"], [b"t", bytes(8), b"v"]
-for framing in ("plain", "sequenced", "vllm", "bitcoin", "jupyter"):
+for framing in ("plain", "sequenced", "vllm", "bitcoin"):
     intake = Intake(stream_options(connect="tcp://a:1,tcp://b:1", framing=framing), SourceCounters())
     raw = raw_of([fit, odd, [b"\\xff", bytes(8), b"v"], [b"\\xff", b"p", bytes(8), b"v"], b"v"])
     batch, _ = intake.read(raw, [Arrival(1, 3, "tcp://a:1"), Arrival(2, 2, "tcp://b:1")])

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support import DATA, stream_options
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.messages.framing import to_rows
+from zmq_datasource.messages.framing import LayoutFraming, to_rows
 from zmq_datasource.messages.framing.fields import Announced, UnfitError
-from zmq_datasource.messages.framing.presets import make_framing
 from zmq_datasource.messages.framing.replay import Reply, read_reply, request
 from zmq_datasource.messages.raw import RawMessage, raw_of
 from zmq_datasource.messages.rows import number_rows
@@ -63,9 +62,6 @@ def test_each_preset_is_an_option_and_has_golden_bytes() -> None:
     for name, preset in PRESETS.items():
         assert (preset.numbering is None) == bool(preset.unnumbered), name
         assert (preset.numbering is None) == (preset.layout is None), name
-        assert (make_framing(stream_options(connect="tcp://feed:1", framing=name)) is None) == (
-            name == "plain"
-        )
 
 
 @pytest.mark.parametrize(
@@ -88,8 +84,9 @@ def test_golden_bytes_are_read_as_the_format_says(entry: dict[str, Any]) -> None
     assert row["sequence"] == entry["sequence"]
     assert row["value"] == bytes.fromhex(entry["value"])
     assert row["frames"] == frames
-    if entry["framing"] != "jupyter":  # messages that name no publisher have their endpoint
-        assert row["publisher"] == (entry["publisher"] or "tcp://feed:1")
+    assert row["publisher"] == (
+        entry["publisher"] or "tcp://feed:1"
+    )  # those that name none have their endpoint
 
 
 @pytest.mark.parametrize(
@@ -145,8 +142,6 @@ def test_many_messages_are_decoded_like_each_alone() -> None:
         ("vllm", b"alone", "it has 1 frame, 3 expected"),
         ("vllm", [b"t", b"short", b"v"], "the sequence has 5 bytes, 8 expected"),
         ("sequenced", [b"t", b"p", b"", b"v", b"w"], "it has 5 frames, 4 expected"),
-        ("jupyter", [b"t", b"v"], "it has no frame <IDS|MSG>"),
-        ("jupyter", [b"<IDS|MSG>", b"s", b"{}"], "it has 2 frames after <IDS|MSG>, 5 or more expected"),
     ],
 )
 def test_a_message_that_does_not_fit_is_listed_with_the_reason(
@@ -320,20 +315,13 @@ def test_frames_are_stored_where_the_fields_do_not_give_them_back(
 
 
 def test_the_end_of_a_publisher_announces_its_last_number() -> None:
-    framing = make_framing(stream_options(connect="tcp://feed:1", framing="sequenced"))
-    assert framing is not None
-    fields = framing.decode(raw_of([[b"t", b"p", bytes(8), b"v"], [b"t", b"p", bytes(7) + b"\5"]]))
+    layout = PRESETS["sequenced"].layout
+    assert layout is not None
+    fields = LayoutFraming(layout).decode(
+        raw_of([[b"t", b"p", bytes(8), b"v"], [b"t", b"p", bytes(7) + b"\5"]])
+    )
     assert fields.announced == [Announced(1, b"t", b"p", 4, end=True)]
     assert (len(fields), fields.malformed) == (1, [])
-
-
-@pytest.mark.parametrize("half", [rb"\ud800", rb"\udc00", rb"\ud800\u0041"])
-def test_a_session_is_text(half: bytes) -> None:
-    """JSON can escape half of a surrogate pair."""
-    message = [b"<IDS|MSG>", b"s", b'{"session": "%s"}' % half, b"{}", b"{}", b"{}"]
-    rows, (reason,) = read(intake(framing="jupyter"), [message])
-    assert rows == []
-    assert reason.startswith("the header is no JSON object with a session: ")
 
 
 # Beside a message that does not fit.

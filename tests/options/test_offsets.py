@@ -34,17 +34,6 @@ def test_a_user_may_leave_the_log_out() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"log": "9f", "next": {"0": 5}}', '{"next": {"0": 5, "1": 6}, "began": {"0": 1}, "writers": {}}'],
-)
-def test_an_offset_with_partitions_names_the_way_out(text: str) -> None:
-    with pytest.raises(
-        OptionError, match=r"earlier build, whose logs had partitions.* another checkpointLocation"
-    ):
-        Offset.from_json(text)
-
-
-@pytest.mark.parametrize(
-    "text",
     [
         "{",
         "[]",

@@ -213,8 +213,6 @@ def _frame(kind: str) -> Any:
         ([], {}, "nothing to send"),
         (["id AS a", "id AS a"], {}, "columns ['a'] twice"),
         (["id"], {"socketType": "DEALER"}, "valueFormat is not for socketType=DEALER"),
-        (["id"], {"maxBytesPerMessage": "900m"}, "would not fit a source"),
-        (["id"], {"valueFormat": "bytes", "maxBytesPerMessage": "5k"}, "needs valueFormat=arrow"),
     ],
 )
 def test_a_dataframe_that_cannot_be_sent_is_refused(

@@ -262,7 +262,7 @@ def test_a_write_outside_of_a_query_keeps_its_account_and_removes_old_days(
     where = str(tmp_path / "metrics")
     for day in ("2026-01-01", "2026-01-09"):  # the newest stays, whatever the clock says
         (tmp_path / "metrics" / f"date={day}").mkdir(parents=True)
-    kept = {"metricsLocation": where, "metricsRetention": "7d"}
+    kept = {"metricsLocation": where}
     with Consuming(pull):
         for rows in (3, 4):
             values = spark.range(rows).selectExpr("string(id) AS value")

@@ -82,7 +82,7 @@ def test_jupyter(spark: SparkSession) -> None:
         b"content",
     ]
     names: dict[str, Any] = {
-        "feed": spark.createDataFrame([(frames, b"content")], "frames ARRAY<BINARY>, value BINARY")
+        "feed": spark.createDataFrame([([*frames, b"a buffer"],)], "frames ARRAY<BINARY>")
     }
     exec(compile(blocks_of("jupyter"), "recipes.md", "exec"), names)
     assert [tuple(row) for row in names["activity"].collect()] == [("status", "content")]

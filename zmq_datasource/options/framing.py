@@ -18,7 +18,7 @@ from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import CountedBy, Delimiter
 
 # How a message's frames carry its fields, at the source: the presets, and ``custom``.
-Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "jupyter", "custom"]
+Framing: TypeAlias = Literal["plain", "sequenced", "vllm", "bitcoin", "custom"]
 
 # The framings of other programs.
 _FOREIGN = ", ".join(f"`{name}`" for name in PRESETS if name not in ("plain", "sequenced"))
@@ -151,7 +151,7 @@ class FramingOptions(LogOptions, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def layout(self) -> Layout | None:
-        """Where the fields of a message are; None if they are not at fixed places."""
+        """Where the fields of a message are; None for plain framing."""
         return self._preset.layout
 
     @property

@@ -59,12 +59,6 @@ class Offset:
             except (ValueError, RecursionError) as e:
                 raise OptionError(f"reading offset {data!r}: {e}; an offset looks like {_EXAMPLE}") from None
         match data:
-            case {"next": {**_parts}}:
-                raise OptionError(
-                    f"reading offset {data!r}: it is of an earlier build, whose logs had partitions, and this one "
-                    f"reads offsets such as {_EXAMPLE}. Set another checkpointLocation, and another walLocation or "
-                    "walStore for the log that the query fills; CHANGELOG.md says what to do first"
-                )
             case {"next": next_id, **rest} if set(rest) <= {"log", "began"}:
                 pass
             case _:

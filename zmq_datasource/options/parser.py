@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from types import UnionType
@@ -212,7 +211,8 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return json.dumps(list(value)) if any("," in str(v) for v in value) else ",".join(map(str, value))
+        # A topic may contain a comma, which separates topics in a text.
+        return ",".join(f"hex:{text.encode().hex()}" if "," in text else text for text in map(str, value))
     return str(value)
 
 

@@ -123,7 +123,7 @@ class Preset(NamedTuple):
     """A framing.
 
     Attributes:
-        layout: Where the fields are; None if they are not at fixed places.
+        layout: Where the fields are; None for plain framing.
         numbering: How the publishers count; None if they do not.
         unnumbered: Why messages have no numbers, for errors.
     """
@@ -150,5 +150,4 @@ PRESETS: Final = {
         Layout(3, topic=0, sequence=SequenceAt(2, kind="u32le"), value=1),
         Numbering(("endpoint", "topic")),
     ),
-    "jupyter": Preset(None, unnumbered="Jupyter's msg_id is no number"),
 }

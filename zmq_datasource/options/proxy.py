@@ -36,8 +36,8 @@ class ProxyOptions(ReceiveOptions, frozen=True, kw_only=True, rename="camel"):
         Topics,
         doc(
             "The topic prefixes to which the proxy always subscribes. So their messages are in the log even if no "
-            "plain subscriber asks for them. Prefixes are separated by commas, or a JSON list. The proxy also "
-            "subscribes to what plain subscribers ask for.",
+            "plain subscriber asks for them. Prefixes are separated by commas. The proxy also subscribes to what plain "
+            "subscribers ask for.",
             Role.SOCKET,
         ),
     ] = Topics(("",))

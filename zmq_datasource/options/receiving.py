@@ -25,9 +25,8 @@ class ReceivingOptions(FramingOptions, frozen=True, kw_only=True, rename="camel"
     topics: Annotated[
         Topics,
         doc(
-            "The topic prefixes to subscribe to (SUB), separated by commas, or as a JSON list if a prefix "
-            "contains a comma. `hex:ff00` means bytes that are not UTF-8, as the column `topic` shows them; a topic "
-            "that itself begins with `hex:` is written so, too.",
+            "The topic prefixes to subscribe to (SUB), separated by commas. `hex:ff00` means bytes that are not UTF-8, "
+            "as the column `topic` shows them; a topic that contains a comma or begins with `hex:` is written so, too.",
             Role.SOCKET,
             Role.UNACKNOWLEDGED,
         ),

@@ -6,7 +6,6 @@ reference does.
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
@@ -190,9 +189,9 @@ class ByteSize(int):
 
 
 class Topics(tuple[str, ...]):
-    """Topic prefixes, separated by commas, or as a JSON list if a prefix contains a comma.
+    """Topic prefixes, separated by commas.
 
-    ``hex:`` and digits are bytes that need not be UTF-8, as in the column ``topic``.
+    ``hex:`` and digits are bytes that need not be UTF-8, as in the column ``topic``, or that contain a comma.
     """
 
     words: ClassVar[str] = "topics"
@@ -207,24 +206,10 @@ class Topics(tuple[str, ...]):
 
     @classmethod
     def read(cls, text: str) -> Topics:
-        topics = cls(dict.fromkeys(cls._texts(text)))
+        topics = cls(dict.fromkeys(part.strip() for part in text.split(",")))
         for topic in topics:
             _bytes_of(topic)
         return topics
-
-    @staticmethod
-    def _texts(text: str) -> list[str]:
-        if not text.lstrip().startswith("["):
-            return [part.strip() for part in text.split(",")]
-        try:
-            listed = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise ValueError(f'it is no JSON list of texts: {e}; as in ["a", "b,c"]') from None
-        if not listed or not all(isinstance(topic, str) for topic in listed):
-            raise ValueError(
-                'a JSON list of topics holds one text or more, and only texts, as in ["a", "b,c"]'
-            )
-        return list[str](listed)
 
 
 def _bytes_of(text: str) -> bytes:

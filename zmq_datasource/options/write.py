@@ -7,9 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from zmq_datasource.errors import OptionError
 from zmq_datasource.options.parser import Role, doc
 from zmq_datasource.options.socket import SocketOptions
-from zmq_datasource.options.types import MOST_MILLISECONDS, ByteSize, Duration, Linger, Location
-
-_MOST_BYTES_PER_MESSAGE = 512 << 20
+from zmq_datasource.options.types import MOST_MILLISECONDS, Duration, Linger, Location
 
 
 class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
@@ -114,17 +112,9 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Literal["bytes", "arrow"],
         doc(
             "What a message contains. With `bytes` it is the column `value` of one row. With `arrow` it is a record "
-            "batch of many rows with all their columns, as an Arrow IPC stream. See docs/arrow.md."
+            "batch of many rows with all their columns, about 1 MiB, as an Arrow IPC stream. See docs/arrow.md."
         ),
     ] = "bytes"
-    max_bytes_per_message: Annotated[
-        ByteSize,
-        doc(
-            "The maximum number of bytes of the rows in a message (`valueFormat=arrow`). The message itself is a "
-            "little larger. A row is never divided: a larger row is a message of its own."
-        ),
-    ] = ByteSize(1 << 20)
-
     transaction_id: Annotated[
         str | None,
         doc(
@@ -138,15 +128,10 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
         Location | None,
         doc(
             "Where the account (the figures) of each committed micro-batch is kept, as a small JSON file in a folder "
-            "for each day, for `spark.read.json`. A path or URI of a file system that pyarrow knows. See "
-            "docs/metrics.md."
+            "for each day, for `spark.read.json`. Each stays for seven days. A path or URI of a file system that "
+            "pyarrow knows. See docs/metrics.md."
         ),
     ] = None
-    metrics_retention: Annotated[
-        Duration,
-        doc("How long accounts stay at `metricsLocation`. The folders of older days are removed."),
-    ] = Duration(7 * 86_400)
-
     title: ClassVar[str] = "write option"
     # Spark passes its own options to a writer, too.
     ignored: ClassVar[frozenset[str]] = frozenset({"checkpointlocation", "queryname"})
@@ -172,15 +157,6 @@ class WriteOptions(SocketOptions, frozen=True, kw_only=True, rename="camel"):
             raise OptionError(
                 "noblock=true drops rows, and deadLetterLocation keeps them: remove one. A row that finds a full queue "
                 "becomes a dead letter at once with sendTimeout=0s"
-            )
-        if self.metrics_location is None:
-            self.refuse(("metrics_retention",), "needs metricsLocation")
-        if self.value_format == "bytes":
-            self.refuse(("max_bytes_per_message",), "needs valueFormat=arrow; otherwise a message is a row")
-        elif self.max_bytes_per_message > _MOST_BYTES_PER_MESSAGE:
-            raise OptionError(
-                f"maxBytesPerMessage={self.max_bytes_per_message}: a message of more than 512m would not fit a source; "
-                "set less"
             )
         if self.socket_type == "DEALER":
             self.refuse(

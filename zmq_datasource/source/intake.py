@@ -19,7 +19,7 @@ import xxhash
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.log import CarriedState
 from zmq_datasource.messages.columns import binary_of, number
-from zmq_datasource.messages.framing import Fields, decode_plain, make_batch, make_framing
+from zmq_datasource.messages.framing import Fields, LayoutFraming, decode_plain, make_batch
 from zmq_datasource.messages.framing.replay import Reply
 from zmq_datasource.messages.raw import RawMessages, raw_of
 from zmq_datasource.options import FramingOptions
@@ -81,7 +81,7 @@ class Intake(CarriedState):
     def __init__(self, options: FramingOptions, counters: SourceCounters) -> None:
         super().__init__(counters)
         self._options = options
-        self._framing = make_framing(options)
+        self._framing = None if options.layout is None else LayoutFraming(options.layout)
         numbering = options.numbering
         self.tracker = None if numbering is None else SequenceTracker(numbering, options.max_publishers)
 

@@ -13,6 +13,8 @@ from zmq_datasource.messages.arrow_values import values_of
 from zmq_datasource.messages.columns import LOG_SCHEMA, as_binary
 from zmq_datasource.options import WriteOptions
 
+# About how many bytes of rows a message has with valueFormat=arrow. A larger row is a message of its own.
+_ARROW_BYTES = 1 << 20
 _FRAMES_TYPES = (ArrayType(BinaryType()), ArrayType(BinaryType(), containsNull=False))
 
 
@@ -49,7 +51,7 @@ class SinkColumns:
                     f"writing columns {twice} twice with valueFormat=arrow: give each a name of its own"
                 )
             names = ("value",) if same_topic is None else ("topic", "value")
-            return cls(names, same_topic, options.max_bytes_per_message)
+            return cls(names, same_topic, _ARROW_BYTES)
         given = set(schema.names)
         unknown = sorted(given - set(LOG_SCHEMA.names))
         if unknown:

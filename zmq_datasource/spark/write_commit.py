@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 # How long a batch waits for its file. The process that commits may end right after, so the file is not written later.
 _FILE_TIMEOUT_SECONDS = 2.0
+# How long accounts stay at metricsLocation.
+_RETENTION_SECONDS = 7 * 86_400.0
 
 
 def commit_batch(
@@ -91,7 +93,7 @@ def _report(options: WriteOptions, account: Account, accumulator: Accumulator[An
     """Write an account to ``metricsLocation``, and send it to the process of the user's driver."""
     if (location := options.metrics_location) is not None:
         try:
-            keep(location, account, options.metrics_retention, _FILE_TIMEOUT_SECONDS)
+            keep(location, account, _RETENTION_SECONDS, _FILE_TIMEOUT_SECONDS)
         except MetricsError as e:
             account.figures["metricsFailures"] = 1
             _log.error(
