@@ -60,16 +60,13 @@ def acknowledged() -> Iterator[bytes]:
 def durable() -> Iterator[bytes]:
     for message in (
         fetch.Open(name="me", session=1 << 32, start="last", log="x"),
-        fetch.Open(name="me", session=1, since=5),
+        fetch.Open(name="me", session=1, start=5),
     ):
         yield packed(fetch.encode(message, [b"a", b"b"]))
     for message in (
-        fetch.Opened(session=1, log="x", next=0, end=5, new=True),
-        fetch.Fetch(name="me", session=1, first=5, done=4, wait=1000, confirm=True),
-        fetch.Batch(session=1, log="x", first=1, next=4, end=5, done=0),
-        fetch.Lost(session=1, log="x", first=1, next=2, end=5, done=0),
-        fetch.Forget(name="me", session=1),
-        fetch.Forgotten(session=1),
+        fetch.Opened(session=1, log="x", next=0, new=True),
+        fetch.Fetch(name="me", session=1, first=5, done=4, confirm=True),
+        fetch.Batch(session=1, log="x", first=1, next=4, done=0, lost=2),
         fetch.Refused(code="taken", reason="why", session=1),
     ):
         yield packed(fetch.encode(message))
@@ -77,7 +74,7 @@ def durable() -> Iterator[bytes]:
     frames = {"frames": pa.array([[b"t", b"u", b"v"], [b"w"]], pa.list_(pa.binary()))}
     for rows in (plain, frames):
         columns, buffers = pack_columns(pa.record_batch(rows))
-        head = fetch.Batch(session=1, log="x", first=1, next=4, end=5, done=0, rows=2, columns=tuple(columns))
+        head = fetch.Batch(session=1, log="x", first=1, next=4, done=0, rows=2, columns=tuple(columns))
         ids = (1).to_bytes(8, "little") + (3).to_bytes(8, "little")
         yield packed(fetch.encode(head, [ids, *buffers]))
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 
-from zmq_datasource.errors import LogLockedError, LogWriteError
+from zmq_datasource.errors import LogWriteError
 from zmq_datasource.log import Lease, subscriber_key
 from zmq_datasource.messages.columns import LOG_SCHEMA
 from zmq_datasource.serving.protocol import FromServer, decode, encode, pack_rows
-from zmq_datasource.serving.server import BOUNDS, AwaitRows, Bounds, Do, Read, Reply, Rows, Server
+from zmq_datasource.serving.server import AwaitRows, Do, Read, Reply, Server
 
 EXPIRY = 1e6
 
@@ -41,18 +40,16 @@ class Host:
         log: The topics of the messages; the id is the place.
         earliest: The ids below are deleted.
         leases: What is on the disk, by key.
-        held: The names that are held.
         answers: What the server has answered since they were last taken: the peer, and the frames.
         awaited: For which ends of the log the receiver was asked to seal.
         is_calm: Whether nothing takes time, and nothing is refused.
     """
 
-    def __init__(self, random: Random | None = None, bounds: Bounds = BOUNDS, log_id: str = "log-1") -> None:
-        self._random, self._bounds, self._log_id = random or Random(0), bounds, log_id
+    def __init__(self, random: Random | None = None, log_id: str = "log-1") -> None:
+        self._random, self._log_id = random or Random(0), log_id
         self.log: list[bytes] = []
         self.earliest = 0
         self.leases: dict[str, Lease] = {}
-        self.held: set[str] = set()
         self.answers: list[tuple[bytes, list[bytes]]] = []
         self.awaited: list[int] = []
         self.is_calm = random is None
@@ -62,13 +59,15 @@ class Host:
 
     def restart(self) -> None:
         """Forget everything that is not on the disk."""
-        self.server = Server(self._log_id, EXPIRY, self._bounds)
-        for lease in self.leases.values():
-            self.server.restore(lease, self.now)
-        self.held.clear()
+        self.server = Server(self._log_id, EXPIRY)
+        self.see_leases()
         self.answers.clear()
-        self._jobs: dict[bool, deque[tuple[float, Do]]] = {False: deque(), True: deque()}
+        self._jobs: list[tuple[float, Do]] = []
         self._reads: dict[str, Read] = {}
+
+    def see_leases(self) -> None:
+        """Let the server see all leases, as it does all the time; here only when a lease was dropped."""
+        self.server.look([(lease, 0.0) for lease in self.leases.values()], self.now)
 
     def delete(self, before: int) -> None:
         self.earliest = max(self.earliest, before)
@@ -111,9 +110,9 @@ class Host:
                 case Reply(peer, message, _, buffers):
                     frames = [bytes(memoryview(frame)) for frame in encode(message, buffers)]
                     self.answers.append((peer, frames))
-                case Do(_, verb, _):
+                case Do():
                     takes = 0.0 if self.is_calm else self._random.choices((0.0, 0.1, 4.0), (60, 38, 2))[0]
-                    self._jobs[verb in ("first_since", "newest")].append((self.now + takes, action))
+                    self._jobs.append((self.now + takes, action))
                 case Read():
                     self._reads[action.name] = action
                 case AwaitRows(end):
@@ -122,14 +121,13 @@ class Host:
 
     def _work(self) -> bool:
         """Do operations and reads that are due."""
-        for jobs in self._jobs.values():
-            if jobs and jobs[0][0] <= self.now:
-                _, (name, verb, arguments) = jobs.popleft()
+        for job in self._jobs:
+            at, (name, verb, arguments) = job
+            if at <= self.now:
+                self._jobs.remove(job)
                 try:
                     result = getattr(self, f"_{verb}")(*arguments)
                 except LogWriteError as e:
-                    result = e
-                except LogLockedError as e:
                     result = e
                 self.server.done(name, result, self.now)
                 return True
@@ -148,7 +146,7 @@ class Host:
             and (n >= read.snapshot or n in read.newest.to_pylist())
         ]
         rows = rows_of(found, [self.log[n] for n in found])
-        self.server.read(read, Rows(len(found), *pack_rows(rows)) if found else None, end, self.now)
+        self.server.read(read, pack_rows(rows) if found else None, end, self.now)
 
     # The disk.
 
@@ -156,31 +154,15 @@ class Host:
         if self.refuses or (not self.is_calm and self._random.random() < 0.03):
             raise LogWriteError("no space left")
 
-    def _take(self, name: str) -> Lease | None:
-        if not self.is_calm and self._random.random() < 0.01:
-            raise LogLockedError("the command line holds it")
-        self.held.add(name)
-        return self.leases.get(subscriber_key(name))
-
     def _write(self, lease: Lease) -> None:
-        assert lease.name in self.held
         self._fail()
         self.leases[lease.key] = lease
 
-    def _announced(self) -> int:
+    def _begin(self, lease: Lease) -> int:
+        self._write(lease)
         return self.earliest
 
-    def _first_since(self, time: int, end: int) -> int:
-        return min(time, end)  # a message is as old as its id
-
-    def _newest(self, start: int, end: int) -> pa.Array:
-        newest = {self.log[n]: n for n in range(max(start, self.earliest), end)}
-        return pa.array(sorted(newest.values()), pa.int64())
-
-    def _free(self, name: str) -> None:
-        self.held.discard(name)
-
-    def _remove(self, name: str) -> None:
-        self._fail()
-        del self.leases[subscriber_key(name)]
-        self.held.discard(name)
+    def _find_newest(self, start: int, end: int, newest: dict[bytes | None, int]) -> int:
+        for n in range(max(start, self.earliest), end)[:3]:  # a step
+            newest[self.log[n]] = n
+        return min(max(start, self.earliest) + 3, end)

@@ -19,6 +19,7 @@ import zmq
 from tests.support import Socket, free_endpoint
 from tests.support.serving import Client, Serving, take
 from zmq_datasource import DurableSubscriber, Producer
+from zmq_datasource.serving import subscriber_session
 from zmq_datasource.serving.protocol import Fetch
 
 pytestmark = pytest.mark.spark
@@ -112,6 +113,26 @@ def test_an_idle_subscriber_that_was_stopped_goes_on(context: Context, tmp_path:
         assert program.stdout.readline() == "late\n"
 
 
+def test_a_server_that_was_stopped_goes_on(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_session, "SILENCE_SECONDS", 0.3)
+    pull, durable = free_endpoint(), free_endpoint()
+    push = context.socket(zmq.PUSH)
+    push.connect(pull)
+    with receiving(tmp_path, socket_type="PULL", bind=pull, durable=durable) as receiver:
+        push.send_multipart([b"t", b"0"])
+        with DurableSubscriber(durable, "me") as me:
+            assert take(me, 1) == [b"0"]
+            receiver.send_signal(signal.SIGSTOP)
+            assert me.receive(2.0) is None  # it asks again, and on new connections
+            receiver.send_signal(signal.SIGCONT)
+            push.send_multipart([b"t", b"1"])
+            assert take(me, 1) == [b"1"]
+        with DurableSubscriber(durable, "me") as again:
+            assert again.receive(0.1) is None
+
+
 def test_transactions_are_served(tmp_path: Path) -> None:
     senders, durable = free_endpoint(), free_endpoint()
     options = {"socket_type": "ROUTER", "bind": senders, "durable": durable}
@@ -170,7 +191,7 @@ def test_memory_stays_bounded_behind_subscribers_that_take_nothing(context: Cont
             push.send(bytes(20_000))
             if i in (2500, 10_000):
                 for at, client in enumerate(clients):
-                    client.send(Fetch(name=f"stalled{at}", session=1, first=0, done=0, wait=1000))
+                    client.send(Fetch(name=f"stalled{at}", session=1, first=0, done=0))
         with DurableSubscriber(durable, "me", start="last") as me:
             while (message := me.receive(30)) is not None and message.id < 19_999:
                 pass

@@ -97,7 +97,7 @@ def test_memory_stays_bounded_behind_subscribers_that_take_nothing(
             push.send(value)
             if i in (2500, 10_000):
                 for at, client in enumerate(durable):
-                    client.send(Fetch(name=f"stalled{at}", session=1, first=0, done=0, wait=1000))
+                    client.send(Fetch(name=f"stalled{at}", session=1, first=0, done=0))
         wait_for(lambda: proxy.status()["messagesReceived"] == 20_000, "all received", 120)
         grown = process.memory_info().rss - before
         # Mapped files of the log count too, of which there are 64 MB.

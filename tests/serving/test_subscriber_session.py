@@ -14,10 +14,7 @@ from zmq_datasource.errors import NoPeerError, ProtocolError
 from zmq_datasource.serving.protocol import (
     Batch,
     Fetch,
-    Forget,
-    Forgotten,
     FromServer,
-    Lost,
     Open,
     Opened,
     Refused,
@@ -28,7 +25,7 @@ from zmq_datasource.serving.protocol import (
 from zmq_datasource.serving.subscriber_session import SubscriberSession, Subscription
 
 OPEN = Open(name="me", session=1)
-HEAD: dict[str, Any] = {"session": 1, "log": "x", "end": 100, "done": 0}
+HEAD: dict[str, Any] = {"session": 1, "log": "x", "done": 0}
 
 
 class Subscribed:
@@ -40,7 +37,7 @@ class Subscribed:
         self.it = SubscriberSession(subscription)
         self.it.reconnected(0)
         if opened:
-            self.receive(Opened(session=1, log="x", next=0, end=100, new=True))
+            self.receive(Opened(session=1, log="x", next=0, new=True))
             self.sent()
 
     def receive(self, *messages: FromServer) -> None:
@@ -49,7 +46,7 @@ class Subscribed:
 
     def receive_rows(self, first: int, *ids: int, after: int | None = None) -> None:
         """Receive a BATCH of these ids that ends behind the last one, or before ``after``."""
-        columns, buffers = pack_rows(rows_of(ids, [b"a"] * len(ids)))
+        _, columns, buffers = pack_rows(rows_of(ids, [b"a"] * len(ids)))
         end = ids[-1] + 1 if after is None else after
         head = Batch(**HEAD, first=first, next=end, rows=len(ids), columns=tuple(columns))
         self.it.receive([bytes(memoryview(frame)) for frame in encode(head, buffers)], self.now)
@@ -81,10 +78,8 @@ class Subscribed:
         return list(iter(self.take, None))
 
 
-def fetch(first: int, done: int = 0, max_bytes: int = 500, wait: int = 1000, confirm: bool = False) -> Fetch:
-    return Fetch(
-        name="me", session=1, first=first, done=done, max_bytes=max_bytes, wait=wait, confirm=confirm
-    )
+def fetch(first: int, done: int = 0, max_bytes: int = 500, confirm: bool = False) -> Fetch:
+    return Fetch(name="me", session=1, first=first, done=done, max_bytes=max_bytes, confirm=confirm)
 
 
 def empty(first: int, after: int | None = None, done: int = 0) -> Batch:
@@ -127,7 +122,7 @@ def test_a_batch_is_the_rest_of_an_answer_and_its_last_id_acknowledges_all_of_it
         [b"HOLA"],
         [
             b"ZDS\3B",
-            b'{"session":1,"log":"x","first":0,"next":1,"end":1,"done":0,"rows":1,"columns":["value"]}',
+            b'{"session":1,"log":"x","first":0,"next":1,"done":0,"rows":1,"columns":["value"]}',
         ],
     ],
 )
@@ -154,7 +149,7 @@ def test_answers_to_other_requests_are_ignored() -> None:
     here = Subscribed()
     here.receive_rows(5, 5, 6)  # otherwise the ids in between would never come
     other = Batch(**{**HEAD, "log": "y"}, first=0, next=9)
-    here.receive(other, Lost(**HEAD, first=5, next=9), Opened(session=2, log="x", next=5, end=100, new=True))
+    here.receive(other, Batch(**HEAD, first=5, next=9, lost=4), Opened(session=2, log="x", next=5, new=True))
     assert (here.take_ids(), here.it.lost, here.sent()) == ([], 0, [])
 
 
@@ -233,7 +228,7 @@ def test_a_position_that_has_moved_is_sent_once_a_second() -> None:
     assert here.take() == 0
     here.it.inbox.ack(0)
     assert here.pass_time(0.5) == []
-    assert here.pass_time(0.5) == [(1.0, fetch(5, done=1, max_bytes=0, wait=0))]
+    assert here.pass_time(0.5) == [(1.0, fetch(5, done=1, max_bytes=0))]
     here.receive(empty(5, done=1))
     assert here.it.confirmed == 1
     assert here.pass_time(10) == [], "it does not move"
@@ -247,7 +242,7 @@ def test_a_caller_that_waits_for_the_disk_asks_for_it_until_it_is_confirmed() ->
     here.it.inbox.ack(0)
     here.sent()
     here.it.confirm(True, here.now)
-    asked = fetch(3, done=1, max_bytes=0, wait=0, confirm=True)
+    asked = fetch(3, done=1, max_bytes=0, confirm=True)
     assert here.sent() == [asked], "there is no room for messages"
     assert here.pass_time(3.5) == [(3.5, asked)]
     here.receive(empty(3, done=0))  # the answer to a FETCH before
@@ -276,30 +271,6 @@ def test_the_position_of_a_subscriber_to_a_rare_topic_moves() -> None:
 def test_what_was_lost_is_counted_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     here = Subscribed()
     for end in (10, 10, 12):
-        here.receive(Lost(**HEAD, first=0, next=end))
+        here.receive(Batch(**HEAD, first=0, next=end, lost=end))
     assert here.it.lost == 10
-    assert "'me': the ids 0 to 9 were deleted before they came here" in caplog.text
-
-
-# The end of a subscription.
-
-
-def test_a_subscription_is_ended_and_nothing_is_asked_after_that() -> None:
-    here = Subscribed()
-    here.it.forget(here.now)
-    asked = Forget(name="me", session=1)
-    assert here.sent() == [asked]
-    here.receive_rows(0, 0)  # the answer to the FETCH before
-    assert here.pass_time(3.5) == [(3.5, asked)]
-    here.receive(Forgotten(session=1))
-    assert here.it.forgotten
-    assert here.pass_time(10) == []
-
-
-def test_a_forgotten_subscription_may_be_gone_already() -> None:
-    """The answer to FORGET was lost."""
-    here = Subscribed()
-    here.it.forget(here.now)
-    here.receive(Refused(code="gone", reason="it is not known", session=1))
-    assert here.it.refusal is None
-    assert here.it.forgotten
+    assert "'me': 10 messages before id 10 were deleted before they came here" in caplog.text

@@ -16,7 +16,6 @@ from zmq_datasource.options import ProxyOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.serving.durable import DurableServer
 from zmq_datasource.serving.publishing import Publishing
-from zmq_datasource.serving.server import BOUNDS, Bounds
 from zmq_datasource.serving.subscriptions import REQUEST_BOUNDS, RequestBounds
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.filling import filling_of
@@ -39,7 +38,6 @@ class ProxyThreads:
         location: Path,
         sides: dict[str, str],
         bounds: RequestBounds = REQUEST_BOUNDS,
-        names: Bounds = BOUNDS,
         **options: Any,
     ) -> None:
         self.sides = sides
@@ -49,7 +47,6 @@ class ProxyThreads:
         }
         given = {"walLocation": str(location), "walFlushInterval": "10ms", **sides, **text}
         self.options = parse(ProxyOptions, given)
-        self._names = names
         self.publishing = Publishing(self.options, bounds) if self.options.publish else None
         self.durable: DurableServer | None = None
         self.receiver = FeedReceiver(
@@ -60,9 +57,7 @@ class ProxyThreads:
 
     def _make_server(self, receiver: FeedReceiver) -> DurableServer:
         spec, expiry = SocketSpec.of_durable(self.options), self.options.subscriber_expiry
-        self.durable = DurableServer(
-            spec, receiver.storage, receiver.log, receiver.await_rows, expiry, self._names
-        )
+        self.durable = DurableServer(spec, receiver.storage, receiver.log, receiver.await_rows, expiry)
         return self.durable
 
     def __enter__(self) -> Self:

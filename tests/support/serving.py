@@ -9,16 +9,14 @@ from typing import Any, Self
 
 import zmq
 
-from tests.support import Socket, free_endpoint, wait_for
+from tests.support import Socket, free_endpoint, log_at, log_options, wait_for
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.log.leases import Lease, LeaseFiles, subscriber_key
-from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options import ReceiveOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.serving import protocol
 from zmq_datasource.serving.durable import DurableServer
 from zmq_datasource.serving.protocol import Batch, Fetch, FromClient, FromServer, Open, Opened, Refused
-from zmq_datasource.serving.server import BOUNDS, Bounds
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.transport.spec import SocketSpec
 
@@ -30,12 +28,10 @@ class Serving:
         pull, durable: The endpoints.
     """
 
-    def __init__(
-        self, location: Path, bounds: Bounds = BOUNDS, durable: str | None = None, **options: Any
-    ) -> None:
-        self.location, self._bounds = location, bounds
+    def __init__(self, location: Path | str, durable: str | None = None, **options: Any) -> None:
+        self.location = location
         self.pull, self.durable = free_endpoint(), durable or free_endpoint()
-        given = {"socketType": "PULL", "bind": self.pull, "durable": self.durable, "walLocation": location}
+        given = {"socketType": "PULL", "bind": self.pull, "durable": self.durable, **log_options(location)}
         text = {name: str(value) for name, value in {**given, **options}.items()}
         self._options = parse(ReceiveOptions, text)
 
@@ -47,7 +43,7 @@ class Serving:
     def _serve(self, receiver: FeedReceiver) -> DurableServer:
         spec, expiry = SocketSpec.of_durable(self._options), self._options.subscriber_expiry
         given = receiver.storage, receiver.log, receiver.await_rows
-        self.server = DurableServer(spec, *given, expiry, self._bounds)
+        self.server = DurableServer(spec, *given, expiry)
         return self.server
 
     def __exit__(
@@ -71,7 +67,7 @@ class Serving:
 
     def lease(self, name: str) -> Lease:
         """The lease of a durable subscriber on the disk."""
-        found = LeaseFiles(LogStorage(str(self.location))).read(subscriber_key(name))
+        found = LeaseFiles(log_at(self.location)).read(subscriber_key(name))
         assert found is not None
         return found
 

@@ -24,7 +24,7 @@ from zmq_datasource.cli import main
 from zmq_datasource.errors import EndpointError, NoPeerError, OptionError, SubscriptionError, TransactionError
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.serving.protocol import Fetch, Forget, Open, Opened, Refused, decode, encode
+from zmq_datasource.serving.protocol import Fetch, Open, Opened, Refused, decode, encode
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
@@ -437,7 +437,6 @@ def test_a_client_that_takes_over_a_routing_id_moves_no_position(
         for request in (
             Open(name="billing", session=2),
             Fetch(name="billing", session=1, first=1, done=1, confirm=True),
-            Forget(name="billing", session=1),
         ):
             thief.send_multipart(encode(request))
             refusal, _ = decode(_answer(thief))

@@ -176,11 +176,10 @@ def test_a_durable_subscriber_is_shown_and_dropped_by_its_name(name: str, tmp_pa
     lease = files.write(Lease(name, 3, 60.0, subscriber=SubscriberNotes(7, [b"orders."], snapshot=4)))
     (reader,) = shown(tmp_path)["readers"]
     assert (reader["name"], reader["kind"], reader["next"], reader["behind"]) == (name, "subscriber", 3, 2)
-    hold = files.hold(lease.key)  # as a proxy holds the name of a client that is here
     result = run("readers", "drop", tmp_path, name)
     assert result.exit_code == 1
-    assert "its client is there" in result.output
-    hold.release()
+    assert "its client may be there" in result.output.replace("\n", " ")
+    os.utime(files.path_of(lease.key), (0, 0))
     assert run("readers", "drop", tmp_path, name).exit_code == 0
     assert shown(tmp_path)["readers"] == []
 

@@ -72,6 +72,12 @@ class Leases:
         """For ``Head.silent``."""
         return {beat: round(seconds, 3) for beat, seconds in self._silent.items()}
 
+    @property
+    def all(self) -> list[tuple[Lease, float]]:
+        """All leases that are not damaged, and for how many seconds each has been silent. Any thread may ask."""
+        silent = self._silent
+        return [(lease, silent.get(lease.beat, 0.0)) for lease in list(self._leases.values())]
+
     def continue_from(self, head: Head, now: float, end: int) -> None:
         """Continue the silences of the writer before, and compare all positions with the log.
 

@@ -253,6 +253,11 @@ class LogWriter(ChunkIndex):
         return self._leases.slowest
 
     @property
+    def leases(self) -> list[tuple[Lease, float]]:
+        """All leases, as seen a moment ago, and for how many seconds each has been silent."""
+        return self._leases.all
+
+    @property
     def unsealed_bytes(self) -> int:
         """The bytes of messages that are in memory only."""
         return self.open_bytes + self._sealer.unsealed_bytes

@@ -16,14 +16,10 @@ class SubscriberFigures:
     backlog: int = state(
         "backlog", "messages", "The number of messages from there on.", series="backlog_messages"
     )
-    sent: int = counted(
-        "sent", "messages", "The number of messages that were sent to it.", "process", series="messages_sent"
-    )
-    lost: int = counted(
+    lost: int = state(
         "lost",
         "messages",
-        "The number of messages that were deleted before they were sent to it.",
-        "process",
+        "The number of messages from there on that the log no longer has.",
         series="messages_lost",
     )
     away_seconds: float = state("awaySeconds", "s", "How long its client has been away.")

@@ -10,95 +10,91 @@ import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError
 from zmq_datasource.log import Deletions, LogStorage, LogWriter, read_slices, slices
-from zmq_datasource.messages.columns import integers_of, number
+from zmq_datasource.messages.columns import number
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.serving.server import Read
 
 _MOST_ROWS = 1 << 16  # of an answer
-# How long rows of other topics are read before others have their turn.
-_TURN_SECONDS = 0.005
+# How long rows are read before others have their turn; how long a step of a search takes.
+_TURN_SECONDS, _STEP_SECONDS = 0.005, 0.1
 
 
-def _batches(
-    storage: LogStorage, contents: LogWriter, start: int, end: int, fails: bool
-) -> Iterator[pa.RecordBatch]:
-    """The rows from ``start`` to before ``end``, also if their chunks are merged meanwhile.
+class LogRows:
+    """Reads the rows of the log that this process writes, also if their chunks are merged meanwhile.
 
     Args:
-        fails: Whether rows that are deleted meanwhile are an error. Otherwise they are left out.
-    """
-    pieces = slices(contents.covering(start, end), start, end)
-    return read_slices(storage, pieces, deletions=Deletions(storage, contents.log_id, fails))
-
-
-def newest_of_topics(storage: LogStorage, contents: LogWriter, start: int, end: int) -> pa.Array:
-    """See ``server.Operations.newest``."""
-    newest: dict[bytes | None, int] = {}
-    for batch in _batches(storage, contents, max(start, contents.earliest), end, fails=False):
-        found = pa.table({"topic": _topics_of(batch), "id": batch.column("id")})
-        for row in found.group_by("topic").aggregate([("id", "max")]).to_pylist():
-            newest[row["topic"]] = max(row["id_max"], newest.get(row["topic"], -1))
-    return integers_of(sorted(newest.values()))
-
-
-class Cursor:
-    """Reads the log that this process writes, forward from an id: finding a place again takes longer than an answer.
-
-    Attributes:
-        position: The next id to read.
-        used_at: When it was used last, monotonic.
+        storage: The log.
+        contents: Its writer.
     """
 
-    def __init__(self, storage: LogStorage, contents: LogWriter, position: int) -> None:
+    def __init__(self, storage: LogStorage, contents: LogWriter) -> None:
         self._storage, self._contents = storage, contents
-        self.position = position
-        self.used_at = 0.0
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._rest: pa.RecordBatch | None = None
 
-    def read(self, read: Read, most_bytes: int) -> pa.RecordBatch | None:
-        """Read wanted rows until there are enough, or this turn is over. None if it has found none.
+    def _batches(self, start: int, end: int, fails: bool) -> Iterator[pa.RecordBatch]:
+        """The rows from ``start`` to before ``end``.
+
+        Args:
+            fails: Whether rows that are deleted meanwhile are an error. Otherwise they are left out.
+        """
+        pieces = slices(self._contents.covering(start, end), start, end)
+        deletions = Deletions(self._storage, self._contents.log_id, fails)
+        return read_slices(self._storage, pieces, deletions=deletions)
+
+    def find_newest(self, start: int, end: int, newest: dict[bytes | None, int]) -> int:
+        """Note the id of the newest message of each topic, for some ids from ``start`` to before ``end``.
+
+        Returns:
+            The id to go on from; ``end`` at the end.
+        """
+        deadline = time.monotonic() + _STEP_SECONDS
+        for batch in self._batches(max(start, self._contents.earliest), end, fails=False):
+            found = pa.table({"topic": _topics_of(batch), "id": batch.column("id")})
+            for row in found.group_by("topic").aggregate([("id", "max")]).to_pylist():
+                newest[row["topic"]] = row["id_max"]
+            if time.monotonic() >= deadline:
+                return int(batch.column("id")[-1].as_py()) + 1
+        return end
+
+    def read(self, read: Read, most_bytes: int) -> tuple[pa.RecordBatch | None, int]:
+        """Read wanted rows until there are enough, or this turn is over.
+
+        Returns:
+            The rows, None if there are none so far; and the id to go on from.
 
         Raises:
-            LogError: A file is damaged, or cannot be read now. The place is then as before.
+            LogError: A file is damaged, or cannot be read now.
         """
-        self.used_at = now = time.monotonic()
+        deadline = time.monotonic() + _TURN_SECONDS
         found: list[pa.RecordBatch] = []
-        size = 0
-        while self.position < read.end and size < most_bytes and sum(map(len, found)) < _MOST_ROWS:
-            if found and time.monotonic() - now >= _TURN_SECONDS:
+        at, size = read.start, 0
+        for batch in self._batches(at, read.end, fails=True):
+            part = _first_rows(batch, most_bytes) if at == read.start else batch
+            if found and (
+                4 * (size + part.nbytes) > 5 * most_bytes or at + len(part) - read.start > _MOST_ROWS
+            ):
+                break  # a divided batch is read and copied twice
+            at += part.num_rows
+            wanted = _without_superseded(_matching(part, read.topics), read)
+            if wanted.num_rows:
+                found.append(wanted)
+                size += wanted.nbytes
+            if part.num_rows < batch.num_rows or time.monotonic() >= deadline:
                 break
-            batch = _without_superseded(_matching(self._next(read.end, most_bytes - size), read.topics), read)
-            if batch.num_rows:
-                found.append(batch)
-                size += batch.nbytes
-            if not found and time.monotonic() - now >= _TURN_SECONDS:
-                return None
+        if at == read.start:
+            raise DataLossError(f"reading id {at} for a durable subscriber: it is deleted")
         if len(found) < 2:
-            return found[0] if found else None
+            return (found[0] if found else None), at
         schema = found[0].schema.remove_metadata()
-        return pa.concat_batches([rows.replace_schema_metadata(None) for rows in found]).cast(schema)
+        return pa.concat_batches([rows.replace_schema_metadata(None) for rows in found]).cast(schema), at
 
-    def _next(self, end: int, most_bytes: int) -> pa.RecordBatch:
-        """The next rows, one at least. A batch of the log that is a quarter larger than ``most_bytes`` comes whole,
-        because the parts of a divided batch must be copied later.
-        """
-        if self._rest is None:
-            self._rest = next(self._batches, None)
-        if self._rest is None:
-            self._batches = _batches(self._storage, self._contents, self.position, end, fails=True)
-            self._rest = next(self._batches, None)
-        if self._rest is None:
-            raise DataLossError(f"reading id {self.position} for a durable subscriber: it is deleted")
-        batch = self._rest
-        rows, size = min(batch.num_rows, _MOST_ROWS), batch.slice(0, _MOST_ROWS).nbytes
-        while rows > 1 and 4 * size > 5 * most_bytes:
-            # As many as fit if all rows have the same size. If the first ones are larger, the next turn takes fewer.
-            rows = max(1, rows * most_bytes // size)
-            size = batch.slice(0, rows).nbytes
-        self._rest = batch.slice(rows) if batch.num_rows > rows else None
-        self.position += rows
-        return batch.slice(0, rows)
+
+def _first_rows(batch: pa.RecordBatch, most_bytes: int) -> pa.RecordBatch:
+    """The first rows of a batch, one at least; all if it is only a quarter larger than ``most_bytes``."""
+    rows = min(batch.num_rows, _MOST_ROWS)
+    while rows > 1 and 4 * (size := batch.slice(0, rows).nbytes) > 5 * most_bytes:
+        # As many as fit if all rows have the same size. If the first ones are larger, the next turn takes fewer.
+        rows = max(1, rows * most_bytes // size)
+    return batch.slice(0, rows)
 
 
 def _topics_of(batch: pa.RecordBatch) -> pa.Array:

@@ -1,126 +1,71 @@
 """What a server of durable subscribers decides, as a state machine: no socket, clock, file or thread.
 
 Requests, times, the log's ends, and the results of operations go in. Answers and operations come out (``take``), and
-``durable`` does them. A name is in one of these states:
+``durable`` does them. The rules:
 
-| State | Lease on the disk | Hold | What the log keeps |
-| --- | --- | --- | --- |
-| unknown | no | no | nothing |
-| present: its client has asked within ``present_seconds`` | yes | here | everything from its position on |
-| away | yes | free | the same, for ``subscriberExpiry`` |
-
-The rules:
-
-* Between two requests the server keeps only positions. A position is the lease of a named reader of the log. It is on
-  the disk before a client learns it.
-* The newest OPEN of a name wins. Requests of other sessions are refused as ``taken``, also those of a session that had
-  the name before.
+* A position is the lease of a named reader of the log. It is on the disk before a client learns it. It is written about
+  once a second, or at once if a client waits for it. While the disk refuses, nothing is confirmed, and the write is
+  repeated.
+* Only the server of a log writes these leases, so it knows them all. While a client is *present* (it has asked within
+  ``PRESENT_SECONDS``) its lease is written every ten seconds, too. A name that is away is forgotten when its lease has
+  been dropped, by the log's writer or the command line.
+* The newest OPEN of a name wins. Requests of other sessions are refused as ``taken``.
 * Of each name one FETCH waits at a time, the newest: until there are rows, until its deadline, or until its position
   is on the disk. A lost answer is no fault: the client asks again.
 * Of each name one job runs at a time. A job is a generator that yields operations on leases and the log, and gets
-  their results. While a name is away, its lease may be dropped, so the job of a client that comes back reads it again.
-* A position is written about once a second, or at once if a client waits for it. While the disk refuses, nothing is
-  confirmed, and the write is repeated.
+  their results. ``wake`` repeats what the disk has refused.
 * An error in the request of one client refuses that client, and never ends the server.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from zmq_datasource.counters import figures
-from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, ProtocolError
-from zmq_datasource.host.log_lines import LimitedLog, printable
-from zmq_datasource.log import Lease, SubscriberNotes, subscriber_key
+from zmq_datasource.errors import DiskFaultError, LogError, ProtocolError
+from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.log import Lease, SubscriberNotes
+from zmq_datasource.messages.columns import integers_of
 from zmq_datasource.serving.figures import SubscriberFigures
 from zmq_datasource.serving.protocol import (
     EARLIEST,
     LAST,
     LATEST,
-    MOST_WAIT_MS,
+    MOST_WAIT_SECONDS,
     Batch,
     Fetch,
-    Forget,
-    Forgotten,
     FromServer,
-    Lost,
     Open,
     Opened,
+    PackedRows,
     Refused,
     decode,
 )
 
 # How often a position that moves is written, and one that does not, as a sign that its client is there.
 _WRITE_SECONDS, _BEAT_SECONDS = 1.0, 10.0
-# How soon an operation is repeated that the disk has refused.
-_REFUSED_SECONDS = 0.25
-# How often deadlines, positions and absences are checked.
-_LOOK_SECONDS = 0.1
 # How soon the receiver is asked again to seal for topics of which its last chunk had none.
 _OTHER_TOPICS_SECONDS = 0.25
-# What the figures show of a name: so many topics, and so many characters of a topic.
-_MOST_TOPICS_SHOWN, _MOST_CHARACTERS = 10, 60
 _GONE = (
     "the subscription is not known: its log was replaced, or it was removed or has expired. Messages that were not "
     "acknowledged by then may be lost. Open the subscriber again: it begins at its start"
 )
 
 
-class Bounds(NamedTuple):
-    """How much durable subscribers may ask for.
-
-    Attributes:
-        names: The number of names.
-        shown: How many names the figures show: those with the largest backlog.
-        present_seconds: A client that has asked for nothing for so long is away.
-    """
-
-    names: int = 1000
-    shown: int = 100
-    present_seconds: float = 5.0
-
-
-BOUNDS = Bounds()
-
-
-class Operations(Protocol):
-    """What the jobs of names need of the disk. Each may raise LogError."""
-
-    def take(self, name: str) -> Lease | None:
-        """Hold a name, and return its lease. LogLockedError: the command line drops it at this moment."""
-
-    def write(self, lease: Lease) -> object:
-        """Write the lease of a name that is held."""
-
-    def announced(self) -> int:
-        """The id at which a new reader begins, or later (``Head.announced``)."""
-
-    def first_since(self, time: int, end: int) -> int:
-        """The first id that was received at a time or later; ``end`` if there is none."""
-
-    def newest(self, start: int, end: int) -> pa.Array:
-        """The id of the newest message of each topic among the ids from ``start`` to before ``end``, in order."""
-
-    def free(self, name: str) -> None:
-        """Free the hold of a name. Its lease stays."""
-
-    def remove(self, name: str) -> None:
-        """Delete the lease of a name that is held, and free the hold."""
-
-
-# The name of an operation, and its arguments.
+# How long after its last request a client is present; and how many names there may be.
+PRESENT_SECONDS, MOST_NAMES = 5.0, 1000
+# The name of an operation (a method of ``durable.Operations``), and its arguments.
 _Call: TypeAlias = tuple[Any, ...]
 _Job: TypeAlias = Generator[_Call, Any, None]
 
 
 class Do(NamedTuple):
-    """Call one of the ``Operations``; then call ``done``."""
+    """Call a method of ``durable.Operations`` for a name; then call ``done`` with its result or its LogError."""
 
     name: str
     verb: str
@@ -128,7 +73,7 @@ class Do(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read rows for a FETCH; then call ``read`` or ``unread``. A newer one of a name replaces it.
+    """Read rows for a FETCH; then call ``read``. A newer one of a name replaces it.
 
     Attributes:
         start, end: The ids to read; an answer need not have all of them.
@@ -147,12 +92,7 @@ class Read(NamedTuple):
     newest: pa.Array | None
 
 
-class Rows(NamedTuple):
-    """The rows of a BATCH: how many they are, their columns and their buffers (``protocol.pack_rows``)."""
-
-    number: int
-    columns: Sequence[str]
-    buffers: Sequence[Any]
+_NO_ROWS = PackedRows(0, (), ())
 
 
 class Reply(NamedTuple):
@@ -177,6 +117,14 @@ class _RefusedError(Exception):
     """A request cannot be fulfilled: the ``code`` and the ``reason`` of a REFUSED."""
 
 
+class _Opening(NamedTuple):
+    """An OPEN that is not answered yet."""
+
+    peer: bytes
+    message: Open
+    topics: tuple[bytes, ...]
+
+
 @dataclass
 class _Waiting:
     """A FETCH that is not answered yet.
@@ -184,7 +132,7 @@ class _Waiting:
     Attributes:
         at: All ids from ``fetch.first`` to before this one are of other topics.
         read: What is being read.
-        retry_at: When to read again, after a fault of the disk.
+        await_at: When the receiver may be asked to seal, after rows of other topics.
     """
 
     peer: bytes
@@ -192,7 +140,7 @@ class _Waiting:
     deadline: float
     at: int
     read: Read | None = None
-    retry_at: float = 0.0
+    await_at: float = 0.0
 
 
 @dataclass
@@ -200,53 +148,27 @@ class _Name:
     """A name, and the position of its client.
 
     Attributes:
-        left: When its client went away.
+        asked: When its client last asked for something.
+        notes: What its lease says of the client; None until it has a lease.
         next: The first id that the client still needs.
-        is_new: Whether it was unknown before, and its client has not fetched yet.
-        on_disk: ``state`` as its lease has it.
-        snapshot: Below this id the client gets only the messages ``newest``. These are None until they are searched.
-        is_known: Whether it has a lease.
-        is_held: Whether the server has its hold.
-        displaced: The session that had the name before.
-        asked: When its client last asked for something; None while it is away.
-        request: The OPEN or FORGET that is worked on: the peer, the message, and its topics.
-        retry_at: No job but that of a request begins before this time.
+        on_disk: ``next`` as its lease has it.
+        is_listed: Whether its lease was seen.
+        newest: Below ``notes.snapshot`` the client gets only the messages with these ids; None until they are searched.
+        request: The newest OPEN.
+        waiting: The newest FETCH.
     """
 
     name: str
-    left: float
+    asked: float
+    notes: SubscriberNotes | None = None
     next: int = 0
-    session: int = 0
-    is_new: bool = True
-    on_disk: tuple[int, int, bool] = (0, 0, True)
-    topics: tuple[bytes, ...] = ()
-    snapshot: int = 0
+    on_disk: int = 0
+    is_listed: bool = False
     newest: pa.Array | None = None
-    is_known: bool = False
-    is_held: bool = False
-    displaced: int = 0
-    asked: float | None = None
     written_at: float = -math.inf
-    sent: int = 0
-    lost: int = 0
-    lost_to: int = 0
-    request: tuple[bytes, Open | Forget, tuple[bytes, ...]] | None = None
+    request: _Opening | None = None
     waiting: _Waiting | None = None
     job: _Job | None = None
-    retry_at: float = 0.0
-
-    @property
-    def state(self) -> tuple[int, int, bool]:
-        return self.next, self.session, self.is_new
-
-    def take_over(self, lease: Lease) -> bool:
-        """Take the position from a lease. False if it has none: an OPEN was not finished."""
-        notes = lease.subscriber
-        if notes is None or lease.begins:
-            return False
-        self.next, self.session, self.is_new, self.is_known = lease.next, notes.session, notes.new, True
-        self.topics, self.snapshot, self.on_disk = tuple(notes.topics), notes.snapshot, self.state
-        return True
 
 
 class Server:
@@ -255,28 +177,19 @@ class Server:
     Args:
         log_id: The log's id.
         expiry: Seconds after which the lease of a name that is away counts no more.
-        bounds: How much clients may ask for.
     """
 
-    def __init__(self, log_id: str, expiry: float, bounds: Bounds = BOUNDS) -> None:
-        self._log_id, self._expiry, self._bounds = log_id, float(expiry), bounds
+    def __init__(self, log_id: str, expiry: float) -> None:
+        self._log_id, self._expiry = log_id, float(expiry)
         self._beat_seconds = min(_BEAT_SECONDS, self._expiry / 3)
         self._earliest = self._end = 0
         self._all: dict[str, _Name] = {}
         self._actions: list[Action] = []
-        self._now = self._next_look = 0.0
+        self._now = 0.0
         self._awaited = -1
-        self._others_until = 0.0  # until then the receiver is not asked to seal for certain topics
         self._faults = LimitedLog(__name__, "faults of durable subscribers")
-        self._news = LimitedLog(__name__, "times that a durable subscriber has opened its name")
 
     # What happens.
-
-    def restore(self, lease: Lease, now: float) -> None:
-        """Take over a position of an earlier server, at the start."""
-        it = _Name(lease.name, now)
-        if it.take_over(lease):
-            self._all[lease.name] = it
 
     def receive(
         self, peer: bytes, frames: Sequence[bytes], may_use: Callable[[str], bool], now: float
@@ -289,56 +202,62 @@ class Server:
         self._now, session = now, None
         try:
             message, topics = decode(frames)
-            if not isinstance(message, (Open, Fetch, Forget)):
+            if not isinstance(message, (Open, Fetch)):
                 raise ProtocolError(f"{type(message).__name__}, which only a server sends")
-            name, session = message.name, message.session
-            if not may_use(name):
-                raise _RefusedError("forbidden", f"the name {name!r} belongs to another key (allowedClients)")
-            match message:
-                case Open():
-                    self._read_open(peer, message, tuple(map(bytes, topics)), self._all.get(name))
-                case Fetch():
-                    self._read_fetch(peer, message, self._all.get(name))
-                case Forget():
-                    self._read_forget(peer, message, self._all.get(name))
+            session = message.session
+            if not may_use(message.name):
+                why = f"the name {message.name!r} belongs to another key (allowedClients)"
+                raise _RefusedError("forbidden", why)
+            if isinstance(message, Open):
+                self._read_open(_Opening(peer, message, tuple(map(bytes, topics))))
+            else:
+                self._read_fetch(peer, message)
         except Exception as e:
             self._refuse(peer, session, e)
+
+    def look(self, leases: Iterable[tuple[Lease, float]], now: float) -> None:
+        """Take over the positions of an earlier server, and forget those that were dropped.
+
+        Args:
+            leases: Those of the log, as seen a moment ago, and for how many seconds each has been silent.
+        """
+        found = set()
+        for lease, silent in leases:
+            if lease.subscriber is not None and not lease.begins:  # otherwise an OPEN was not finished
+                found.add(lease.name)
+                if lease.name not in self._all:
+                    position = lease.next, lease.next
+                    self._all[lease.name] = _Name(lease.name, now - silent, lease.subscriber, *position)
+                self._all[lease.name].is_listed = True
+        for it in list(self._all.values()):
+            is_idle = it.job is None and now - it.asked >= PRESENT_SECONDS
+            if it.is_listed and it.name not in found and is_idle:
+                del self._all[it.name]
 
     def grew(self, earliest: int, end: int, now: float) -> None:
         """The log now has the ids from ``earliest`` to before ``end``."""
         if (earliest, end) == (self._earliest, self._end):
             return
         self._now, self._earliest, self._end = now, earliest, end
-        self._others_until = now + _OTHER_TOPICS_SECONDS  # unless one of these rows is sent
         for it in list(self._all.values()):
             if it.waiting is not None:
                 self._advance(it)
 
-    def read(self, read: Read, rows: Rows | None, next_id: int, now: float) -> None:
-        """A Read has found these rows below ``next_id``; None if it has found none so far."""
-        self._now, it = now, self._all.get(read.name)
-        if it is None or (waiting := it.waiting) is None or waiting.read is not read:
-            return
-        waiting.read, waiting.at = None, next_id
-        if rows is not None:
-            it.sent += rows.number
-            self._others_until = now
-            head, columns = self._head(it, waiting), tuple(rows.columns)
-            self._answer(it, Batch(**head, next=next_id, rows=rows.number, columns=columns), rows.buffers)
-        self._advance(it)
-
-    def unread(self, read: Read, error: Exception, now: float) -> None:
-        """A Read has failed: for now, because its chunks are deleted, or because one is damaged."""
+    def read(self, read: Read, rows: PackedRows | Exception | None, next_id: int, now: float) -> None:
+        """A Read has found these rows below ``next_id``, none so far, or an error."""
         self._now, it = now, self._all.get(read.name)
         if it is None or (waiting := it.waiting) is None or waiting.read is not read:
             return
         waiting.read = None
-        if isinstance(error, DiskFaultError):
-            waiting.retry_at = now + _REFUSED_SECONDS
-            self._faults.warn("durable subscriber %r: %s", it.name, error)
-        elif waiting.at >= self._earliest:
-            it.waiting = None
-            self._refuse(waiting.peer, waiting.fetch.session, error)
+        if isinstance(rows, DiskFaultError):
+            self._faults.warn("durable subscriber %r: %s", it.name, rows)
+            return  # ``wake`` repeats it
+        if not isinstance(rows, Exception):
+            waiting.at, waiting.await_at = next_id, now + _OTHER_TOPICS_SECONDS
+            if rows is not None:
+                self._answer(it, waiting, next_id, rows)
+        elif waiting.at >= self._earliest:  # otherwise its rows are deleted
+            self._refuse_fetch(it, rows)
         self._advance(it)
 
     def done(self, name: str, result: Any, now: float) -> None:
@@ -347,33 +266,12 @@ class Server:
         assert it.job is not None
         self._run_job(it, it.job, result)
 
-    def listed(self, keys: set[str], now: float) -> None:
-        """These are the keys of all leases. Names that are away, and have none any more, are forgotten."""
-        self._now = now
-        for it in list(self._all.values()):
-            if it.is_known and not it.is_held and it.job is None and subscriber_key(it.name) not in keys:
-                it.is_known = False
-                self._advance(it)
-
     def wake(self, now: float) -> None:
-        """Do what is due at this time."""
+        """Do what is due at this time. Called about ten times a second."""
         self._now = now
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_SECONDS
         for it in list(self._all.values()):
-            if it.asked is not None and now - it.asked >= self._bounds.present_seconds:
-                it.left, it.asked = it.asked, None
             self._advance(it)
         self._faults.flush()
-        self._news.flush()
-
-    def close(self, now: float) -> None:
-        """Write all positions, and free the names. Requests are not taken any more."""
-        self._now = now
-        for it in list(self._all.values()):
-            it.asked, it.request, it.waiting = None, None, None
-            self._advance(it)
 
     # What to do.
 
@@ -382,134 +280,118 @@ class Server:
         actions, self._actions = self._actions, []
         return actions
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether operations are under way."""
-        return any(it.job is not None for it in self._all.values())
-
     def accounts(self, now: float) -> Iterator[dict[str, Any]]:
-        """The figures of each name; of many, only those with the largest backlog."""
-        known = [it for it in self._all.values() if it.is_known]
-        for it in heapq.nsmallest(self._bounds.shown, known, key=lambda it: it.next):
-            away = 0.0 if it.asked is not None else round(now - it.left, 1)
-            counted = it.asked is not None, it.next, self._end - it.next, it.sent, it.lost, away
-            topics = [printable(t, _MOST_CHARACTERS) for t in it.topics[:_MOST_TOPICS_SHOWN]]
-            yield {"name": it.name, "topics": topics, **figures(SubscriberFigures(*counted))}
+        """The figures of each name. Any thread may ask."""
+        for it in list(self._all.values()):
+            if it.notes is not None:
+                silent = now - it.asked
+                is_here, lost = silent < PRESENT_SECONDS, max(0, self._earliest - it.next)
+                away = 0.0 if is_here else round(silent, 1)
+                counted = is_here, it.next, self._end - it.next - lost, lost, away
+                yield {"name": it.name, **figures(SubscriberFigures(*counted))}
 
     # Requests.
 
-    def _read_open(self, peer: bytes, request: Open, topics: tuple[bytes, ...], it: _Name | None) -> None:
-        if it is not None and it.request is not None:
-            if it.request[1].session == request.session:
-                it.request = (peer, *it.request[1:])  # the client may have a new connection
-            return
-        if it is not None and it.is_known and it.displaced == request.session:
-            raise _taken(request)  # it comes after a newer one
-        if request.log not in (None, self._log_id):
-            raise self._another_log(f"the ids that you have saved are of log {request.log}")
+    def _read_open(self, request: _Opening) -> None:
+        message, it = request.message, self._all.get(request.message.name)
+        if message.log not in (None, self._log_id):
+            raise self._another_log(f"the ids that you have saved are of log {message.log}")
         if it is None:
-            if len(self._all) >= (most := self._bounds.names):
-                reason = f"there are {most} subscriptions; end some with FORGET, or lower subscriberExpiry"
-                raise _RefusedError("full", reason)
-            it = self._all[request.name] = _Name(request.name, self._now)
-        if it.is_held and it.session == it.on_disk[1] == request.session:
-            self._opened(it, peer)  # the same OPEN again
-        else:
-            it.request = peer, request, topics
-            self._advance(it)
+            if len(self._all) >= MOST_NAMES:
+                advice = "drop some (zmq-datasource log readers drop), or lower subscriberExpiry"
+                raise _RefusedError("full", f"there are {MOST_NAMES} subscriptions; {advice}")
+            it = self._all[message.name] = _Name(message.name, self._now)
+        if it.notes is not None and it.request is None and it.notes.session == message.session:
+            self._opened(it, it.notes, request.peer)  # the same OPEN again
+            return
+        if (before := it.request) is not None and before.message.session != message.session:
+            self._refuse(before.peer, before.message.session, _taken(message))
+        it.request = request  # of the same session, the client may have a new connection
+        self._advance(it)
 
     def _another_log(self, why: str) -> _RefusedError:
-        here = f"this is log {self._log_id} with the ids {self._earliest} to {self._end - 1}"
         advice = (
             "Continue at the server of your log; or drop your saved ids, and open the subscriber without them"
         )
-        return _RefusedError("another-log", f"{why}, and {here}. {advice}")
+        return _RefusedError("another-log", f"{why}, and this is log {self._log_id}. {advice}")
 
-    def _read_fetch(self, peer: bytes, fetch: Fetch, it: _Name | None) -> None:
-        if it is None or not it.is_known:
-            if it is None or it.request is None:
-                raise _RefusedError("gone", _GONE)
-            return  # it is being opened
-        if it.session != fetch.session:
-            if it.request is not None and it.request[1].session == fetch.session:
-                return
+    def _read_fetch(self, peer: bytes, fetch: Fetch) -> None:
+        it = self._all.get(fetch.name)
+        if it is None:
+            raise _RefusedError("gone", _GONE)
+        if it.notes is not None and it.notes.session != fetch.session:
             raise _taken(fetch)
         if fetch.first > self._end:
-            raise self._another_log(f"the id {fetch.first} is beyond the end of this log")
-        it.asked, it.is_new, it.next = self._now, False, max(it.next, fetch.done)
-        deadline = self._now + min(fetch.wait, MOST_WAIT_MS) / 1000
-        it.waiting = _Waiting(peer, fetch, deadline, fetch.first)
+            raise self._another_log(f"the id {fetch.first} is beyond its end, {self._end}")
+        deadline = self._now + (MOST_WAIT_SECONDS if fetch.max_bytes else 0.0)
+        it.asked, it.waiting = self._now, _Waiting(peer, fetch, deadline, fetch.first)
         self._advance(it)
-
-    def _read_forget(self, peer: bytes, request: Forget, it: _Name | None) -> None:
-        if it is None or not it.is_known:
-            self._reply(peer, Forgotten(session=request.session))
-        elif it.session != request.session:
-            raise _taken(request)
-        elif it.request is None:
-            it.request = peer, request, it.topics
-            self._advance(it)
 
     # Answers.
 
     def _advance(self, it: _Name) -> None:
-        """Begin the next job of a name, and answer its FETCH, if that is possible."""
+        """Answer the FETCH of a name, and begin its next job, if that is possible."""
+        if it.waiting is not None and it.notes is not None:
+            self._try_to_answer(it, it.waiting, it.notes)
         if it.job is None and (job := self._next_job(it)) is not None:
             it.job = job
             self._run_job(it, job, None)  # which calls this again when the job has ended
-        if it.waiting is not None and (it.is_held or it.job is None):
-            self._try_to_answer(it, it.waiting)
-        if not it.is_known and it.job is None and it.request is None:
+        if it.job is None and it.notes is None and it.request is None:
             self._all.pop(it.name, None)
 
-    def _try_to_answer(self, it: _Name, waiting: _Waiting) -> None:
+    def _try_to_answer(self, it: _Name, waiting: _Waiting, notes: SubscriberNotes) -> None:
         fetch, now, at = waiting.fetch, self._now, waiting.at
+        if notes.session != fetch.session:
+            self._refuse_fetch(it, _taken(fetch))
+            return
+        it.next = max(it.next, fetch.done)
         is_over = now >= waiting.deadline
-        if not it.is_known or it.session != fetch.session:
-            it.waiting = None
-            error = _taken(fetch) if it.is_known else _RefusedError("gone", _GONE)
-            self._refuse(waiting.peer, fetch.session, error)
-        elif not it.is_held or waiting.read is not None or now < waiting.retry_at:
-            return  # the lease or the rows are being read
-        elif fetch.confirm and it.on_disk[0] < it.next:
-            return  # it is being written
-        elif at < self._earliest:
-            if at == fetch.first:
-                it.lost, it.lost_to = it.lost + self._earliest - max(at, it.lost_to), self._earliest
-                what = "durable subscriber %r: the ids %d to %d were deleted before it had them (walMaxBytes)"
-                self._faults.warn(what, it.name, at, self._earliest - 1)
-                self._answer(it, Lost(**self._head(it, waiting), next=self._earliest))
-            else:
-                self._answer(it, Batch(**self._head(it, waiting), next=at))
+        if waiting.read is not None:
+            return  # the rows are being read
+        if fetch.confirm and it.on_disk < it.next:
+            return  # the position is being written
+        if at < self._earliest:
+            self._answer(it, waiting, self._earliest, lost=self._earliest - at)
         elif fetch.max_bytes and at < self._end and not (is_over and at > fetch.first):
-            if at >= it.snapshot or it.newest is not None:
-                wanted = self._end, fetch.max_bytes, it.topics, it.snapshot, it.newest
+            if at >= notes.snapshot or it.newest is not None:
+                wanted = self._end, fetch.max_bytes, tuple(notes.topics), notes.snapshot, it.newest
                 waiting.read = Read(it.name, waiting.peer, at, *wanted)
                 self._actions.append(waiting.read)
         elif is_over:
             # Without rows, so that the client goes on from ``next``. If it repeated this FETCH instead, the search for
             # its topics would begin again.
-            self._answer(it, Batch(**self._head(it, waiting), next=at))
-        elif fetch.max_bytes and self._awaited < self._end and not (it.topics and now < self._others_until):
+            self._answer(it, waiting, at)
+        elif fetch.max_bytes and self._awaited < self._end and now >= waiting.await_at:
             self._awaited = self._end
             self._actions.append(AwaitRows(self._end))
 
-    def _head(self, it: _Name, waiting: _Waiting) -> dict[str, Any]:
-        place = {"first": waiting.fetch.first, "end": self._end, "done": it.on_disk[0]}
-        return {"session": it.session, "log": self._log_id, **place}
-
-    def _answer(self, it: _Name, message: Batch | Lost, buffers: Sequence[Any] = ()) -> None:
-        assert it.waiting is not None
-        self._actions.append(Reply(it.waiting.peer, message, it.name, buffers))
+    def _answer(
+        self, it: _Name, waiting: _Waiting, next_id: int, rows: PackedRows = _NO_ROWS, lost: int = 0
+    ) -> None:
+        message = Batch(
+            session=waiting.fetch.session,
+            log=self._log_id,
+            first=waiting.fetch.first,
+            next=next_id,
+            done=it.on_disk,
+            lost=lost,
+            rows=rows.rows,
+            columns=tuple(rows.columns),
+        )
+        self._actions.append(Reply(waiting.peer, message, it.name, rows.buffers))
         it.waiting = None
+
+    def _opened(self, it: _Name, notes: SubscriberNotes, peer: bytes) -> None:
+        it.asked = self._now
+        self._reply(peer, Opened(session=notes.session, log=self._log_id, next=it.next, new=notes.new))
 
     def _reply(self, peer: bytes, message: FromServer) -> None:
         self._actions.append(Reply(peer, message))
 
-    def _opened(self, it: _Name, peer: bytes) -> None:
-        it.asked = self._now
-        place = {"next": it.next, "end": self._end}
-        self._reply(peer, Opened(session=it.session, log=self._log_id, new=it.is_new, **place))
+    def _refuse_fetch(self, it: _Name, error: Exception) -> None:
+        if it.waiting is not None:
+            self._refuse(it.waiting.peer, it.waiting.fetch.session, error)
+            it.waiting = None
 
     def _refuse(self, peer: bytes, session: int | None, error: Exception) -> None:
         """Log the error in a request, and refuse the client."""
@@ -527,121 +409,81 @@ class Server:
     # Jobs.
 
     def _next_job(self, it: _Name) -> _Job | None:
-        now, waiting = self._now, it.waiting
+        now, waiting, notes = self._now, it.waiting, it.notes
         if it.request is not None:
-            _, message, topics = it.request
-            return self._open(it, message, topics) if isinstance(message, Open) else self._forget(it)
-        if not it.is_known or now < it.retry_at:
+            return self._open(it, it.request)
+        if notes is None:
             return None
-        if not it.is_held:
-            return None if waiting is None else self._come_back(it)
-        if it.asked is None:
-            return self._leave(it)
-        if waiting is not None and it.newest is None and waiting.at < it.snapshot and waiting.fetch.max_bytes:
-            return self._search(it)
+        wants_rows = waiting is not None and waiting.fetch.max_bytes > 0
+        if wants_rows and it.newest is None and it.next < notes.snapshot:
+            return self._search(it, notes.snapshot)
         since = now - it.written_at
         must_confirm = waiting is not None and waiting.fetch.confirm
-        is_due = it.state != it.on_disk and (must_confirm or since >= _WRITE_SECONDS)
-        return self._write(it) if is_due or since >= self._beat_seconds else None
+        is_due = it.next != it.on_disk and (must_confirm or since >= _WRITE_SECONDS)
+        must_beat = now - it.asked < PRESENT_SECONDS and since >= self._beat_seconds
+        return self._write(it, notes) if is_due or must_beat else None
 
     def _run_job(self, it: _Name, job: _Job, result: Any) -> None:
         """Go on with a job, with the result of its last operation."""
         try:
             verb, *arguments = job.throw(result) if isinstance(result, Exception) else job.send(result)
-        except Exception as e:
+        except StopIteration:
             it.job = None
-            if not isinstance(e, StopIteration):
-                self._fail(it, e)
             self._advance(it)
+        except Exception as e:
+            it.job = None  # ``wake`` repeats it
+            if isinstance(e, LogError):
+                self._faults.warn("durable subscriber %r: %s", it.name, e)
+            else:
+                self._faults.fault("durable subscriber %r: %r", it.name, e, error=e)
         else:
             self._actions.append(Do(it.name, verb, tuple(arguments)))
 
-    def _fail(self, it: _Name, error: Exception) -> None:
-        request, it.request = it.request, None
-        it.retry_at = self._now + _REFUSED_SECONDS
-        if request is not None and not isinstance(error, LogLockedError):
-            self._refuse(request[0], request[1].session, error)
-        elif isinstance(error, LogError):  # it is repeated, by the client or here
-            self._faults.warn("durable subscriber %r: %s", it.name, error)
-        else:
-            self._faults.fault("durable subscriber %r: %r", it.name, error, error=error)
-
-    def _open(self, it: _Name, request: Open, topics: tuple[bytes, ...]) -> _Job:
+    def _open(self, it: _Name, request: _Opening) -> _Job:
         """Give a name to the client that has sent this OPEN, and write its lease."""
-        was_held = it.is_held
-        lease = yield "take", it.name
+        message, known, refusal = request.message, it.notes, None
         try:
-            if lease is None or not (it.is_known or it.take_over(lease)):
-                it.is_known, it.is_new, it.displaced = False, True, 0
-                it.next, it.snapshot = yield from self._place(it, request, topics)
-            elif it.session != request.session:
-                it.displaced = it.session
-            it.session, it.topics, it.newest = request.session, topics, None
-            yield from self._write(it)
-        except Exception:
-            if not was_held:
-                yield "free", it.name
-            raise
-        it.is_known = it.is_held = True
-        new = " (new)" if it.is_new else ""
-        self._news.info("durable subscriber %r is present, from id %d on%s", it.name, it.next, new)
-        if it.request is not None:
-            peer, it.request = it.request[0], None
-            self._opened(it, peer)
+            snapshot, is_new = 0, True
+            if known is None:
+                it.next, snapshot = yield from self._place(it.name, request)
+            else:
+                snapshot, is_new = known.snapshot, known.new and known.session == message.session
+            topics = list(request.topics)
+            yield from self._write(it, SubscriberNotes(message.session, topics, snapshot, is_new))
+        except Exception as e:
+            refusal = e
+        now = it.request
+        if now is None or now.message.session != message.session:
+            return  # there is a newer OPEN
+        it.request = None
+        if refusal is not None:
+            self._refuse(now.peer, message.session, refusal)
+        elif it.notes is not None:
+            self._opened(it, it.notes, now.peer)
 
-    def _place(
-        self, it: _Name, request: Open, topics: tuple[bytes, ...]
-    ) -> Generator[_Call, Any, tuple[int, int]]:
+    def _place(self, name: str, request: _Opening) -> Generator[_Call, Any, tuple[int, int]]:
         """Where a new name begins, and its snapshot."""
-        if request.since is None and isinstance(request.start, int) and request.start > self._end:
-            raise self._another_log(f"start={request.start} is beyond the end of this log")
+        start = request.message.start
+        if isinstance(start, int) and start > self._end:
+            raise self._another_log(f"start={start} is beyond its end, {self._end}")
         # As each new reader: first a lease that needs everything, then what the writer has announced.
-        notes = SubscriberNotes(request.session, list(topics))
-        yield "write", Lease(it.name, 0, self._expiry, begins=True, subscriber=notes)
-        announced = yield ("announced",)
-        if request.since is not None:
-            found = yield "first_since", request.since, self._end
-            return max(announced, found), 0
+        notes = SubscriberNotes(request.message.session, list(request.topics))
+        announced = yield "begin", Lease(name, 0, self._expiry, begins=True, subscriber=notes)
         begin = max(announced, self._earliest)
         places = {EARLIEST: (begin, 0), LATEST: (self._end, 0), LAST: (begin, self._end)}
-        return places[request.start] if isinstance(request.start, str) else (request.start, 0)
+        return places[start] if isinstance(start, str) else (start, 0)
 
-    def _come_back(self, it: _Name) -> _Job:
-        """Hold the name of a client that was away, unless its lease was dropped meanwhile."""
-        lease = yield "take", it.name
-        if lease is not None and lease.subscriber is not None and lease.subscriber.session == it.session:
-            it.is_held = True
-        else:
-            it.is_known = False
-            yield "free", it.name
+    def _search(self, it: _Name, snapshot: int) -> _Job:
+        at, newest = it.next, dict[bytes | None, int]()
+        while at < snapshot:
+            at = yield "find_newest", at, snapshot, newest
+        it.newest = integers_of(sorted(newest.values()))
 
-    def _leave(self, it: _Name) -> _Job:
-        """Write the position of a client that is away, and free its name."""
-        if it.state != it.on_disk:
-            yield from self._write(it)
-        it.is_held = False
-        yield "free", it.name
-
-    def _forget(self, it: _Name) -> _Job:
-        if not it.is_held:
-            yield "take", it.name
-        it.is_held = it.is_known = False
-        yield "remove", it.name
-        if it.request is not None:
-            (peer, message, _), it.request = it.request, None
-            self._reply(peer, Forgotten(session=message.session))
-
-    def _search(self, it: _Name) -> _Job:
-        it.newest = yield "newest", it.next, it.snapshot
-
-    def _write(self, it: _Name) -> _Job:
-        """Write the lease of a name that is held."""
-        it.written_at, state = self._now, it.state
-        snapshot = it.snapshot if it.next < it.snapshot else 0
-        notes = SubscriberNotes(it.session, list(it.topics), snapshot=snapshot, new=it.is_new)
-        yield "write", Lease(it.name, it.next, self._expiry, subscriber=notes)
-        it.on_disk = state
+    def _write(self, it: _Name, notes: SubscriberNotes) -> _Job:
+        it.written_at, next_id = self._now, it.next
+        yield "write", Lease(it.name, next_id, self._expiry, subscriber=notes)
+        it.notes, it.on_disk = notes, next_id
 
 
-def _taken(request: Open | Fetch | Forget) -> _RefusedError:
+def _taken(request: Open | Fetch) -> _RefusedError:
     return _RefusedError("taken", f"another client has subscribed as {request.name!r}")

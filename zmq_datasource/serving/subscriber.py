@@ -11,8 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
-from datetime import datetime
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import zmq
@@ -70,7 +69,7 @@ class _Subscriber:
         name: str,
         *,
         topics: Iterable[str | bytes] = (),
-        start: str | int | datetime = "earliest",
+        start: str | int = "earliest",
         log: str | None = None,
         auto_ack: bool = True,
         max_bytes: int = 4 << 20,
@@ -88,7 +87,7 @@ class _Subscriber:
         self._endpoint = self._spec.connect
         prefixes = tuple(t.encode() if isinstance(t, str) else t for t in topics)
         self._topics, self._max_bytes = prefixes, max_bytes
-        self._request = Open(name=name, session=MOST_SESSION, log=log, **_start(start))
+        self._request = Open(name=name, session=MOST_SESSION, log=log, start=_start(start))
         self._begin()
 
     def _begin(self) -> None:
@@ -208,14 +207,6 @@ class _Subscriber:
             failpoints.reach("serving.ack.before_send")
             inbox.ack(inbox.handed)
 
-    def _forget(self) -> _Act[None]:
-        self._check_open()
-        self._session.forget(time.monotonic())
-        self._link.send_outbox()
-        if not (yield from self._until(lambda: self._session.forgotten, self._timeout)):
-            raise NoPeerError(f"forgetting {self._name!r} at {self._endpoint}: no answer")
-        self._link.close(0)
-
     def _confirmed(self, wanted: int, seconds: float | None) -> _Act[None]:
         """Wait until the position on the server's disk has reached this id."""
         session = self._session
@@ -278,8 +269,7 @@ class DurableSubscriber(_Subscriber):
         name: The name of the subscription, 1 to 200 bytes. Only one client at a time can use it.
         topics: Topic prefixes; all messages if there are none. They may differ from those of the last time.
         start: Where an unknown name begins: ``earliest``, ``latest`` (the next message that the log receives),
-            ``last`` (the newest message of each topic, then all later ones), an id, or a time (a ``datetime`` with a
-            time zone), which means the first message that the log received then or later.
+            ``last`` (the newest message of each topic, then all later ones), or an id.
         log: The ``log`` of the ids that you have saved. A server of another log refuses.
         auto_ack: Whether a message is acknowledged when the next one is asked for (and the last one at the
             end of the block, unless an error ends it). If not, call ``ack``.
@@ -398,15 +388,6 @@ class DurableSubscriber(_Subscriber):
         if wait:
             self._run(self._confirmed(self._session.inbox.done, self._timeout))
 
-    def forget(self) -> None:
-        """End the subscription: the server keeps no position and no messages for it.
-
-        Raises:
-            NoPeerError: The server does not answer.
-            SubscriptionError: The server has refused.
-        """
-        self._run(self._forget())
-
 
 class AsyncDurableSubscriber(_Subscriber):
     """A ``DurableSubscriber`` for asyncio: its arguments, errors and methods are the same. It uses no thread.
@@ -491,28 +472,16 @@ class AsyncDurableSubscriber(_Subscriber):
         self._check_open()
         await self._run(self._confirmed(self._session.inbox.done, self._timeout))
 
-    async def forget(self) -> None:
-        """See ``DurableSubscriber.forget``."""
-        await self._run(self._forget())
-
 
 def _message(received: Received) -> DurableMessage:
     number, frames = received
     return DurableMessage(number, frames[0], frames[-1], frames)
 
 
-def _start(start: str | int | datetime) -> dict[str, Any]:
-    if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise OptionError(
-                f"start={start!r}: it has no time zone; set one, as in datetime.now(timezone.utc)"
-            )
-        return {"since": max(0, round(start.timestamp() * 1e6))}
-    if isinstance(start, int) and 0 <= start < 2**63:
-        return {"start": start}
-    if start in (EARLIEST, LATEST, LAST):
-        return {"start": start}
-    raise OptionError(f"start={start!r}: it is {EARLIEST}, {LATEST}, {LAST}, an id, or a time")
+def _start(start: str | int) -> str | int:
+    if start in (EARLIEST, LATEST, LAST) or (type(start) is int and 0 <= start < 2**63):
+        return start
+    raise OptionError(f"start={start!r}: it is {EARLIEST}, {LATEST}, {LAST}, or an id")
 
 
 def _spec(endpoint: str, given: Mapping[str, str]) -> SocketSpec:

@@ -21,17 +21,12 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from zmq_datasource.errors import NoPeerError, SubscriptionError
-from zmq_datasource.host.log_lines import LimitedLog
+from zmq_datasource.host.log_lines import LimitedLog, printable
 from zmq_datasource.serving.protocol import (
-    MOST_WAIT_MS,
-    NO_ROWS,
     SILENCE_SECONDS,
     Batch,
     BatchRows,
     Fetch,
-    Forget,
-    Forgotten,
-    Lost,
     Open,
     Opened,
     Refused,
@@ -48,12 +43,9 @@ SUBSCRIPTION_STATES: Mapping[tuple[str, str], str] = {
     ("opening", "OPENED"): "open",
     ("opening", "REFUSED"): "refused",
     ("open", "REFUSED"): "refused",
-    ("open", "forget"): "forgetting",
-    ("opening", "forget"): "forgetting",
-    ("forgetting", "FORGOTTEN"): "forgotten",
-    ("forgetting", "REFUSED"): "refused",
 }
 
+_MOST_REASON = 2000  # characters
 # How often the server gets a position that has moved, if no other request carries it.
 _DONE_SECONDS = 1.0
 # Answers in memory: the one that the caller is taking messages from, and the next one.
@@ -173,7 +165,7 @@ class SubscriberSession(RequestSession):
         self._subscription = subscription
         self._open_request = subscription.request
         # The last request; still open while ``waiting``.
-        self._request: Open | Fetch | Forget = self._open_request
+        self._request: Open | Fetch = self._open_request
         self._confirming = self.new = False
         self._silent, self._woken = 0.0, math.inf  # seconds, and when ``wake`` was called last
         self.state = "closed"
@@ -187,11 +179,6 @@ class SubscriberSession(RequestSession):
     def is_open(self) -> bool:
         """Whether the server has given the name to this session."""
         return self.state == "open"
-
-    @property
-    def forgotten(self) -> bool:
-        """Whether the server has ended the subscription."""
-        return self.state == "forgotten"
 
     # The caller.
 
@@ -211,11 +198,6 @@ class SubscriberSession(RequestSession):
         if confirming and self.is_open:
             self._fetch(now)
 
-    def forget(self, now: float) -> None:
-        """End the subscription."""
-        self._step("forget")
-        self._ask(Forget(name=self._open_request.name, session=self._open_request.session), now)
-
     # Requests.
 
     def _open(self, now: float) -> None:
@@ -225,7 +207,7 @@ class SubscriberSession(RequestSession):
     def _fetch(self, now: float) -> None:
         """Ask for the next messages, and send ``done``."""
         inbox = self.inbox
-        has_room = inbox.answers < _MOST_ANSWERS
+        has_room = inbox.answers < _MOST_ANSWERS and not self._confirming
         self._ask(
             Fetch(
                 name=self._open_request.name,
@@ -233,13 +215,12 @@ class SubscriberSession(RequestSession):
                 first=inbox.next,
                 done=min(inbox.done, inbox.next),
                 max_bytes=self._subscription.max_bytes if has_room else 0,
-                wait=MOST_WAIT_MS if has_room and not self._confirming else 0,
                 confirm=self._confirming,
             ),
             now,
         )
 
-    def _ask(self, request: Open | Fetch | Forget, now: float) -> None:
+    def _ask(self, request: Open | Fetch, now: float) -> None:
         self._request = request
         self._mark_asked(now)
         topics = self._subscription.topics if isinstance(request, Open) else ()
@@ -309,11 +290,8 @@ class SubscriberSession(RequestSession):
         match message:
             case Opened():
                 self._opened(message)
-            case Batch() | Lost():
+            case Batch():
                 self._answered(message, buffers)
-            case Forgotten():
-                self._step("FORGOTTEN")
-                self._mark_answered()
         self._fetch_if_due(now)
 
     def _opened(self, message: Opened) -> None:
@@ -330,33 +308,27 @@ class SubscriberSession(RequestSession):
         self._step("OPENED")  # after all else, which an interrupt may cut short
         self._mark_answered()
 
-    def _answered(self, message: Batch | Lost, buffers: Sequence[bytes]) -> None:
+    def _answered(self, message: Batch, buffers: Sequence[bytes]) -> None:
         if not self.is_open or message.log != self.log:
             return
         self.confirmed = max(self.confirmed, message.done)
         if message.first != self.inbox.next:
             return  # a second answer, to a request that was repeated
-        if isinstance(message, Lost):
-            rows = NO_ROWS
-            self.lost += message.next - message.first
+        rows = unpack_rows(message, buffers)
+        if message.lost:
+            self.lost += message.lost
             self._news.warn(
-                "%r: the ids %d to %d were deleted before they came here",
-                *(self._open_request.name, message.first, message.next - 1),
+                "%r: %d messages before id %d were deleted before they came here",
+                *(self._open_request.name, message.lost, message.next),
             )
-        else:
-            rows = unpack_rows(message, buffers)
         self.inbox.add(rows, message.next)
         self._mark_answered()
 
     def _refused(self, message: Refused) -> None:
         if message.session not in (None, self._open_request.session):
             return
-        if message.code == "gone" and self.state == "forgetting":
-            self._step("FORGOTTEN")  # by an earlier request; its answer was lost
-            self._mark_answered()
-            return
         self._step("REFUSED")
         it = self._subscription
         self.refusal = SubscriptionError(
-            f"subscribing as {self._open_request.name!r} at {it.server}: {message.reason}"
+            f"subscribing as {self._open_request.name!r} at {it.server}: {printable(message.reason, _MOST_REASON)}"
         )

@@ -26,6 +26,9 @@ from zmq_datasource.log import (
     subscriber_key,
 )
 
+# A durable subscriber is there at least so long after its lease was written.
+_PRESENT_SECONDS = 30.0
+
 
 class LogSummary(NamedTuple):
     """The chunks of a log.
@@ -153,13 +156,22 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
                 max(0, index.durable_end - first),
                 first - lease.next,
                 None if received is None else max(0.0, clock() - received),
-                files.is_running(key),
+                files.is_running(key) or _may_be_present(key, clock() - entry.modified),
                 entry.modified,
                 silent.get(lease.beat, 0.0),
                 lease.timeout,
             )
         )
     return found
+
+
+def _may_be_present(key: str, age: float) -> bool:
+    """Whether the client of a durable subscriber may be there: then the server writes its lease every ten seconds.
+
+    Args:
+        age: Seconds since the lease was written.
+    """
+    return key.startswith("subscriber.") and age < _PRESENT_SECONDS
 
 
 def drop_reader(storage: LogStorage, name: str) -> None:
@@ -171,7 +183,7 @@ def drop_reader(storage: LogStorage, name: str) -> None:
 
     Raises:
         OptionError: The log has no such reader.
-        LogLockedError: It runs.
+        LogLockedError: It runs, or has run less than half a minute ago.
     """
     storage.log_id()
     files = LeaseFiles(storage)
@@ -180,15 +192,17 @@ def drop_reader(storage: LogStorage, name: str) -> None:
     if key is None:
         there = ", ".join(reader.name for reader in readers(storage)) or "none"
         raise OptionError(f"reader {name!r}: log {storage.root} has no such reader; there are: {there}")
+    if _may_be_present(key, time.time() - keys[key].modified):
+        raise LogLockedError(
+            f"reader {name!r} of log {storage.root}: its lease was written less than {_PRESENT_SECONDS:.0f} s ago, so "
+            "its client may be there; end the client, and wait as long"
+        )
     try:
         hold = files.hold(key, 0.0)
     except LogLockedError as e:
-        hint = (
-            "its client is there; end the client, and wait until the proxy notices, which takes 5 s"
-            if key == subscriber_key(name) or key.startswith("subscriber.")
-            else f"its query runs ({e}); stop it first"
-        )
-        raise LogLockedError(f"reader {name!r} of log {storage.root}: {hint}") from e
+        raise LogLockedError(
+            f"reader {name!r} of log {storage.root}: its query runs ({e}); stop it first"
+        ) from e
     try:
         files.remove(key)
     finally:

@@ -145,13 +145,13 @@ func main() {
 	opened := c.ask('O', session, -1, object{"name": name, "start": "earliest"})
 	first, done := opened.Next, opened.Next
 	for done <= last {
-		request := object{"name": name, "first": first, "done": first, "max_bytes": maxBytes, "wait": 1000}
+		request := object{"name": name, "first": first, "done": first, "max_bytes": maxBytes}
 		if first > last { // all is handled; is it on the server's disk that it is acknowledged?
-			request["max_bytes"], request["wait"], request["confirm"] = 0, 0, true
+			request["max_bytes"], request["confirm"] = 0, true
 		}
 		a := c.ask('F', session, first, request)
-		if a.kind == 'L' {
-			fmt.Printf("lost %d to %d\n", first, a.Next-1)
+		if a.Lost > 0 {
+			fmt.Printf("lost %d\n", a.Lost)
 		}
 		for i := 0; i < a.Rows; i++ {
 			id, topic, value := a.message(i)
