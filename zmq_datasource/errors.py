@@ -102,7 +102,7 @@ class SocketError(ZmqDataSourceError):
 
 
 class EndpointError(SocketError):
-    """An endpoint cannot be bound or connected, or its host name does not resolve.
+    """An endpoint cannot be bound or connected.
 
     What to do: Check the address. If it is still in use after 8 s, stop the other program, or use another port.
     """

@@ -29,6 +29,7 @@ from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import ConnectionLostError, SocketError
 from zmq_datasource.sink.sender import Sender
 from zmq_datasource.sink.unsent import StagedDeadLetters
+from zmq_datasource.transport.connections import unwritten
 
 Context = zmq.Context[Socket]
 FILL = b"x" * 100
@@ -338,7 +339,11 @@ def test_a_reset_costs_no_row_and_the_rows_kept_to_be_sent_again_are_bounded(con
 
 def unsent(sender: Sender) -> int:
     """Bytes in the kernel's queues that the peers have not acknowledged."""
-    return sum(connection.unsent for connection in sender.socket.watch.open_connections().current())
+    total = 0
+    for handle in sender.socket.watch.handles():
+        with handle.sock:
+            total += unwritten(handle.sock)
+    return total
 
 
 def handshake(listener: socket.socket) -> socket.socket:

@@ -15,6 +15,7 @@ import zmq
 from tests.support import Socket
 from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.transport import core, python_core
+from zmq_datasource.transport.columns import Column
 
 Context = zmq.Context[Socket]
 Frames = list[list[bytes]]
@@ -97,7 +98,7 @@ def read_all(receiver: Socket) -> Frames:
     return messages
 
 
-def give_all(sender: Socket, columns: Sequence[core.Column], rows: int) -> None:
+def give_all(sender: Socket, columns: Sequence[Column], rows: int) -> None:
     assert core.Outbox(columns, rows).give(sender, 0, rows) == rows
 
 
@@ -105,19 +106,16 @@ def lists(messages: Sequence[Sequence[bytes | None] | None], kind: pa.DataType =
     return pa.array(messages, kind)
 
 
-def offsets(*values: int, kind: str = "i") -> pa.Buffer:
-    return pa.py_buffer(array(kind, values))
+def offsets(*values: int) -> pa.Buffer:
+    return pa.py_buffer(array("i", values))
 
 
-def binary(data: bytes, *ends: int, wide: bool = False, offset: int = 0) -> pa.Array:
+def binary(data: bytes, *ends: int, offset: int = 0) -> pa.Array:
     """A binary array with these offsets, also wrong ones."""
-    memory = bytearray(offsets(*[0] * len(ends), kind="q" if wide else "i"))
+    memory = bytearray(offsets(*[0] * len(ends)))
     buffers = [None, pa.py_buffer(memory), pa.py_buffer(data)]
-    kind = pa.large_binary() if wide else pa.binary()
-    made = pa.Array.from_buffers(kind, len(ends) - 1 - offset, buffers, offset=offset)
-    memory[:] = bytes(
-        offsets(*ends, kind="q" if wide else "i")
-    )  # afterwards, because Arrow would refuse some of them
+    made = pa.Array.from_buffers(pa.binary(), len(ends) - 1 - offset, buffers, offset=offset)
+    memory[:] = bytes(offsets(*ends))  # afterwards, because Arrow would refuse some of them
     return made
 
 

@@ -43,14 +43,8 @@ from tests.transport.cores import (
     use,
 )
 from zmq_datasource.transport import core
-from zmq_datasource.transport.core import (
-    FramesColumn,
-    Inbox,
-    NumberColumn,
-    Outbox,
-    SameColumn,
-    columns_of,
-)
+from zmq_datasource.transport.columns import FramesColumn, NumberColumn, SameColumn
+from zmq_datasource.transport.core import Inbox, Outbox
 
 pytestmark = pytest.mark.usefixtures("core_name")
 
@@ -97,11 +91,10 @@ def test_the_compiled_core_is_left_out_where_it_is_not_wanted() -> None:
 
 def test_wrong_addresses_of_libzmq_are_refused() -> None:
     compiled = implementation("compiled")
-    for wrong in ((), (1,) * 14, [1] * 15, (1,) * 14 + (0,)):
-        with pytest.raises(ValueError, match="address"):
-            compiled.load(wrong)
+    with pytest.raises(ValueError, match="addresses of 120 bytes"):
+        compiled.load(bytes(112))
     with pytest.raises(TypeError):
-        compiled.load((1,) * 14 + ("x",))
+        compiled.load((1,) * 15)
 
 
 # Taking.
@@ -182,21 +175,6 @@ def test_a_message_stays_in_the_socket_until_the_largest_has_room(context: Conte
             take(inbox, pull, 9, MIB, largest=largest)
 
 
-@pytest.mark.long
-def test_an_inbox_holds_2_gib(context: Context) -> None:
-    push, pull = pair(context)
-    inbox = Inbox()
-    half = bytes(1 << 30)
-    for frame in (half[1:], half, b"one more"):
-        push.send(frame, copy=False)
-    assert take(inbox, pull, 9, LARGEST) == Got(2, 0, False)
-    assert inbox.size == LARGEST
-    messages = inbox.hand_over().last
-    messages.validate()
-    assert [len(message.as_buffer()) for message in messages] == [(1 << 30) - 1, 1 << 30]
-    assert take_all(pull, inbox) == [[b"one more"]]
-
-
 def test_waiting_ends_with_a_message_or_with_the_timeout(context: Context) -> None:
     push, pull = pair(context)
     inbox = Inbox()
@@ -242,10 +220,7 @@ def test_memory_is_given_back(context: Context) -> None:
         for _ in range(count):
             send(push, [[frame]] * 30)
             take(inbox, pull, 30, 1 << 30)
-            messages = inbox.hand_over()
-            read_all(pull)
-            give_all(push, columns_of(messages), 30)
-            read_all(pull)
+            inbox.hand_over()
 
     def resident() -> int:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)

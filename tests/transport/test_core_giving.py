@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from tests.support import Consuming, bound, wait_for
+from tests.support import Consuming, wait_for
 from tests.transport.cores import (
     LARGEST,
     MIB,
@@ -23,14 +23,8 @@ from tests.transport.cores import (
     read_all,
 )
 from zmq_datasource.messages.columns import FRAMES
-from zmq_datasource.transport import core
-from zmq_datasource.transport.core import (
-    FrameColumn,
-    FramesColumn,
-    NumberColumn,
-    Outbox,
-    SameColumn,
-)
+from zmq_datasource.transport.columns import Column, FrameColumn, FramesColumn, NumberColumn, SameColumn
+from zmq_datasource.transport.core import Outbox
 
 pytestmark = pytest.mark.usefixtures("core_name")
 
@@ -85,12 +79,7 @@ def test_offsets_need_not_be_aligned(context: Context) -> None:
     values = pa.Array.from_buffers(pa.binary(), 2, [None, ends, data])
     places = pa.py_buffer(b"?" + bytes(offsets(0, 1, 2)))[1:]
     messages = pa.Array.from_buffers(FRAMES, 2, [None, places], children=[values])
-    wide = pa.py_buffer(b"?" + bytes(offsets(0, 1, 3, kind="q")))[1:]
-    for column in (
-        FrameColumn(values),
-        FramesColumn(messages),
-        FrameColumn(pa.Array.from_buffers(pa.large_binary(), 2, [None, wide, data])),
-    ):
+    for column in (FrameColumn(values), FramesColumn(messages)):
         give_all(push, [column], 2)
         assert read_all(pull) == [[b"a"], [b"bc"]]
 
@@ -102,9 +91,6 @@ NOT_WHOLE = {
     "negative": FrameColumn(binary(b"abc", 0, 1, -2, 3)),
     "beyond the data": FrameColumn(binary(b"abc", 0, 1, 2, 4)),
     "far beyond the data": FrameColumn(binary(b"abc", 0, 1, 2, LARGEST)),
-    "wide, far beyond the data": FrameColumn(binary(b"abc", 0, 1, 2, 2**62, wide=True)),
-    "wide, negative": FrameColumn(binary(b"abc", -(2**62), 1, 2, 3, wide=True)),
-    "wide, decreasing": FrameColumn(binary(b"abc", 0, 3, 2, 3, wide=True)),
     "too few rows": FrameColumn(binary(b"abc", 0, 1, 2)),
     "too few rows behind an offset": FrameColumn(binary(b"abc", 0, 1, 2, 3, offset=1)),
     "no frame": FrameColumn(pa.array([b"a", b"b", None])),
@@ -123,7 +109,7 @@ NOT_WHOLE = {
 
 
 @pytest.mark.parametrize("column", NOT_WHOLE.values(), ids=NOT_WHOLE.keys())
-def test_rows_that_are_not_whole_are_refused_before_anything_is_sent(column: core.Column) -> None:
+def test_rows_that_are_not_whole_are_refused_before_anything_is_sent(column: Column) -> None:
     with pytest.raises(ValueError, match=r"row|column"):
         Outbox([column], 3)
 
@@ -141,7 +127,7 @@ def test_rows_that_are_not_whole_are_refused_before_anything_is_sent(column: cor
     ],
     ids=["numbers", "views", "fixed", "lists", "large lists", "no lists", "lists of numbers"],
 )
-def test_columns_that_are_not_binary_are_refused(column: core.Column) -> None:
+def test_columns_that_are_not_binary_are_refused(column: Column) -> None:
     with pytest.raises(TypeError, match=r"binary|lists"):
         Outbox([column], 3)
 
@@ -221,38 +207,10 @@ def test_a_receiver_that_takes_a_message_now_and_then_lets_a_call_wait_no_longer
     assert 0.05 < rows.waited_seconds < 5
 
 
-def test_a_digest_without_the_hash_function_of_xxhash_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = [FrameColumn(pa.array(["a", "b"]))]
-    expected = core.digest(columns, 2)
-    monkeypatch.setattr(core, "hash_address", None)
-    assert core.digest(columns, 2) == expected
-
-
 def test_without_a_peer_there_is_no_room(context: Context) -> None:
     push = context.socket(zmq.PUSH)
     push.bind("inproc://without-a-peer")
     assert Outbox([SameColumn(b"a"), SameColumn(b"b")], 5).give(push, 0, 5) == 0
-
-
-def test_refreshing_keeps_a_pub_from_dropping(context: Context) -> None:
-    pub, endpoint = bound(context, zmq.PUB, sndhwm=10)
-    sub = context.socket(zmq.SUB)
-    sub.rcvtimeo = 10_000
-    sub.connect(endpoint)
-    sub.subscribe(b"")
-    rows = Outbox([NumberColumn(0)], 3000)
-
-    def subscribed() -> bool:
-        pub.send(b"are you there")
-        return bool(sub.poll(10))
-
-    wait_for(subscribed, "a subscription")
-    while sub.recv() != b"the last":
-        if not sub.poll(50):
-            pub.send(b"the last")
-    for row in range(3000):  # in lock-step its queue is never full
-        assert rows.give(pub, row, row + 1, refresh_every=1) == row + 1
-        assert sub.recv() == row.to_bytes(8, "big")
 
 
 def _wait_for_the_end_of_the_connection(sender: zmq.Socket[bytes]) -> None:

@@ -67,10 +67,6 @@ def linked(endpoint: str, session: Session, sndhwm: int = 1000, **options: str) 
         link.close(0)
 
 
-def bytes_received(link: Link) -> int:
-    return link.watch.open_connections().bytes_received()
-
-
 def receive(router: Socket) -> list[bytes]:
     assert router.poll(5000)
     return router.recv_multipart()
@@ -114,28 +110,6 @@ def test_bytes_of_an_incomplete_message_are_a_sign_of_life(router: tuple[Socket,
             sock.send_multipart([receive(sock)[0], bytes(4_000_000)])
             wait_for(lambda: (link.run_once(), session.signs >= 3)[1], "signs of life")
             assert not session.received
-
-
-def test_heartbeats_are_no_sign_of_life(context: zmq.Context[Socket]) -> None:
-    """libzmq's own thread sends them, even if the peer's program has lost the request."""
-    endpoint = free_endpoint()
-    session = Recorder()
-    with context.socket(zmq.ROUTER) as sock:
-        sock.setsockopt(zmq.HEARTBEAT_IVL, 50)
-        sock.bind(endpoint)
-        with linked(endpoint, session) as link:
-            session.outbox.append([b"1"])
-            link.run_once()
-            receive(sock)
-            wait_for(lambda: (link.run_once(), link.watch.peers)[1], "the connection")
-            link.check_connection()
-            session.signs = 0
-            began = bytes_received(link)
-            wait_for(
-                lambda: (link.run_once(), bytes_received(link) > began + 512)[1],
-                "heartbeats",
-            )
-            assert session.signs == 0
 
 
 def test_a_redial_opens_a_new_connection_and_discards_late_messages(router: tuple[Socket, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 
 import pytest
 import zmq
@@ -19,7 +18,7 @@ REDIAL_SECONDS = 0.1
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.lost_seconds", REDIAL_SECONDS)
+    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.seconds", REDIAL_SECONDS)
 
 
 class Reading(Receiver):
@@ -106,25 +105,3 @@ def test_messages_before_a_frame_over_the_limit_are_read_before_a_redial(
         assert (counters.connections_lost, counters.protocol_errors) == (1, 1)
         assert [r.message for r in caplog.records if "zmq.maxmsgsize (100 bytes)" in r.message]
         wait_for(lambda: (source.send(b"after"), receiving.receive(10))[1], "messages of the new connection")
-
-
-@KINDS
-def test_a_connection_that_was_cut_is_dialled_again_though_others_never_pause(
-    context: Context, kind: str
-) -> None:
-    cut, cut_endpoint = sender(context, kind)
-    busy, busy_endpoint = sender(context, kind)
-    with Reading(kind, f"{cut_endpoint},{busy_endpoint}", maxmsgsize=100) as receiving:
-        wait_until_heard(cut)
-        wait_until_heard(busy)
-        cut.send(b"." * 101)
-
-        def dialled_again() -> bool:
-            with suppress(zmq.Again):  # a PUSH with a full peer
-                for _ in range(100):
-                    busy.send(b"x", zmq.NOBLOCK)
-            receiving.receive(10)  # less than that
-            receiving.extend_timeouts()
-            return receiving.counters.connections_made == 3
-
-        wait_for(dialled_again, "a new connection")

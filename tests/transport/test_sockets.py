@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket as stdlib_socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
 
 from tests.support import (
-    REPOSITORY,
     Socket,
     bind_when_free,
     bound,
@@ -27,15 +23,14 @@ from tests.support import (
     write_options,
 )
 from tests.support.hostile import message, shake_hands
-from tests.support.namespaces import need_namespaces
 from zmq_datasource.errors import EndpointError, OptionError
 from zmq_datasource.options import ReadOptions, WriteOptions
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport import opened
-from zmq_datasource.transport.connections import Handshakes, io_threads_sleep, threads
+from zmq_datasource.transport.connections import io_threads_sleep, threads
 from zmq_datasource.transport.opened import OpenSocket, attach
-from zmq_datasource.transport.peers import PeerWatch, security_of
-from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket, options_of
+from zmq_datasource.transport.peers import PeerWatch
+from zmq_datasource.transport.spec import SocketSpec, check_socket_options, new_socket
 
 FEED = "tcp://127.0.0.1:5556"
 Context = zmq.Context[Socket]
@@ -44,7 +39,7 @@ Context = zmq.Context[Socket]
 def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[Socket, PeerWatch]:
     spec = SocketSpec.of_source(options) if isinstance(options, ReadOptions) else SocketSpec.of_sink(options)
     sock = new_socket(context, spec)
-    watch = PeerWatch(context, sock, spec.connect, bool(spec.bind), security_of(spec.zmq))
+    watch = PeerWatch(context, sock, spec.connect, bool(spec.bind))
     attach(sock, spec.bind, spec.connect)
     return sock, watch
 
@@ -54,20 +49,17 @@ def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[
     [
         ("zmq_foo", "1", "no socket option of that name"),
         ("zmq_rcvbuf", "big", "a whole number"),
-        ("zmq_rcvbuf", str(2**40), "more than libzmq can count"),
+        ("zmq_rcvbuf", str(2**40), "that libzmq can count"),
         ("zmq_handshake_ivl", "-5", "libzmq refuses it for a SUB socket"),
         ("zmq_heartbeat_ivl", "1000", "while a side pauses, its libzmq reads no heartbeats"),
-        ("zmq_ipv6", "1", "each endpoint decides"),
         ("zmq_router_mandatory", "1", "belongs to a ROUTER"),
         ("zmq_rcvhwm", "1", "use the option rcvhwm"),
-        ("zmq_zap_domain", "x", "known by allowedClients"),
         ("zmq_plain_server", "1", "use zmq.curve_server and allowedClients"),
         ("zmq_hwm", "1", "no single high-water mark"),
         ("zmq_subscribe", "a", "use the option topics"),
         ("zmq_conflate", "1", "tears messages of several frames"),
         ("zmq_reconnect_ivl", "-1", "throws away what it has received"),
         ("zmq_reconnect_stop", "1", "takes along what was received"),
-        ("zmq_xpub_manual", "1", "no subscriber would ever be subscribed"),
     ],
 )
 def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: str) -> None:
@@ -87,7 +79,6 @@ def test_options_are_set_before_the_socket_is_attached(context: Context) -> None
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"connect": "tcp://no-such-host.invalid:5556"}, r"'no-such-host\.invalid' does not resolve"),
         ({"bind": "tcp://203.0.113.7:5556"}, "binding tcp://203.0.113.7:5556"),  # of another machine
         ({"bind": "tcp://no-such-interface0:5556"}, "binding tcp://no-such-interface0:5556"),
         ({"bind": "ipc:///no/such/directory/s"}, "binding ipc:///no/such/directory/s"),
@@ -143,19 +134,13 @@ def test_a_peer_that_reconnects_keeps_the_users_name_of_its_endpoint(context: Co
 def test_an_endpoint_without_an_answer_is_reported_once(
     context: Context, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sock, watch = open_socket(context, stream_options(connect=free_endpoint()))
-    watch.absent_seconds = 0.05
-
-    def said() -> int:
-        watch.update()
-        watch.report_absent()
-        return sum("no answer" in r.message for r in caplog.records)
-
+    _, watch = open_socket(context, stream_options(connect=free_endpoint()))
     with caplog.at_level(logging.WARNING):
-        wait_for(said, "the report")
-        for _ in range(20):
-            assert said() == 1
-    assert sock.getsockopt(zmq.TYPE) == zmq.SUB
+        watch.report_absent(60)
+        assert not caplog.records
+        for _ in range(3):
+            watch.report_absent(0)
+    assert sum("no answer" in r.message for r in caplog.records) == 1
 
 
 def test_silent_connections_that_end_do_not_count_as_lost_peers(context: Context) -> None:
@@ -184,51 +169,14 @@ def test_silent_connections_that_end_do_not_count_as_lost_peers(context: Context
     assert watch.lost == 1
 
 
-PUBLIC, SECRET = zmq.curve_keypair()
-KEYS = {
-    "zmq_curve_publickey": PUBLIC.decode(),
-    "zmq_curve_secretkey": SECRET.decode(),
-    "zmq_curve_serverkey": PUBLIC.decode(),
-}
-PASSWORD = {"zmq_plain_username": "me", "zmq_plain_password": "pw"}
-
-
-@pytest.mark.parametrize(
-    ("options", "peer", "says"),
-    [
-        ({}, {"curve_server": 1, "curve_secretkey": SECRET}, "none is set here"),
-        (PASSWORD, {}, "PLAIN"),
-        (KEYS, {}, "CURVE"),
-    ],
-)
-def test_a_refused_handshake_speaks_of_the_security_that_is_set(
-    context: Context, options: dict[str, str], peer: dict[str, Any], says: str
-) -> None:
+def test_a_refused_handshake_speaks_of_security(context: Context) -> None:
     publisher = context.socket(zmq.PUB)
-    for name, value in peer.items():
-        publisher.setsockopt(getattr(zmq, name.upper()), value)
+    publisher.setsockopt(zmq.CURVE_SERVER, 1)
+    publisher.setsockopt(zmq.CURVE_SECRETKEY, zmq.curve_keypair()[1])
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
-    _, watch = open_socket(context, stream_options(connect=f"tcp://127.0.0.1:{port}", **options))
+    _, watch = open_socket(context, stream_options(connect=f"tcp://127.0.0.1:{port}"))
     reason = wait_for(lambda: (watch.update(), list(watch.refused.values()))[1], "a refusal")[0]
-    assert says in reason
-    assert {word for word in ("CURVE", "PLAIN") if word in reason} <= {says}
-
-
-@pytest.mark.parametrize("curve", [False, True])
-def test_a_peer_that_leaves_during_the_handshake_has_a_wrong_key_only_where_there_are_keys(
-    context: Context, curve: bool
-) -> None:
-    """libzmq has one event for both; only we know whether there are keys."""
-    keys = {"zmq_curve_server": 1, "zmq_curve_secretkey": zmq.curve_keypair()[1].decode()} if curve else {}
-    endpoint = free_endpoint()
-    sock, watch = open_socket(context, stream_options(socketType="PULL", bind=endpoint, **keys))
-    host, port = endpoint.removeprefix("tcp://").split(":")
-    stdlib_socket.create_connection((host, int(port))).close()
-    wait_for(lambda: watch.update() or watch.refused, "the refusal")
-    (reason,) = watch.refused.values()
-    assert "has gone" in reason
-    assert ("CURVE" in reason) == curve
-    assert sock.getsockopt(zmq.TYPE) == zmq.PULL
+    assert "the peer's security (CURVE, PLAIN, none) or its keys do not fit" in reason
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -239,7 +187,7 @@ def test_a_socket_type_that_does_not_match_is_reported_once_and_dialled_until_it
     wrong, endpoint = bound(context, zmq.PULL)
     endpoint = endpoint.replace("127.0.0.1", host)
     sock, watch = open_socket(context, stream_options(connect=endpoint))  # a SUB
-    watch.redialer.first_seconds, watch.redialer.last_seconds = 0.01, 0.2
+    watch.redialer.seconds = 0.01
 
     def step() -> None:
         watch.update()
@@ -257,105 +205,14 @@ def test_a_socket_type_that_does_not_match_is_reported_once_and_dialled_until_it
     assert sock.getsockopt(zmq.TYPE) == zmq.SUB
 
 
-NAMES = """
-import sys, zmq
-from tests.support import stream_options
-from zmq_datasource.transport.opened import OpenSocket
-from zmq_datasource.transport.spec import SocketSpec
-
-context = zmq.Context()
-ports, pushes = {}, []
-for address, prefix in (("[::1]", b"six"), ("127.0.0.1", b"four")):
-    push = context.socket(zmq.PUSH)
-    push.ipv6 = address == "[::1]"
-    ports[prefix] = push.bind_to_random_port(f"tcp://{address}")
-    push.sndtimeo = 10_000
-    pushes.append(push)
-for names in (("[::1]", "both"), ("six", "both")):
-    endpoints = f"tcp://{names[0]}:{ports[b'six']},tcp://{names[1]}:{ports[b'four']}"
-    opened = OpenSocket(SocketSpec.of_source(stream_options(connect=endpoints, socketType="PULL")))
-    opened.socket.setsockopt(zmq.RCVTIMEO, 10_000)
-    for push, word in zip(pushes, ports):
-        push.send(word)
-    print(*sorted((opened.socket.recv(), opened.socket.recv())), flush=True)
-    opened.close(0)
-context.destroy(linger=0)
-"""
-
-
-def test_each_endpoint_is_reached_over_the_kind_of_address_that_it_has(tmp_path: Path) -> None:
-    """One with an address of IPv6, a name that has only such an address, and a name that has both kinds."""
-    need_namespaces()
-    (tmp_path / "hosts").write_text("::1 six both\n127.0.0.1 both localhost\n")
-    (tmp_path / "program.py").write_text(NAMES)
-    words = f"mount --bind {tmp_path}/hosts /etc/hosts && exec {sys.executable} {tmp_path}/program.py"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert done.stdout.splitlines() == ["b'four' b'six'"] * 2, done.stderr
-
-
-# The greeting of a peer: a signature, and what follows it in ZMTP 1.0 and 2.0. The socket type is PULL in 2.0.
-GREETINGS = {
-    "1.0": bytes([1, 0]),
-    "2.0": bytes([0xFF, 0, 0, 0, 0, 0, 0, 0, 1, 0x7F, 1, 7, 0, 0]),
-}
-
-
-@pytest.mark.parametrize("version", GREETINGS)
-def test_a_peer_of_an_older_zmtp_is_up(version: str) -> None:
-    with stdlib_socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(30)
-        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        opened = OpenSocket(SocketSpec.of_sink(write_options(connect=endpoint)))
-        peer, _ = server.accept()
-        with peer:
-            peer.settimeout(30)
-            peer.sendall(GREETINGS[version])
-
-            def is_up() -> bool:
-                opened.watch.update()
-                return opened.watch.up.get(endpoint) == 1
-
-            wait_for(is_up, "the peer to be up")
-            opened.socket.send(b"hello")
-            received = b""
-            while not received.endswith(b"hello"):
-                received += peer.recv(100)
-
-        def is_gone() -> bool:
-            opened.watch.update()
-            return opened.watch.lost == 1
-
-        wait_for(is_gone, "the end of the connection")
-        assert (opened.watch.up[endpoint], opened.watch.failures, opened.watch.refused) == (0, 0, {})
-        opened.close(0)
-
-
-def test_a_peer_that_never_greets_is_not_up() -> None:
-    with stdlib_socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(30)
-        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        opened = OpenSocket(SocketSpec.of_sink(write_options(connect=endpoint)))
-        now = [0.0]
-        opened.watch.handshakes = Handshakes(lambda: now[0])
-        peer, _ = server.accept()
-        with peer:
-
-            def is_connected() -> bool:
-                opened.watch.update()
-                return opened.watch.handshakes.shaking == 1
-
-            wait_for(is_connected, "the connection")
-            now[0] += 5.0
-            opened.watch.update()
-            assert not opened.watch.up
-        opened.close(0)
+def test_a_socket_reaches_ipv6_where_an_endpoint_names_such_an_address(context: Context) -> None:
+    for connect, options, on in (
+        ("tcp://[::1]:5556,tcp://127.0.0.1:5557", {}, 1),
+        (FEED, {}, 0),
+        (FEED, {"zmq_ipv6": "1"}, 1),
+    ):
+        with new_socket(context, SocketSpec.of_source(stream_options(connect=connect, **options))) as sock:
+            assert sock.getsockopt(zmq.IPV6) == on
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what its threads do")
@@ -431,5 +288,3 @@ def test_a_server_flag_that_is_off_leaves_the_keys_as_they_are(context: Context)
         assert sock.getsockopt(zmq.MECHANISM) == zmq.CURVE
     with pytest.raises(OptionError, match=r"zmq\.curve_server=00: it takes 1, or 0"):
         stream_options(connect=FEED, **keys, zmq_curve_server="00")
-    off = SocketSpec.of_source(stream_options(bind=FEED, zmq_curve_server="0"))
-    assert security_of(options_of(off)) == ""

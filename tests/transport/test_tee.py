@@ -255,32 +255,6 @@ def test_a_closed_or_ended_socket_is_an_error_and_what_was_taken_stays(context: 
     assert caught.value.errno == zmq.ENOTSOCK
 
 
-def test_one_tee_is_for_one_thread(context: Context, core_name: str, wakes: WakePipe) -> None:
-    if core_name == "python":
-        pytest.skip("the core in Python relies on its callers")
-    _, pull = pair(context)
-    _, other = pair(context)
-    publisher, _ = published_to(context)
-    tee = Tee(publisher, drops=False)
-    waits = threading.Thread(
-        target=Inbox().take,
-        args=([pull], 9, MIB),
-        kwargs={"wait": 60, "tee": tee, "alarms": [wakes.descriptor]},
-    )
-    waits.start()
-
-    def is_refused() -> bool:
-        try:
-            Inbox().take([other], 9, MIB, tee=tee)
-        except RuntimeError as e:
-            return "another thread is using this tee" in str(e)
-        return False
-
-    wait_for(is_refused, "the thread waits")
-    wakes.wake()
-    waits.join(20)
-
-
 @given(
     messages=st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=6), max_size=30),
     most=st.integers(1, 7),

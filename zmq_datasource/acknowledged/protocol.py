@@ -24,7 +24,8 @@ from zmq_datasource.messages.columns import number, text
 from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.packed import MOST_BUFFERS, MOST_ROWS, unpack_columns
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.transport.core import FrameColumn, FramesColumn, digest
+from zmq_datasource.transport.columns import FrameColumn, FramesColumn
+from zmq_datasource.transport.core import digest
 from zmq_datasource.transport.session import Envelope, Header
 
 VERSION = 2

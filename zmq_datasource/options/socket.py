@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, ClassVar, NamedTuple
 
 from zmq_datasource.errors import OptionError
@@ -28,17 +27,6 @@ class Endpoint(NamedTuple):
         # libzmq allows "source:port;host:port". The peer is after the semicolon.
         host, _, port = self.address.rpartition(";")[2].rpartition(":")
         return host.strip("[]"), int(port)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the text shows that no other machine can reach it."""
-        if self.transport == "ipc":
-            return True
-        host, _ = self.host_port
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
 
     @property
     def unix_address(self) -> str:

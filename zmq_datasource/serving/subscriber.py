@@ -61,8 +61,6 @@ class DurableMessage(NamedTuple):
 class _Subscriber:
     """What both subscribers have in common: see ``DurableSubscriber``."""
 
-    _check_hosts = True
-
     def __init__(
         self,
         endpoint: str,
@@ -138,7 +136,7 @@ class _Subscriber:
 
     def _open(self) -> _Act[None]:
         self._begin()
-        self._link.open(self._check_hosts)
+        self._link.open()
         self._session.reconnected(time.monotonic())
         if not (yield from self._until(lambda: self._session.is_open, self._timeout)):
             advice = "check that the server runs, and that this is its durable endpoint"
@@ -401,7 +399,6 @@ class AsyncDurableSubscriber(_Subscriber):
     While no method is awaited for more than five seconds, the server counts the client as away, which does no harm.
     """
 
-    _check_hosts = False  # the resolver would stall the event loop; libzmq resolves in its own thread
     _next_pause = 0.0
 
     async def _run(self, act: _Act[_T]) -> _T:

@@ -31,14 +31,8 @@ from zmq_datasource.options import WriteOptions
 from zmq_datasource.sink.in_flight import KEEP, InFlight, RowBatch
 from zmq_datasource.sink.sending_socket import SendingSocket
 from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
-from zmq_datasource.transport.core import (
-    Column,
-    FrameColumn,
-    FramesColumn,
-    NumberColumn,
-    Outbox,
-    SameColumn,
-)
+from zmq_datasource.transport.columns import Column, FrameColumn, FramesColumn, NumberColumn, SameColumn
+from zmq_datasource.transport.core import Outbox
 
 _log = logging.getLogger(__name__)
 

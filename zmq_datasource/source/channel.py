@@ -123,7 +123,6 @@ class Channel:
             is_empty: Whether the socket had no more messages.
             excess: The size of a message that was discarded because it is too large; 0 if there was none.
         """
-        self.opened.watch.redialer.messages_read += messages
         if messages and self.replayer is not None:
             self.replayer.session.note_live(time.monotonic())
         if excess:

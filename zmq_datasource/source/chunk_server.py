@@ -163,7 +163,9 @@ class ChunkServer:
             public, private = zmq.curve_keypair()
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, private)
-            bind_when_free(self._socket, Endpoint("tcp", (endpoint or "tcp://*:*").removeprefix("tcp://")))
+            address = (endpoint or "tcp://*:*").removeprefix("tcp://")
+            self._socket.setsockopt(zmq.IPV6, "[" in address)
+            bind_when_free(self._socket, Endpoint("tcp", address))
             self._end = WakePipe()
         except BaseException:
             self._context.destroy(linger=0)

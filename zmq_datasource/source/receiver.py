@@ -280,7 +280,7 @@ class Receiver:
         """Log, at the end of a read, the endpoints at which no peer has answered."""
         for channel in self.channels:
             channel.opened.watch.update()
-            channel.opened.watch.report_absent(leaving=True)
+            channel.opened.watch.report_absent(seconds=0.0)
 
 
 class LogReceiver:

@@ -116,7 +116,7 @@ class RemoteChunks:
     def _ask(self, kind: type[Request], **fields: Any) -> tuple[Answer, bytes]:
         """Send a request. Returns the answer and the bytes beside it; OSError if it has an error."""
         if not self._link.is_open:
-            self._link.open(check_hosts=False)
+            self._link.open()
         session, secret = self._session, self._access.secret
         request = kind(number=next(self._numbers), secret=secret, **fields)
         session.ask(request, time.monotonic())

@@ -8,8 +8,8 @@
  *
  * - libzmq is the one that pyzmq has loaded. `load` gets the addresses of its functions, and each call gets a pyzmq
  *   socket, which knows libzmq's pointer. So nothing is linked, and no header of libzmq is needed.
- * - While the GIL is released nothing of Python is touched but memory that this call holds: the inbox and the tee, which
- *   refuse a second call, and buffers that are exported to it.
+ * - While the GIL is released nothing of Python is touched but memory that this call holds: the inbox, which refuses a
+ *   second call, the tee, which belongs to the inbox's thread, and buffers that are exported to the call.
  * - A message is taken or sent whole. One that cannot be taken (no memory, too large) leaves no trace in the buffers, and
  *   is not sent on.
  * - What a tee has taken and could not send yet stays in the tee, also a part of a message: libzmq may abort if a socket
@@ -67,17 +67,13 @@ static struct {
 
 static PyObject *load(PyObject *module, PyObject *addresses)
 {
-    void *found[sizeof zmq / sizeof(void *)];
-    const int count = sizeof found / sizeof *found;
+    char *found;
+    Py_ssize_t size;
     (void)module;
-    if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != count)
-        return PyErr_Format(PyExc_ValueError, "a tuple of %d addresses is needed", count);
-    for (int i = 0; i < count; i++) {
-        found[i] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, i));
-        if (found[i] == NULL)
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "address %d is null", i);
-    }
-    _Static_assert(sizeof found == sizeof zmq, "a pointer to a function is as large as any");
+    if (PyBytes_AsStringAndSize(addresses, &found, &size) < 0)
+        return NULL;
+    if (size != sizeof zmq)
+        return PyErr_Format(PyExc_ValueError, "addresses of %zd bytes are needed", (Py_ssize_t)sizeof zmq);
     memcpy(&zmq, found, sizeof zmq);
     Py_RETURN_NONE;
 }
@@ -107,9 +103,9 @@ static void refresh(void *sock)
     zmq.getsockopt(sock, EVENTS, &events, &size);
 }
 
-static PyObject *in_use(const char *what)
+static PyObject *in_use(void)
 {
-    return PyErr_Format(PyExc_RuntimeError, "another thread is using this %s", what);
+    return PyErr_Format(PyExc_RuntimeError, "another thread is using this inbox");
 }
 
 static PyObject *new_object(PyTypeObject *type)
@@ -125,17 +121,9 @@ static void free_object(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Block: memory that was filled, for Arrow to read. */
-
-typedef struct {
-    PyObject_HEAD
-    char *memory;
-    size_t size, capacity;
-} Block;
-
 /* Spare memory for the next batch: filling fresh pages of the system costs twice as much. Touched only while the GIL is
- * held; the memory of a living block is not in it. */
-enum { MOST_SPARE = 8, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20, MOST_BYTES_OF_ALL = 64 << 20 };
+ * held. */
+enum { MOST_SPARE = 4, LEAST_SPARE_BYTES = 1 << 16, MOST_SPARE_BYTES = 16 << 20 };
 static struct {
     char *memory;
     size_t capacity;
@@ -143,10 +131,7 @@ static struct {
 
 static void let_go(char *memory, size_t capacity)
 {
-    size_t all = capacity;
-    for (int i = 0; i < MOST_SPARE; i++)
-        all += spare[i].memory == NULL ? 0 : spare[i].capacity;
-    if (capacity >= LEAST_SPARE_BYTES && capacity <= MOST_SPARE_BYTES && all <= MOST_BYTES_OF_ALL)
+    if (capacity >= LEAST_SPARE_BYTES && capacity <= MOST_SPARE_BYTES)
         for (int i = 0; i < MOST_SPARE; i++)
             if (spare[i].memory == NULL) {
                 spare[i].memory = memory;
@@ -156,31 +141,13 @@ static void let_go(char *memory, size_t capacity)
     free(memory);
 }
 
-static PyTypeObject *block_type, *tee_type;
-
-static int block_getbuffer(PyObject *self, Py_buffer *view, int flags)
+/* Called when Arrow has no use any more for memory that an inbox has handed over. */
+static void release(PyObject *owner)
 {
-    Block *block = (Block *)self;
-    static char empty[1];
-    return PyBuffer_FillInfo(view, self, block->memory ? block->memory : empty, (Py_ssize_t)block->size, 1, flags);
+    let_go(PyCapsule_GetPointer(owner, NULL), (size_t)PyCapsule_GetContext(owner));
 }
 
-static void block_dealloc(PyObject *self)
-{
-    let_go(((Block *)self)->memory, ((Block *)self)->capacity);
-    free_object(self);
-}
-
-static PyType_Slot block_slots[] = {
-    {Py_tp_doc, "Memory that an inbox has filled; read through the buffer protocol."},
-    {Py_bf_getbuffer, block_getbuffer},
-    {Py_tp_dealloc, block_dealloc},
-    {0, NULL},
-};
-static PyType_Spec block_spec = {
-    "zmq_datasource.transport._core.Block", sizeof(Block), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    block_slots,
-};
+static PyTypeObject *tee_type;
 
 /* A buffer that grows. */
 
@@ -217,27 +184,17 @@ static inline int append_offset(Growing *buffer, size_t offset)
     return offset > INT32_MAX ? -1 : append(buffer, &value, sizeof value);
 }
 
-/* Move the content of a buffer into a block, and empty the buffer. Cannot fail. */
-static void hand_over(Growing *buffer, Block *block)
+/* Give back what a small batch does not need of a large buffer. False if there is no memory. */
+static int fit(Growing *buffer)
 {
-    char *copy = NULL;
-    if (buffer->size < buffer->capacity / 4) /* copy a small batch, and keep the large buffer */
-        copy = malloc(buffer->size + 1);
-    block->size = buffer->size;
-    if (copy == NULL) {
-        block->memory = buffer->memory;
-        block->capacity = buffer->capacity;
-        *buffer = (Growing){0};
-        return;
+    if (buffer->memory == NULL)
+        return make_room(buffer, 0) == 0;
+    if (buffer->size < buffer->capacity / 4) {
+        char *memory = realloc(buffer->memory, buffer->size + 1);
+        if (memory != NULL)
+            *buffer = (Growing){memory, buffer->size, buffer->size + 1};
     }
-    memcpy(copy, buffer->memory, buffer->size);
-    block->memory = copy;
-    block->capacity = buffer->size;
-    buffer->size = 0;
-    if (buffer->capacity > MOST_SPARE_BYTES) {
-        free(buffer->memory);
-        *buffer = (Growing){0};
-    }
+    return 1;
 }
 
 /* Tee: sends the messages that an inbox takes on to an XPUB. */
@@ -255,7 +212,6 @@ typedef struct {
     int is_full;         /* whether the message has found a full queue */
     unsigned long waits_from; /* when a full queue is worth a wait again, because the last wait was in vain */
     long long published, full, waited;
-    int busy;
 } Tee;
 
 static int is_pending(const Tee *tee)
@@ -347,17 +303,6 @@ static int send_on(Tee *tee)
     return 0;
 }
 
-/* Begin a call that uses a tee; false with an error set if that is impossible. */
-static int enter_tee(Tee *tee)
-{
-    tee->sock = socket_of(tee->given);
-    if (tee->sock != NULL && tee->busy)
-        in_use("tee");
-    if (tee->sock == NULL || tee->busy)
-        return 0;
-    return tee->busy = 1;
-}
-
 static PyObject *tee_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     PyObject *given;
@@ -386,17 +331,9 @@ static void tee_dealloc(PyObject *self)
     free_object(self);
 }
 
-static PyObject *tee_pending(PyObject *self, void *nothing)
-{
-    (void)nothing;
-    return PyBool_FromLong(is_pending((Tee *)self));
-}
-
-static PyGetSetDef tee_properties[] = {
-    {"pending", tee_pending, NULL, "Whether a message waits for room.", NULL},
-    {0},
-};
 static PyMemberDef tee_members[] = {
+    {"frames", T_PYSSIZET, offsetof(Tee, count), READONLY, "How many frames the message has that it sends now."},
+    {"sent", T_PYSSIZET, offsetof(Tee, sent), READONLY, "How many of them it has sent."},
     {"published", T_LONGLONG, offsetof(Tee, published), READONLY, "How many messages it has sent."},
     {"full", T_LONGLONG, offsetof(Tee, full), READONLY, "How many messages have found a full queue."},
     {"waited", T_LONGLONG, offsetof(Tee, waited), READONLY, "How many microseconds it has waited for room."},
@@ -406,7 +343,6 @@ static PyType_Slot tee_slots[] = {
     {Py_tp_doc, "Sends messages on."},
     {Py_tp_new, tee_new},
     {Py_tp_dealloc, tee_dealloc},
-    {Py_tp_getset, tee_properties},
     {Py_tp_members, tee_members},
     {0, NULL},
 };
@@ -518,21 +454,17 @@ static void remove_unfinished(Inbox *inbox)
     inbox->several.size = (messages + 7) / 8;
 }
 
-typedef struct {
-    int error;     /* why nothing was taken; 0 if a message was */
-    size_t excess; /* the size of a message that was discarded because it is too large */
-} Outcome;
-
-/* Take one message. If it is too large or there is no memory, receive it to its end, and leave the buffers unchanged.
- * A tee gets its frames, to be sent on; without one, each frame goes into `spare`, which must be initialized. */
-static Outcome take_one(Inbox *inbox, void *sock, Tee *tee, message_t *spare, size_t largest)
+/* Take one message; the result is an error. If it is too large (`excess` becomes its size) or there is no memory, receive
+ * it to its end, and leave the buffers unchanged. A tee gets its frames, to be sent on; without one, each frame goes into
+ * `spare`, which must be initialized. */
+static int take_one(Inbox *inbox, void *sock, Tee *tee, message_t *spare, size_t largest, size_t *excess)
 {
     size_t size = 0, frames = 0;
     int kept = 0, error = 0, more = 1;
     while (more) {
         message_t *frame = tee == NULL ? spare : place_of(tee, frames);
         if (frame == NULL && frames == 0)
-            return (Outcome){ENOMEM, 0};
+            return ENOMEM;
         if (frame == NULL) {
             kept = -1;
             frame = spare;
@@ -548,15 +480,18 @@ static Outcome take_one(Inbox *inbox, void *sock, Tee *tee, message_t *spare, si
     }
     if (!error && kept == 0 && size <= largest)
         kept = end_message(inbox, frames > 1 ? 2 : 1);
-    if (error || kept < 0 || size > largest)
-        remove_unfinished(inbox);
-    else
+    int is_taken = !error && kept == 0 && size <= largest;
+    if (is_taken)
         inbox->size += (Py_ssize_t)size;
-    if (tee != NULL && !error && kept == 0 && size <= largest)
+    else
+        remove_unfinished(inbox);
+    if (tee != NULL && is_taken)
         tee->count = frames;
     else if (tee != NULL)
         forget_frames(tee, frames);
-    return (Outcome){error || kept == 0 ? error : ENOMEM, size > largest ? size : 0};
+    if (size > largest)
+        *excess = size;
+    return error || kept == 0 ? error : ENOMEM;
 }
 
 /* Messages that were taken from one socket within a millisecond. */
@@ -567,15 +502,10 @@ typedef struct {
 } Run;
 enum { RUN_MICROSECONDS = 1000 };
 
-static Run *last_run(const Growing *runs)
-{
-    return runs->size ? (Run *)(runs->memory + runs->size) - 1 : NULL;
-}
-
 /* Room for one more run is there. */
 static void note_run(Growing *runs, long long now, Py_ssize_t messages, size_t source)
 {
-    Run *last = last_run(runs);
+    Run *last = runs->size ? (Run *)(runs->memory + runs->size) - 1 : NULL;
     if (last != NULL && last->source == source && now - last->began < RUN_MICROSECONDS) {
         last->at = now;
         last->messages += messages;
@@ -622,11 +552,9 @@ static int take_burst(Call *call, size_t source, message_t *spare)
     }
     call->empty[source] = 0;
     while (!error && !call->excess && taken < BURST && has_room(call)) {
-        Outcome outcome = take_one(call->inbox, call->items[source].socket, call->tee, spare, (size_t)call->largest);
-        error = outcome.error;
-        call->excess = outcome.excess;
+        error = take_one(call->inbox, call->items[source].socket, call->tee, spare, (size_t)call->largest, &call->excess);
         call->excess_of = source;
-        if (error || outcome.excess)
+        if (error || call->excess)
             break;
         taken++;
         call->taken++;
@@ -722,10 +650,10 @@ static PyObject *take_for(Call *call, PyObject *given)
     if (!describe(given, call->items, call->sockets + call->alarms))
         return NULL;
     if (call->inbox->busy)
-        return in_use("inbox");
+        return in_use();
     if (begin(call->inbox) < 0)
         return PyErr_NoMemory();
-    if (call->tee != NULL && !enter_tee(call->tee))
+    if (call->tee != NULL && (call->tee->sock = socket_of(call->tee->given)) == NULL)
         return NULL;
     call->start = call->inbox->size;
     call->inbox->busy = 1;
@@ -737,8 +665,6 @@ static PyObject *take_for(Call *call, PyObject *given)
     zmq.stopwatch_stop(call->watch);
     Py_END_ALLOW_THREADS
     call->inbox->busy = 0;
-    if (call->tee != NULL)
-        call->tee->busy = 0;
     return result_of(call);
 }
 
@@ -771,26 +697,31 @@ static PyObject *inbox_take(PyObject *self, PyObject *args)
 static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
 {
     Inbox *inbox = (Inbox *)self;
-    PyObject *blocks = PyTuple_New(FILLED);
+    PyObject *owners[FILLED], *result;
     (void)nothing;
-    if (blocks == NULL)
+    if (inbox->busy)
+        return in_use();
+    inbox->busy = 1; /* what makes objects may run other code */
+    result = begin(inbox) < 0 ? PyErr_NoMemory() : PyTuple_New(FILLED);
+    for (int i = 0; result != NULL && i < FILLED; i++) {
+        Growing *filled = &inbox->filled[i];
+        PyObject *part = NULL;
+        owners[i] = fit(filled) ? PyCapsule_New(filled->memory, NULL, NULL) : PyErr_NoMemory();
+        if (owners[i] != NULL)
+            part = Py_BuildValue("KnN", (unsigned long long)(uintptr_t)filled->memory, (Py_ssize_t)filled->size, owners[i]);
+        if (part == NULL || PyTuple_SetItem(result, i, part) < 0)
+            Py_CLEAR(result);
+    }
+    inbox->busy = 0;
+    if (result == NULL)
         return NULL;
-    for (int i = 0; i < FILLED; i++) {
-        PyObject *block = new_object(block_type);
-        if (block == NULL || PyTuple_SetItem(blocks, i, block) < 0) {
-            Py_DECREF(blocks);
-            return NULL;
-        }
+    for (int i = 0; i < FILLED; i++) { /* from here on nothing can fail */
+        PyCapsule_SetContext(owners[i], (void *)inbox->filled[i].capacity);
+        PyCapsule_SetDestructor(owners[i], release);
+        inbox->filled[i] = (Growing){0};
     }
-    /* What made blocks may have run other code. From here on nothing does. */
-    if (inbox->busy || begin(inbox) < 0) {
-        Py_DECREF(blocks);
-        return inbox->busy ? in_use("inbox") : PyErr_NoMemory();
-    }
-    for (int i = 0; i < FILLED; i++)
-        hand_over(&inbox->filled[i], (Block *)PyTuple_GetItem(blocks, i));
     inbox->messages = inbox->size = 0;
-    return blocks;
+    return result;
 }
 
 static void inbox_dealloc(PyObject *self)
@@ -803,7 +734,8 @@ static void inbox_dealloc(PyObject *self)
 static PyMethodDef inbox_methods[] = {
     {"take", inbox_take, METH_VARARGS,
      "take(sockets and alarms, sockets, most, room, largest, wait, gather, tee) -> (runs, empty, excess, excess of, errno)"},
-    {"hand_over", inbox_hand_over, METH_NOARGS, "hand_over() -> data and ends of first, middle and last frames, ends of lists, bits"},
+    {"hand_over", inbox_hand_over, METH_NOARGS,
+     "hand_over() -> address, size and owner of: data and ends of first, middle and last frames, ends of lists, bits"},
     {0},
 };
 static PyMemberDef inbox_members[] = {
@@ -828,7 +760,6 @@ enum Kind { FRAME, SAME, NUMBER, FRAMES };
 
 typedef struct {
     enum Kind kind;
-    int wide;           /* whether offsets have 64 bits */
     int empty;          /* whether a null is an empty frame; else it is none */
     int64_t first;      /* where the column begins in its buffers; of NUMBER the number of row 0 */
     int64_t inner;      /* FRAMES: where the frames begin in theirs */
@@ -846,26 +777,20 @@ typedef struct {
 } Frame;
 
 /* Number i of a buffer of offsets; -1 if there is none. They may be unaligned. */
-static int64_t offset_at(const Py_buffer *offsets, int wide, int64_t i)
+static int64_t offset_at(const Py_buffer *offsets, int64_t i)
 {
-    int64_t value = 0;
-    int32_t narrow;
-    if (i < 0 || i >= offsets->len / (wide ? 8 : 4))
+    int32_t value;
+    if (i < 0 || i >= offsets->len / (int64_t)sizeof value)
         return -1;
-    if (wide)
-        memcpy(&value, (const char *)offsets->buf + 8 * i, 8);
-    else {
-        memcpy(&narrow, (const char *)offsets->buf + 4 * i, 4);
-        value = narrow;
-    }
+    memcpy(&value, (const char *)offsets->buf + i * (int64_t)sizeof value, sizeof value);
     return value;
 }
 
 /* Where element i begins and ends; false if there are no such offsets, or they do not lie in order within `size`. */
-static int range_at(const Py_buffer *offsets, int wide, int64_t i, int64_t size, int64_t *begin, int64_t *end)
+static int range_at(const Py_buffer *offsets, int64_t i, int64_t size, int64_t *begin, int64_t *end)
 {
-    *begin = offset_at(offsets, wide, i);
-    *end = *begin < 0 ? -1 : offset_at(offsets, wide, i + 1);
+    *begin = offset_at(offsets, i);
+    *end = *begin < 0 ? -1 : offset_at(offsets, i + 1);
     return *begin >= 0 && *begin <= *end && *end <= size;
 }
 
@@ -902,15 +827,6 @@ static int send_frame(void *sock, Frame frame, int flags)
     return zmq.send(sock, frame.content, frame.size, flags) < 0 ? zmq.error() : 0;
 }
 
-/* Wait up to SNDTIMEO for room, which makes libzmq look for it, and take the time from what is left. */
-static int wait_and_send(Message *message, int flags)
-{
-    void *watch = zmq.stopwatch_start();
-    int error = send_frame(message->sock, message->last, flags);
-    *message->left -= (int64_t)zmq.stopwatch_stop(watch);
-    return error;
-}
-
 /* Send the frame `last`. Once libzmq has taken the first frame, it refuses another only if the message's connection is
  * lost. It has then dropped the message, and discards its other frames, which must be sent all the same. */
 static void pass(Message *message, int more)
@@ -920,9 +836,11 @@ static void pass(Message *message, int more)
     if (sock == NULL || message->error)
         return;
     int error = send_frame(sock, message->last, flags);
-    if (first && error == EAGAIN && *message->left > 0)
-        error = wait_and_send(message, more);
-    else if (first && error == EAGAIN) {
+    if (first && error == EAGAIN && *message->left > 0) { /* up to SNDTIMEO */
+        void *watch = zmq.stopwatch_start();
+        error = send_frame(sock, message->last, more);
+        *message->left -= (int64_t)zmq.stopwatch_stop(watch);
+    } else if (first && error == EAGAIN) {
         refresh(sock);
         error = send_frame(sock, message->last, flags);
     }
@@ -957,7 +875,7 @@ static void add_number(Message *message, uint64_t number)
 static int add_element(Message *message, const Column *column, int64_t i)
 {
     int64_t begin, end;
-    if (!range_at(&column->offsets, column->wide, i, column->data.len, &begin, &end))
+    if (!range_at(&column->offsets, i, column->data.len, &begin, &end))
         return 0;
     add_frame(message, begin == end ? nothing : (Frame){(const char *)column->data.buf + begin, (size_t)(end - begin)});
     return 1;
@@ -966,7 +884,7 @@ static int add_element(Message *message, const Column *column, int64_t i)
 static int add_list(Message *message, const Column *column, int64_t i)
 {
     int64_t begin, end;
-    if (!range_at(&column->lists, 0, i, INT32_MAX, &begin, &end))
+    if (!range_at(&column->lists, i, INT32_MAX, &begin, &end))
         return 0;
     for (int64_t at = begin; at < end; at++)
         if (!add_element(message, column, column->inner + at))
@@ -1025,8 +943,8 @@ static int as_column(PyObject *described, Column *column, Py_ssize_t rows)
     PyObject *given[4];
     int kind;
     long long first, inner;
-    if (!PyArg_ParseTuple(described, "iOOOOppLL", &kind, &given[0], &given[1], &given[2], &given[3], &column->wide,
-                          &column->empty, &first, &inner))
+    if (!PyArg_ParseTuple(described, "iOOOOpLL", &kind, &given[0], &given[1], &given[2], &given[3], &column->empty,
+                          &first, &inner))
         return -1;
     if (first < 0 || first > INT64_MAX - rows || inner < 0 || inner > INT64_MAX - INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "a column begins below 0, or its numbers do not fit 63 bits");
@@ -1136,11 +1054,11 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
 {
     Outbox *outbox = (Outbox *)self;
     PyObject *given;
-    Py_ssize_t start, end, every, row;
+    Py_ssize_t start, end, row;
     long long wait;
     int64_t left;
     int error = 0;
-    if (!PyArg_ParseTuple(args, "OnnLn:give", &given, &start, &end, &wait, &every) || !within(outbox, start, end))
+    if (!PyArg_ParseTuple(args, "OnnL:give", &given, &start, &end, &wait) || !within(outbox, start, end))
         return NULL;
     void *sock = socket_of(given);
     if (sock == NULL)
@@ -1148,8 +1066,6 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
     left = wait;
     Py_BEGIN_ALLOW_THREADS
     for (row = start; row < end; row++) {
-        if (every > 0 && (row - start) % every == 0)
-            refresh(sock);
         error = give_one(sock, outbox->columns, outbox->count, row, &left);
         if (error)
             break;
@@ -1160,7 +1076,7 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef outbox_methods[] = {
-    {"give", outbox_give, METH_VARARGS, "give(socket, start, end, microseconds to wait, refresh) -> (position, errno)"},
+    {"give", outbox_give, METH_VARARGS, "give(socket, start, end, microseconds to wait) -> (position, errno)"},
     {"digest", outbox_digest, METH_O, "digest(address of XXH3_64bits_withSeed) -> sum of all rows' digests"},
     {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes of all frames"},
     {0},
@@ -1201,9 +1117,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&module_definition);
-    block_type = (PyTypeObject *)PyType_FromSpec(&block_spec); /* for as long as the process lives */
-    tee_type = (PyTypeObject *)PyType_FromSpec(&tee_spec);
-    if (module == NULL || block_type == NULL || tee_type == NULL || add_type(module, "Inbox", &inbox_spec) < 0 ||
+    tee_type = (PyTypeObject *)PyType_FromSpec(&tee_spec); /* for as long as the process lives */
+    if (module == NULL || tee_type == NULL || add_type(module, "Inbox", &inbox_spec) < 0 ||
         add_type(module, "Outbox", &outbox_spec) < 0 || PyModule_AddObjectRef(module, "Tee", (PyObject *)tee_type) < 0) {
         Py_XDECREF(module);
         return NULL;

@@ -10,7 +10,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ALL_DOMAINS = "*"
-
-_Stamp = tuple[tuple[str, int, int], ...]
+# A certificate of the first suffix admits its owner. One of the second only keeps its names bound.
+_ADMITS, _REVOKED = ".key", ".revoked"
 
 
 def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> ThreadAuthenticator | None:
@@ -52,43 +51,14 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], spec: SocketSpec) -> T
     quiet.parent = _log
     handler = ThreadAuthenticator(context, log=quiet)
     handler.configure_curve_callback(_ALL_DOMAINS, Clients(spec.allowed_clients))
-    try:
-        handler.start()
-    except BaseException:
-        if handler.is_alive():  # it has started, only too late for pyzmq's own limit
-            handler.stop()
-            raise
-        # pyzmq leaves these sockets open, and terminating a context waits for every socket.
-        for made in (handler.zap_socket, handler.pipe, getattr(handler.thread, "pipe", None)):
-            if made is not None:
-                made.close(linger=0)
-        handler.pipe = handler.zap_socket = None  # type: ignore[assignment]
-        raise
+    handler.start()
     return handler
 
 
-def _stamp_of(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return path.name, status.st_mtime_ns, status.st_size
-
-
-# A larger file is not read to find out whether it is a certificate. keygen's have 400 bytes.
-_MOST_CERTIFICATE_BYTES = 64 << 10
-
-
-# A certificate of this suffix admits its owner. One that is revoked keeps its names bound, and admits no client.
-_ADMITS, _REVOKED = ".key", ".revoked"
-
-
 class _Certificate(NamedTuple):
-    """The content of a certificate file when it could last be read.
-
-    ``admits`` is false if the certificate is revoked, or cannot be read now.
-    """
-
     key: bytes
     names: list[str]
-    admits: bool
+    is_revoked: bool
 
 
 class Clients:
@@ -97,12 +67,13 @@ class Clients:
     The metadata of a certificate may have a line ``names = "billing orders-*"``. Then its owner may commit and
     subscribe under these names only, and no other client may use them.
 
-    While a certificate cannot be read, its owner may not connect. Its names remain bound: otherwise a disk fault would
-    give them to all connected clients. A server does not start with such a certificate, because it would not know the
-    names. Only removing the file frees them.
+    While the directory or a certificate in it cannot be read, no client may connect. The names that were bound remain
+    bound: otherwise a disk fault would give them to all connected clients. A server does not start like that, because
+    it would not know the names. Only removing a file frees its names.
 
     Attributes:
-        check_seconds: How often the directory is looked at, so that a flood of handshakes does not read it each time.
+        check_seconds: How often the directory is read at most, so that a flood of handshakes does not read it each
+            time.
 
     Raises:
         OptionError: The directory or a certificate in it cannot be read.
@@ -113,92 +84,46 @@ class Clients:
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
         self._refusals = LimitedLog(__name__, "clients refused")
-        self._certificates: dict[str, _Certificate] = {}
-        self._next_check = 0.0
+        self._faults = LimitedLog(__name__, "faults of allowedClients")
+        self._next_check = time.monotonic() + self.check_seconds
         try:
-            self._seen = self._stamp()
-            self._admitted = self._read(opening=True)
-        except OSError as e:
+            self._certificates = self._read()
+        except (OSError, ValueError) as e:
             raise OptionError(
                 f"option allowedClients: reading {directory}: {e}; it is a directory of certificates, as "
-                "zmq-datasource keygen makes them"
+                "zmq-datasource keygen makes them. Restore a damaged file, because the names that it binds are not "
+                "known without it, or remove it, which frees them for every client"
             ) from e
-        except ValueError as e:
-            raise OptionError(
-                f"option allowedClients: {e}; restore the file, because the names that it binds are not known without "
-                "it, or remove it, which frees them for every client"
-            ) from e
+        self._admitted = _admitted(self._certificates)
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self._directory.iterdir() if path.suffix in (_ADMITS, _REVOKED))
-
-    def _stamp(self) -> _Stamp:
-        stamps = [_stamp_of(self._directory)]
-        for path in self._files():
-            with suppress(FileNotFoundError):  # deleted at this moment, or a link to a file that is
-                stamps.append(_stamp_of(path))
-        return tuple(stamps)
-
-    def _reread(self) -> frozenset[bytes]:
-        """The keys of the clients that may connect; the directory is read again when it has changed."""
-        if time.monotonic() < self._next_check:
-            return self._admitted
-        try:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._admitted, self._seen = self._read(), stamp
-                _log.info("%s has changed: read again", self._directory)
-        except OSError as e:
-            if self._seen:
-                _log.warning("reading %s: %s; no client may connect until it can be read", self._directory, e)
-            self._admitted, self._seen = frozenset(), ()
-        self._next_check = time.monotonic() + self.check_seconds
-        return self._admitted
-
-    def _read(self, opening: bool = False) -> frozenset[bytes]:
-        found = {}
-        for path in self._files():
-            try:
-                key = zmq.auth.load_certificate(path)[0]
-                found[path.name] = _Certificate(key, _names_in(path), path.suffix == _ADMITS)
-            except (OSError, ValueError) as e:
-                if opening and isinstance(e, OSError):
-                    raise
-                if opening:
-                    raise ValueError(f"{path} is not a certificate: {e}") from e
-                _log.warning("%s is not a certificate, and its owner may not connect: %s", path, e)
-                if (before := self._certificates.get(path.name)) is not None:
-                    found[path.name] = before._replace(admits=False)
-        self._certificates = found
-        self._warn_of_other_names()
-        revoked = {certificate.key for name, certificate in found.items() if name.endswith(_REVOKED)}
-        admitted = (
-            frozenset(certificate.key for certificate in found.values() if certificate.admits) - revoked
-        )
-        if not admitted:
-            _log.warning("%s has no readable certificate (*.key): no client may connect", self._directory)
-        return admitted
-
-    def _warn_of_other_names(self) -> None:
-        """Log each certificate that has no effect, because its file is not named ``*.key``."""
+    def _read(self) -> list[_Certificate]:
+        found = []
         for path in sorted(self._directory.iterdir()):
             if path.suffix in (_ADMITS, _REVOKED):
-                continue
-            with suppress(OSError, ValueError):  # no certificate, or not for us to read
-                if path.stat().st_size > _MOST_CERTIFICATE_BYTES:
-                    continue
-                _, secret = zmq.auth.load_certificate(path)
-                _log.warning(
-                    "%s is a certificate, and is not named *.key: its owner may not connect; %s",
-                    path,
-                    f"name it {path.name}.key"
-                    if secret is None
-                    else "it has a secret key, so move it elsewhere",
-                )
+                try:
+                    key = zmq.auth.load_certificate(path)[0]
+                except ValueError as e:
+                    raise ValueError(f"{path} is not a certificate: {e}") from e
+                found.append(_Certificate(key, _names_in(path), path.suffix == _REVOKED))
+        return found
+
+    def _reread(self) -> None:
+        if time.monotonic() < self._next_check:
+            return
+        try:
+            self._certificates = self._read()
+            self._admitted = _admitted(self._certificates)
+        except (OSError, ValueError) as e:
+            self._faults.warn(
+                "reading %s: %s; no client may connect until it can be read", self._directory, e
+            )
+            self._admitted = frozenset()
+        self._next_check = time.monotonic() + self.check_seconds
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether the client with this key, in Z85, may connect; called by pyzmq's handler."""
-        if key in self._reread():
+        self._reread()
+        if key in self._admitted:
             return True
         self._refusals.warn(
             "a client with the public key %s was refused: it is not in %s", key.decode(), self._directory
@@ -208,9 +133,12 @@ class Clients:
     def may_use(self, key: str, name: str) -> bool:
         """Whether the client with this key may commit or subscribe under a name."""
         self._reread()
-        certificates = self._certificates.values()
-        own = [pattern for each in certificates if each.key == key.encode() for pattern in each.names]
-        return _any_fits(own, name) if own else not any(_any_fits(each.names, name) for each in certificates)
+        own = [pattern for each in self._certificates if each.key == key.encode() for pattern in each.names]
+        return (
+            _any_fits(own, name)
+            if own
+            else not any(_any_fits(each.names, name) for each in self._certificates)
+        )
 
 
 class NameRights:
@@ -241,6 +169,11 @@ def _user_of(frame: zmq.Frame) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
         return ""
+
+
+def _admitted(certificates: list[_Certificate]) -> frozenset[bytes]:
+    revoked = {each.key for each in certificates if each.is_revoked}
+    return frozenset(each.key for each in certificates) - revoked
 
 
 def _any_fits(patterns: list[str], name: str) -> bool:

@@ -1,24 +1,24 @@
 """Rows as messages: one column for each frame of a message, or for several frames, in the order of the frames.
 
-The compiled core reads the columns' buffers (``described``); the Python core reads their values (``frames``). Pure.
+The compiled core reads the columns' buffers (``described``), with offsets of 32 bits; the Python core reads their values
+(``frames``). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.messages.columns import FRAMES
 
 _LARGEST_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class FrameColumn:
-    """One frame in each row: binary or text, with offsets of 32 or 64 bits.
+    """One frame in each row: binary or text.
 
     A null gives the row no frame, or with ``empty`` a frame without bytes.
     """
@@ -28,15 +28,14 @@ class FrameColumn:
 
     def described(self) -> tuple[Any, ...]:
         """The column as ``_core.c`` takes it."""
-        wide = _is_wide(self.values.type)
-        valid, offsets, data = self.values.buffers()
-        return 0, data, offsets, valid, None, wide, self.empty, self.values.offset, 0
+        values = _narrow(self.values)
+        valid, offsets, data = values.buffers()
+        return 0, data, offsets, valid, None, self.empty, values.offset, 0
 
     def frames(self, rows: int) -> list[list[bytes]]:
         """The frames of each row. Raises the errors of ``core.Outbox``."""
-        _is_wide(self.values.type)
         absent = [b""] if self.empty else []
-        return [absent if value is None else [_bytes_of(value)] for value in _checked(self.values, rows)]
+        return [absent if value is None else [value] for value in _checked(_narrow(self.values), rows)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class SameColumn:
     content: bytes
 
     def described(self) -> tuple[Any, ...]:
-        return 1, self.content, None, None, None, False, False, 0, 0
+        return 1, self.content, None, None, None, False, 0, 0
 
     def frames(self, rows: int) -> list[list[bytes]]:
         return [[self.content]] * rows
@@ -63,7 +62,7 @@ class NumberColumn:
     first: int
 
     def described(self) -> tuple[Any, ...]:
-        return 2, None, None, None, None, False, False, self.first, 0
+        return 2, None, None, None, None, False, self.first, 0
 
     def frames(self, rows: int) -> list[list[bytes]]:
         if not 0 <= self.first <= _LARGEST_NUMBER - rows:
@@ -78,49 +77,44 @@ class FramesColumn:
     messages: pa.Array
 
     def described(self) -> tuple[Any, ...]:
-        messages = self.messages
-        wide = self._is_wide()
+        messages = self._narrow()
         frames = messages.values
         valid, lists = messages.buffers()[:2]
         _, offsets, data = frames.buffers()
-        return 3, data, offsets, valid, lists, wide, False, messages.offset, frames.offset
+        return 3, data, offsets, valid, lists, False, messages.offset, frames.offset
 
     def frames(self, rows: int) -> list[list[bytes]]:
-        self._is_wide()
-        lists = _checked(self.messages, rows)
+        lists: list[list[bytes]] = _checked(self._narrow(), rows)
         if None in lists:
             raise ValueError("a row of a column of lists is null")
-        return [[_bytes_of(frame) for frame in frames] for frames in lists]
+        return lists
 
-    def _is_wide(self) -> bool:
-        if not pa.types.is_list(self.messages.type):
-            raise TypeError(f"lists with offsets of 32 bits are needed, and not {self.messages.type}")
-        return _is_wide(self.messages.type.value_type)
+    def _narrow(self) -> pa.Array:
+        kind = self.messages.type
+        if not pa.types.is_list(kind):
+            raise TypeError(f"lists with offsets of 32 bits are needed, and not {kind}")
+        if pa.types.is_binary(kind.value_type):
+            return self.messages
+        _check_kind(kind.value_type)
+        return self.messages.cast(FRAMES)
 
 
 Column: TypeAlias = FrameColumn | SameColumn | NumberColumn | FramesColumn
 
 
-def columns_of(raw: RawMessages) -> list[Column]:
-    """The columns that send raw messages as they were received."""
-    middle: list[Column] = [] if raw.middle is None else [FramesColumn(raw.middle)]
-    return [FrameColumn(raw.first), *middle, FrameColumn(raw.last)]
+def _narrow(values: pa.Array) -> pa.Array:
+    """The values as binary with offsets of 32 bits. Raises ArrowInvalid if they have more than 2 GiB."""
+    _check_kind(values.type)
+    return values if pa.types.is_binary(values.type) else values.cast(pa.binary())
 
 
-def _is_wide(values: pa.DataType) -> bool:
-    """Whether a type of frames has offsets of 64 bits.
-
-    Raises:
-        TypeError: The type is neither binary nor text, or has no offsets.
-    """
-    if pa.types.is_binary(values) or pa.types.is_string(values):
-        return False
-    if pa.types.is_large_binary(values) or pa.types.is_large_string(values):
-        return True
-    raise TypeError(f"frames are binary, and not {values}")
+def _check_kind(kind: pa.DataType) -> None:
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    if not (is_binary or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise TypeError(f"frames are binary, and not {kind}")
 
 
-def _checked(column: pa.Array, rows: int) -> Sequence[Any]:
+def _checked(column: pa.Array, rows: int) -> list[Any]:
     """The first values of a column, after a check of its offsets."""
     try:
         column.validate(full=True)
@@ -128,9 +122,4 @@ def _checked(column: pa.Array, rows: int) -> Sequence[Any]:
         raise ValueError(f"a column is damaged: {e}") from e
     if len(column) < rows:
         raise ValueError(f"a column has {len(column)} of {rows} rows")
-    values: list[Any] = column.slice(0, rows).to_pylist()
-    return values
-
-
-def _bytes_of(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+    return list(column.slice(0, rows).to_pylist())

@@ -5,13 +5,14 @@ descriptor may belong to another file. So a connection is identified by its inod
 (``dup``), which remains valid when libzmq closes its own.
 
 A handshake that succeeds or fails is only reported for an endpoint. With several connections at one endpoint it is not
-known which one is meant. Then ``Handshakes`` assumes the newest, because a silent peer is usually an old one."""
+known which one is meant. Then ``Handshakes`` assumes the newest, because a silent peer is usually an old one.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
-import itertools
+import math
 import os
 import select
 import socket as stdlib_socket
@@ -20,40 +21,13 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 import zmq
-
-from zmq_datasource.options.socket import Endpoint
-
-
-def bytes_passed(handle: stdlib_socket.socket, ipc: bool, unsent: int) -> tuple[int, int]:
-    """The bytes that the peer's system has acknowledged, and the bytes received.
-
-    Where the system does not count them: ``unsent``, which changes when the peer takes bytes, and 0.
-    """
-    return (unsent, 0) if ipc else _tcp_bytes(handle) or (unsent, 0)
-
-
-def _tcp_bytes(handle: stdlib_socket.socket) -> tuple[int, int] | None:
-    """Linux' counts for a tcp connection: acknowledged by the peer, and received; None if it has none."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            info = handle.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
-            if len(info) >= _BYTES_ACKED + 16:
-                acked, received = struct.unpack_from("=QQ", info, _BYTES_ACKED)
-                return int(acked), int(received)
-    return None
-
-
-# The greeting of ZMTP 3.
-_GREETING_BYTES = 64
-# Where tcpi_bytes_acked is in Linux' struct tcp_info; tcpi_bytes_received follows it.
-_BYTES_ACKED = 120
-
 
 # tcp itself notices the failure of a peer's machine. libzmq's heartbeats would end the connection of a peer that pauses
 # or receives one large message, because a PING waits in the queue behind it.
@@ -65,79 +39,54 @@ KEEPALIVE: dict[int, int] = {
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 9,
 }
-# In a conversation what is lost is asked for again.
-_SHORT_KEEPALIVE = KEEPALIVE | {
-    zmq.TCP_KEEPALIVE_IDLE: 5,
-    zmq.TCP_KEEPALIVE_INTVL: 2,
-    zmq.TCP_KEEPALIVE_CNT: 4,
-}
 _UNACKNOWLEDGED_MS = 30_000
 
 
 def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
-    """Make tcp end a connection within about 30 s after its peer's machine has failed, or has stopped reading.
+    """Make tcp end a connection within 30 s, if its peer's machine does not acknowledge what was sent to it.
 
-    Only for conversations whose peers always read. Other sockets have ``KEEPALIVE`` alone, which a peer with a full
-    queue answers.
+    Only for conversations whose peers always read. Elsewhere a peer may pause for longer.
     """
-    for option, value in _SHORT_KEEPALIVE.items():
-        sock.setsockopt(option, value)
     sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
 
 
-def connect_to(sock: zmq.Socket[bytes], endpoint: Endpoint) -> None:
-    """Connect to an endpoint, over IPv6 if it has no other address.
-
-    ZMQ_IPV6 belongs to the whole socket, but libzmq reads it at each bind and connect. With it on, libzmq asks for IPv6
-    addresses alone, so a name with both kinds would not reach a publisher on IPv4.
-    """
-    sock.setsockopt(zmq.IPV6, _has_only_ipv6(endpoint))
-    sock.connect(str(endpoint))
-
-
-def bind_to(sock: zmq.Socket[bytes], endpoint: Endpoint) -> None:
-    """Bind an endpoint, over IPv6 if its address is one of IPv6."""
-    sock.setsockopt(zmq.IPV6, "[" in endpoint.address)
-    sock.bind(str(endpoint))
-
-
-def _has_only_ipv6(endpoint: Endpoint) -> bool:
-    if endpoint.transport != "tcp":
-        return False
-    host, port = endpoint.host_port
-    if ":" in host:
-        return True
-    with suppress(OSError, UnicodeError):  # UnicodeError: a text such as a..b
-        found = stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
-        return {family for family, *_ in found} == {stdlib_socket.AF_INET6}
-    return False
-
-
-# A queue counts as empty after this number of checks in a row that find it empty. Between two checks libzmq's thread
-# may refill it.
-CHECKS, CHECK_SECONDS = 3, 0.001
+# How often the queues are looked at. They count as empty after so many looks in a row that find them empty, because
+# libzmq's thread may refill them in between.
+_CHECK_SECONDS, _CHECKS = 0.001, 3
 _THREADS = Path("/proc/self/task")
 
 
 def wait_until_written(
-    socks: Sequence[stdlib_socket.socket], deadline: float, threads: Iterable[Path] = ()
+    socks: Sequence[stdlib_socket.socket],
+    threads: Iterable[Path] = (),
+    *,
+    most: float,
+    stall: float = math.inf,
+    quiet: float = 0.0,
 ) -> bool:
     """Wait until libzmq's I/O threads and the kernel have sent everything to these connections.
 
     Args:
-        deadline: A monotonic time.
         threads: The threads of the connections' context; see ``threads``.
+        most: Seconds to wait in all.
+        stall: Seconds to wait while the peers take nothing.
+        quiet: For how many seconds the queues must stay empty; some milliseconds at least.
 
     Returns:
-        Whether all was sent by the deadline. That says nothing of a connection that has ended.
+        Whether all was sent in time. That says nothing of a connection that has ended.
     """
-    empty = 0 if socks else CHECKS
-    while empty < CHECKS:
-        empty = 0 if any(map(unwritten, socks)) or not io_threads_sleep(threads) else empty + 1
-        if empty < CHECKS:
-            if time.monotonic() >= deadline:
+    now = time.monotonic()
+    end, deadline, before = now + most, now + stall, [0]
+    empty, checks = 0, max(_CHECKS, round(quiet / _CHECK_SECONDS))
+    while empty < checks:
+        left = [unwritten(sock) for sock in socks]
+        empty = 0 if any(left) or not io_threads_sleep(threads) else empty + 1
+        if left != before or not any(left):  # the peers take something
+            before, deadline = left, time.monotonic() + stall
+        if empty < checks:
+            if not empty and time.monotonic() >= min(end, deadline):
                 return False
-            time.sleep(CHECK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
     return True
 
 
@@ -164,7 +113,7 @@ def io_threads_sleep(threads: Iterable[Path]) -> bool:
 
 def unwritten(sock: stdlib_socket.socket) -> int:
     """Bytes in the kernel's send queue; 0 after a reset and where the system does not say."""
-    if ended(sock, by_reset=True):  # Linux still counts the bytes that the reset has discarded
+    if ended(sock, events=0):  # Linux still counts the bytes that the reset has discarded
         return 0
     return _queued(sock, termios.TIOCOUTQ) or 0
 
@@ -194,19 +143,21 @@ def ended_in_order(held: Sequence[Handle], ends: int) -> bool:
     """
     over = [handle.sock for handle in held if not handle.ipc and ended(handle.sock)]
     # The peer's system may still refuse what it has not acknowledged.
-    written = wait_until_written(over, time.monotonic() + _ANSWER_SECONDS)
-    return written and ends <= len(over) and not any(ended(sock, by_reset=True) for sock in over)
+    written = wait_until_written(over, most=_ANSWER_SECONDS)
+    return written and ends <= len(over) and not any(ended(sock, events=0) for sock in over)
 
 
 # How long the peer's system may take to acknowledge or refuse the last bytes, after the peer has ended a connection.
 _ANSWER_SECONDS = 1.0
 
 
-def ended(sock: stdlib_socket.socket, by_reset: bool = False) -> bool:
-    """Whether the peer has ended a connection; with ``by_reset``, whether it has reset it."""
+def ended(
+    sock: stdlib_socket.socket, wait: float = 0.0, events: int = getattr(select, "POLLRDHUP", 0)
+) -> bool:
+    """Whether the peer has ended a connection, within ``wait`` seconds; with no ``events``, whether it has reset it."""
     poller = select.poll()
-    poller.register(sock, 0 if by_reset else getattr(select, "POLLRDHUP", 0))
-    return bool(poller.poll(0))
+    poller.register(sock, events)
+    return bool(poller.poll(None if wait == math.inf else max(0, math.ceil(wait * 1000))))
 
 
 class Handle(NamedTuple):
@@ -222,15 +173,13 @@ class Connection(NamedTuple):
 
     Attributes:
         inode: Identifies the connection.
-        peer: Its address or process, for messages.
-        unsent: Bytes that wait for the peer.
+        peer: Its address, for messages.
         received: Bytes that the peer has sent; 0 where the system does not count them (ipc).
         unread: Those of them that the kernel holds, and libzmq has not read.
     """
 
     inode: int
     peer: str
-    unsent: int
     received: int
     unread: int = 0
 
@@ -264,33 +213,14 @@ class Connections:
 
     def current(self) -> list[Connection]:
         """The state of all connections."""
-        found = []
-        for handle in self._each():
-            unsent = unwritten(handle.sock)
-            _, received = bytes_passed(handle.sock, handle.ipc, unsent)
-            left = unread(handle.sock) or 0
-            found.append(Connection(handle.inode, _peer_name(handle), unsent, received, left))
-        return found
+        return [
+            Connection(each.inode, _peer_name(each), _received(each), unread(each.sock) or 0)
+            for each in self._each()
+        ]
 
     def bytes_received(self) -> int:
         """The bytes that all tcp connections have received; the sum grows while one large message arrives."""
-        return sum(bytes_passed(handle.sock, handle.ipc, 0)[1] for handle in self._each())
-
-    def speaks_older_zmtp(self, descriptor: int) -> bool:
-        """Whether the peer of a new tcp connection has answered with an older greeting than that of ZMTP 3.
-
-        libzmq begins with 10 bytes, and sends the rest of the 64 bytes of ZMTP 3 as soon as the peer's greeting says
-        this version. To an older peer it sends 2 bytes more, and never reports a handshake. Sent bytes count also
-        before a distant peer has acknowledged them. The greeting of every version has 2 bytes or more.
-        """
-        known = self._by_descriptor.get(descriptor)
-        handle = None if known is None else _second_handle(descriptor, *known)
-        if handle is None:
-            return False
-        with handle.sock:
-            counts = None if handle.ipc else _tcp_bytes(handle.sock)
-            unsent = unwritten(handle.sock)
-        return counts is not None and counts[0] + unsent < _GREETING_BYTES and counts[1] > 1
+        return sum(map(_received, self._each()))
 
     def hang_up(self, connection: Connection) -> None:
         """End one connection, for which libzmq has no call, and discard what it sends. The peer may connect again."""
@@ -353,52 +283,45 @@ def _second_handle(descriptor: int, inode: int, ipc: bool) -> Handle | None:
     return None
 
 
+# Where tcpi_bytes_received is in Linux' struct tcp_info.
+_BYTES_RECEIVED = 128
+
+
+def _received(handle: Handle) -> int:
+    """The bytes that a connection has received; 0 where the system does not count them."""
+    if sys.platform == "linux" and not handle.ipc:
+        with suppress(OSError):
+            info = handle.sock.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
+            if len(info) >= _BYTES_RECEIVED + 8:
+                return int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], sys.byteorder)
+    return 0
+
+
 def _peer_name(handle: Handle) -> str:
-    try:
-        if handle.ipc:
-            credentials = handle.sock.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, 12)
-            return f"process {int.from_bytes(credentials[:4], sys.byteorder)}"
-        host, port, *_ = handle.sock.getpeername()
-        return f"{host}:{port}"
-    except (OSError, AttributeError):  # it has ended, or this system has no SO_PEERCRED
-        return "unknown"
+    with suppress(OSError):  # it has ended
+        return ":".join(map(str, handle.sock.getpeername()[:2]))
+    return "unknown"
 
 
-class ConnectionEnd(NamedTuple):
-    """The end of a connection.
+class End(Enum):
+    """What is known of a connection that has ended."""
 
-    Attributes:
-        was_up: Its handshake had succeeded.
-        may_have_been_up: It is not known whether its handshake had succeeded or that of another connection.
-        hung_up: The peer ended the connection during the handshake, and libzmq reported no failure.
-    """
-
-    was_up: bool = False
-    may_have_been_up: bool = False
-    hung_up: bool = False
+    UP = "its handshake had succeeded"
+    DOUBTFUL = "its handshake had succeeded, or that of another connection"
+    FAILED = "its handshake had failed"
+    HUNG_UP = "the peer ended it during the handshake, and libzmq reported no failure"
 
 
 class Handshakes:
-    """Follows the events of all endpoints of one socket.
+    """Which connections of one socket have shaken hands, from the events of its endpoints."""
 
-    Args:
-        clock: Returns monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._begun: dict[int, float] = {}  # when, by the descriptor of a connection that shakes hands
-        # By endpoint: the descriptors of connections that have not shaken hands, oldest first, with their numbers.
-        self._shaking: dict[str, dict[int, int]] = {}
-        self._numbers = itertools.count()
-        # Descriptors of connections that have certainly shaken hands.
-        self._sure: set[int] = set()
-        # By endpoint: for connections up to this number it is not known which of them have shaken hands.
-        self._unsure: dict[str, int] = {}
+    def __init__(self) -> None:
+        # By endpoint: the descriptors of connections that have not shaken hands, oldest first.
+        self._shaking: dict[str, dict[int, None]] = {}
+        # Descriptors of connections of which it is not known whether they have shaken hands.
+        self._doubtful: set[int] = set()
         # Endpoints with a failed handshake, until its connection ends.
         self._failed: set[str] = set()
-        # By descriptor: the endpoints of peers of ZMTP 1 and 2.
-        self._older: dict[int, str] = {}
 
     @property
     def shaking(self) -> int:
@@ -407,76 +330,34 @@ class Handshakes:
 
     def connected(self, endpoint: str, descriptor: int) -> None:
         """A connection was made, and its handshake begins."""
+        self._doubtful.discard(descriptor)
         shaking = self._shaking.setdefault(endpoint, {})
         shaking.pop(descriptor, None)
-        self._sure.discard(descriptor)
-        self._older.pop(descriptor, None)
-        shaking[descriptor] = next(self._numbers)
-        self._begun[descriptor] = self._clock()
-
-    def slow(self, seconds: float) -> list[tuple[str, int, float]]:
-        """The connections whose handshake takes this time or longer: endpoint, descriptor, and seconds."""
-        since = [
-            (endpoint, descriptor, self._clock() - self._begun[descriptor])
-            for endpoint, shaking in self._shaking.items()
-            for descriptor in shaking
-        ]
-        return [found for found in since if found[2] >= seconds]
-
-    def needs_none(self, endpoint: str, descriptor: int) -> None:
-        """A connection is up without a handshake: libzmq reports none for peers of ZMTP 1 and 2."""
-        del self._shaking[endpoint][descriptor]
-        self._begun.pop(descriptor, None)
-        self._sure.add(descriptor)
-        self._older[descriptor] = endpoint
-
-    def has_older(self, endpoint: str) -> bool:
-        """Whether a peer of ZMTP 1 or 2 is up at an endpoint."""
-        return endpoint in self._older.values()
-
-    def is_older(self, descriptor: int) -> bool:
-        """Whether a connection is that of a peer of ZMTP 1 or 2."""
-        return descriptor in self._older
+        shaking[descriptor] = None
 
     def succeeded(self, endpoint: str) -> None:
-        """One of the handshakes at an endpoint has succeeded."""
-        self._remove_newest(endpoint)
+        """One of the handshakes at an endpoint has succeeded: the newest one, it is assumed."""
+        shaking = self._shaking.get(endpoint)
+        if shaking:
+            if len(shaking) > 1:
+                self._doubtful.update(shaking)
+            shaking.popitem()
 
     def failed(self, endpoint: str) -> None:
         """One of the handshakes at an endpoint has failed; the end of its connection follows."""
         self._failed.add(endpoint)
 
-    def ended(self, endpoint: str, descriptor: int) -> ConnectionEnd:
-        """Note the end of a connection. Returns how far its handshake had come."""
-        sure = descriptor in self._sure
-        self._sure.discard(descriptor)
-        self._older.pop(descriptor, None)
+    def ended(self, endpoint: str, descriptor: int) -> End:
+        """Note the end of a connection."""
         shaking = self._shaking.get(endpoint, {})
-        number = shaking.pop(descriptor, None)
-        self._begun.pop(descriptor, None)
-        failed = endpoint in self._failed and not sure
-        if not (sure and shaking):  # else the failure belongs to one that still shakes hands
+        is_shaking, is_doubtful = descriptor in shaking, descriptor in self._doubtful
+        shaking.pop(descriptor, None)
+        self._doubtful.discard(descriptor)
+        has_failed = endpoint in self._failed and (is_shaking or is_doubtful)
+        if has_failed or not shaking:  # else the failure belongs to one that still shakes hands
             self._failed.discard(endpoint)
-        if number is not None:
-            return ConnectionEnd(
-                may_have_been_up=number <= self._unsure.get(endpoint, -1), hung_up=not failed
-            )
-        # This connection counted as up. If a handshake has failed and another connection still shakes hands, then one
-        # of the two was up and the other has failed.
-        if failed and self._remove_newest(endpoint):
-            return ConnectionEnd(may_have_been_up=True)
-        return ConnectionEnd(was_up=True)
-
-    def _remove_newest(self, endpoint: str) -> bool:
-        """Count the newest connection that still shakes hands as one that has; False if there is none."""
-        shaking = self._shaking.get(endpoint)
-        if not shaking:
-            return False
-        several = len(shaking) > 1
-        descriptor, number = shaking.popitem()
-        self._begun.pop(descriptor, None)
-        if several:
-            self._unsure[endpoint] = number
-        elif number > self._unsure.get(endpoint, -1):
-            self._sure.add(descriptor)
-        return True
+        if is_shaking and not is_doubtful:
+            return End.FAILED if has_failed else End.HUNG_UP
+        if is_doubtful and has_failed and not is_shaking:
+            self.succeeded(endpoint)  # this one had failed, so another one is up
+        return End.DOUBTFUL if is_doubtful and (is_shaking or has_failed) else End.UP

@@ -23,49 +23,15 @@ import zmq
 from zmq_datasource.messages.columns import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.messages.raw import RawMessages
 from zmq_datasource.transport import python_core
-from zmq_datasource.transport.columns import (
-    Column,
-    FrameColumn,
-    FramesColumn,
-    NumberColumn,
-    SameColumn,
-    columns_of,
-)
-
-__all__ = [
-    "NAME",
-    "Column",
-    "FrameColumn",
-    "FramesColumn",
-    "Inbox",
-    "NumberColumn",
-    "Outbox",
-    "Run",
-    "SameColumn",
-    "Taken",
-    "Tee",
-    "columns_of",
-    "digest",
-    "implementation",
-]
-
+from zmq_datasource.transport.columns import Column
 
 _log = logging.getLogger(__name__)
 
 # In the order in which _core.c takes their addresses.
-_FUNCTIONS = (
-    *("zmq_msg_init", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_msg_more"),
-    *(
-        "zmq_msg_close",
-        "zmq_msg_send",
-        "zmq_send",
-        "zmq_poll",
-        "zmq_getsockopt",
-        "zmq_setsockopt",
-        "zmq_errno",
-    ),
-    *("zmq_stopwatch_start", "zmq_stopwatch_intermediate", "zmq_stopwatch_stop"),
-)
+_FUNCTIONS = """
+    zmq_msg_init zmq_msg_recv zmq_msg_data zmq_msg_size zmq_msg_more zmq_msg_close zmq_msg_send zmq_send zmq_poll
+    zmq_getsockopt zmq_setsockopt zmq_errno zmq_stopwatch_start zmq_stopwatch_intermediate zmq_stopwatch_stop
+""".split()
 
 
 def _load() -> Any:
@@ -90,7 +56,7 @@ def _load() -> Any:
     return compiled
 
 
-def _functions_of_libzmq() -> tuple[int, ...] | None:
+def _functions_of_libzmq() -> bytes | None:
     """The addresses of the functions of pyzmq's own libzmq that the compiled core calls; None if they are not found."""
     if zmq.zmq_version_info()[0] != 4:  # the size of a message may differ in other versions
         return None
@@ -99,24 +65,25 @@ def _functions_of_libzmq() -> tuple[int, ...] | None:
 
         # pyzmq does not promise this module. It is linked with libzmq, so libzmq's symbols are found through it.
         library = ctypes.CDLL(_zmq.__file__)
-        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+        return bytes((ctypes.c_void_p * len(_FUNCTIONS))(*(_address(library, name) for name in _FUNCTIONS)))
     except (ImportError, AttributeError, OSError):
         return None
-    return tuple(address for address in addresses if address)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
 
 def _address_of_xxh3() -> int | None:
     """The address of the function in the package xxhash by which the compiled core hashes; None if it is not found."""
     try:
         module = import_module("xxhash._xxhash")  # xxhash does not promise this module
-        found = ctypes.CDLL(module.__file__).XXH3_64bits_withSeed
+        return _address(ctypes.CDLL(module.__file__), "XXH3_64bits_withSeed")
     except (ImportError, AttributeError, OSError):
         return None
-    return ctypes.cast(found, ctypes.c_void_p).value
 
 
-# A test sets None.
-hash_address = _address_of_xxh3()
+_hash_address = _address_of_xxh3()
 
 # The core in use; a test sets the other one.
 implementation: Any = _load()
@@ -187,7 +154,7 @@ class Tee:
     @property
     def pending(self) -> bool:
         """Whether a message, or the rest of one, waits for room."""
-        return bool(self._tee.pending)
+        return int(self._tee.sent) < int(self._tee.frames)
 
     @property
     def published(self) -> int:
@@ -296,7 +263,7 @@ class Inbox:
         if isinstance(self._filled, python_core.Inbox):
             return self._filled.hand_over()
         count = self.messages
-        buffers = [pa.py_buffer(filled) for filled in self._filled.hand_over()]
+        buffers = [pa.foreign_buffer(*filled) for filled in self._filled.hand_over()]
         first, middle, last = (_column(*buffers[at : at + 2]) for at in (0, 2, 4))
         lists, several = buffers[6:]
         if count:
@@ -318,10 +285,10 @@ def digest(columns: Sequence[Column], rows: int) -> int:
     The digest of a row is a chain over its frames: XXH3-64 of each frame, seeded with the hash of the frame before it,
     and with 0 for the first.
     """
-    if implementation is python_core or hash_address is None:
+    if implementation is python_core or _hash_address is None:
         return python_core.Outbox(columns, rows).digest()
     described = tuple(column.described() for column in columns)
-    return int(implementation.Outbox(described, rows).digest(hash_address))
+    return int(implementation.Outbox(described, rows).digest(_hash_address))
 
 
 class Outbox:
@@ -352,9 +319,7 @@ class Outbox:
         """How long ``give`` has waited for room, in all calls."""
         return self._rows.waited / 1e6  # type: ignore[no-any-return]
 
-    def give(
-        self, sock: zmq.Socket[bytes], start: int, end: int, wait: float = 0.0, refresh_every: int = 0
-    ) -> int:
+    def give(self, sock: zmq.Socket[bytes], start: int, end: int, wait: float = 0.0) -> int:
         """Send rows from ``start`` up to ``end``, until there is no room.
 
         A message is sent whole or not at all. Before a message counts as refused, libzmq is made to look for room:
@@ -363,8 +328,6 @@ class Outbox:
         Args:
             wait: How many seconds to wait for room. The call ends when its messages have waited so long in all, and
                 the next one finds no room.
-            refresh_every: Make libzmq look for room after this number of messages; 0 for never. For sockets that drop
-                a message, instead of refusing it, if libzmq believes that the queue is full.
 
         Returns:
             The row that found no room, or ``end``.
@@ -380,7 +343,7 @@ class Outbox:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
             # A signal does not begin the wait again.
             left = max(0, round(wait * 1e6) - (self._rows.waited - before))
-            start, error = self._rows.give(sock, start, end, left, refresh_every)
+            start, error = self._rows.give(sock, start, end, left)
         if error not in (0, errno.EAGAIN):
             raise _error(error)
         return int(start)

@@ -12,13 +12,10 @@ from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.session import Session
-from zmq_datasource.transport.spec import SocketSpec, new_socket
+from zmq_datasource.transport.spec import SocketSpec
 
 # The longest time between two calls of a session's ``wake`` while no message comes.
 TICK_SECONDS = 0.1
-# More bytes than the heartbeats of both sides have in ``TICK_SECONDS``. libzmq's own thread sends heartbeats, also for
-# a program that hangs or has dropped a message, so they are no sign that the peer's program lives.
-_MOST_HEARTBEAT_BYTES = 256
 
 
 class Link:
@@ -38,38 +35,34 @@ class Link:
     ) -> None:
         self._spec, self._session, self._prepare = spec, session, prepare
         self._open: OpenSocket | None = None
-        self.is_open = False  # between ``open`` and ``close``
         self._connections = 0
         self._bytes = 0
         self._next_count = 0.0
         self._faults = LimitedLog(__name__, "faults of connections")
 
-    def open(self, check_hosts: bool = True) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether it is between ``open`` and ``close``."""
+        return self._open is not None
+
+    def open(self) -> None:
         """Create the socket and connect it, without waiting for the connection.
 
         Raises:
             OptionError, EndpointError: The socket cannot be opened like this.
         """
-        self._open = OpenSocket(self._spec, self._prepare, check_hosts)
+        self._open = OpenSocket(self._spec, self._prepare)
         self._connections = 0
-        self.is_open = True
 
     def close(self, linger: int) -> None:
         """Close the socket, if it is open, and wait up to ``linger`` milliseconds for its queued messages."""
-        self.is_open = False
-        self._close(linger)
-
-    def _close(self, linger: int) -> None:
         opened, self._open = self._open, None
         if opened is not None:
             opened.close(linger)
 
     @property
     def _opened(self) -> OpenSocket:
-        if self._open is None:
-            assert self.is_open, "call open() first"
-            self.open(check_hosts=False)  # Ctrl-C has stopped a redial between its two halves
-        assert self._open is not None
+        assert self._open is not None, "call open() first"
         return self._open
 
     @property
@@ -149,24 +142,22 @@ class Link:
         if now >= self._next_count:
             self._next_count = now + TICK_SECONDS
             before, self._bytes = self._bytes, self._opened.watch.open_connections().bytes_received()
-            # The sum falls when a connection ends, which is no sign of life either.
-            if self._bytes > before + _MOST_HEARTBEAT_BYTES:
+            if self._bytes > before:
                 self._session.bytes_arrived(now)
 
     def send_outbox(self) -> None:
         """Send the session's messages while the socket has room, after a redial if the session asks for one."""
         session = self._session
         if session.redial:
+            old = self._opened
             try:
-                # A trial before the old socket is closed: keys are read again, and there may be no free descriptor.
-                new_socket(self.socket.context, self._spec).close(linger=0)
+                # Before the old socket is closed, because keys are read again, and there may be no free descriptor.
+                self.open()
             except (OptionError, zmq.ZMQError) as e:
                 self._faults.warn("connecting to %s again: %s", self._spec.endpoints, e)
                 return
             session.redial = False
-            self._close(linger=0)
-            # Without a check of hosts: libzmq itself repeats the resolution of a name.
-            self.open(check_hosts=False)
+            old.close(linger=0)
         outbox = session.outbox
         try:
             while outbox:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import math
 import socket as stdlib_socket
 import time
@@ -16,30 +15,13 @@ from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.authentication import authenticate
-from zmq_datasource.transport.connections import (
-    CHECK_SECONDS,
-    CHECKS,
-    Handle,
-    bind_to,
-    bytes_passed,
-    connect_to,
-    ended,
-    io_threads_sleep,
-    threads,
-    unwritten,
-    wait_until_written,
-)
-from zmq_datasource.transport.peers import PeerWatch, security_of
-from zmq_datasource.transport.spec import SocketSpec, new_socket, options_of
-
-_log = logging.getLogger(__name__)
+from zmq_datasource.transport.connections import Handle, ended, threads, wait_until_written
+from zmq_datasource.transport.peers import PeerWatch
+from zmq_datasource.transport.spec import SocketSpec, new_socket
 
 # Longer than a stopped query drains its sockets (``source.receiver``).
 BIND_SECONDS = 8.0
 _BIND_TICK = 0.05
-
-_ALL_INTERFACES = ("*", "0.0.0.0", "::")
-_warned: set[str] = set()
 
 # libzmq's timers may fire some milliseconds early. Without this margin, a socket that libzmq closes at the end of its
 # linger would seem to be closed because it had nothing left.
@@ -52,7 +34,6 @@ class OpenSocket:
     Args:
         spec: The socket's type, options and endpoints.
         prepare: Called with the socket before it is bound or connected.
-        check_hosts: Whether to refuse a host that does not resolve; the resolver may take a moment.
 
     Raises:
         OptionError, EndpointError: The socket cannot be opened like this; nothing stays open.
@@ -62,7 +43,6 @@ class OpenSocket:
         self,
         spec: SocketSpec,
         prepare: Callable[[zmq.Socket[bytes]], object] = lambda _: None,
-        check_hosts: bool = True,
     ) -> None:
         others = threads()  # other contexts have I/O threads too, which may always be busy
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -71,19 +51,19 @@ class OpenSocket:
         except BaseException:
             self._context.term()
             raise
-        self.watch = PeerWatch(
-            self._context, self.socket, spec.connect, bool(spec.bind), security_of(options_of(spec))
-        )
+        self.watch = PeerWatch(self._context, self.socket, spec.connect, bool(spec.bind))
         self._threads = threads() - others
         self._authenticator = None
         try:
             self._authenticator = authenticate(self._context, spec)
-            _warn_of_open_ways(spec)
             prepare(self.socket)
-            # A proxy of SOCKS resolves names that this machine may not know.
-            attach(self.socket, spec.bind, spec.connect, check_hosts and "socks_proxy" not in spec.zmq)
+            attach(self.socket, spec.bind, spec.connect)
         except BaseException:
-            self.close(linger=0)
+            if self._authenticator is not None:
+                self._authenticator.stop()
+            self._context.destroy(
+                linger=0
+            )  # also sockets that pyzmq's handler leaves open if it cannot start
             raise
 
     def close(self, linger: int) -> bool:
@@ -100,7 +80,8 @@ class OpenSocket:
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
             held = self._handles(stack) if linger else []
-            written = wait_until_written([handle.sock for handle in held], deadline, self._threads)
+            socks = [handle.sock for handle in held]
+            written = not held or wait_until_written(socks, self._threads, most=deadline - time.monotonic())
             left = 0 if linger < 0 else deadline - time.monotonic()
             self.socket.close(-1 if linger < 0 else round(left * 1000) + _MARGIN_MS if left > 0 else 0)
             # A connection that ends during the linger takes its messages along, and libzmq does not connect again.
@@ -113,7 +94,7 @@ class OpenSocket:
             read = _end_streams(streams, deadline)
         return written and read and time.monotonic() < deadline
 
-    def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
+    def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.0) -> bool:
         """Wait until libzmq's and the kernel's queues are empty for ``quiet`` seconds. Then rows count as sent.
 
         Queues of connections that libzmq is making again are not included.
@@ -125,57 +106,16 @@ class OpenSocket:
         Returns:
             Whether the queues are empty, and no connection has ended meanwhile.
         """
-        checks = max(CHECKS, round(quiet / CHECK_SECONDS))
         with ExitStack() as stack:
-            held = self._handles(stack)
-            now = time.monotonic()
-            end, deadline, empty, before = now + most, now + stall_seconds, 0, None
-            while empty < checks:
-                unsent = [unwritten(handle.sock) for handle in held]
-                if any(unsent) or not io_threads_sleep(self._threads):
-                    taken = [
-                        bytes_passed(handle.sock, handle.ipc, left)[0]
-                        for handle, left in zip(held, unsent, strict=True)
-                    ]
-                    empty = 0
-                    if taken != before:
-                        before, deadline = taken, time.monotonic() + stall_seconds
-                    if time.monotonic() >= min(end, deadline):
-                        return False
-                else:
-                    empty += 1
-                time.sleep(CHECK_SECONDS)
-            return not any(ended(handle.sock) for handle in held)
+            socks = [handle.sock for handle in self._handles(stack)]
+            written = wait_until_written(socks, self._threads, most=most, stall=stall_seconds, quiet=quiet)
+            return written and not any(map(ended, socks))
 
     def _handles(self, stack: ExitStack) -> list[Handle]:
-        handles = self.watch.handles()
+        handles = self.watch.open_connections().handles()
         for handle in handles:
             stack.enter_context(handle.sock)
         return handles
-
-
-def _warn_of_open_ways(spec: SocketSpec) -> None:
-    """Warn once of an endpoint to which every program that reaches this machine may connect, and of a password that
-    crosses the network in clear text."""
-    for endpoint in spec.connect:
-        if "plain_password" in spec.zmq and not endpoint.is_local and str(endpoint) not in _warned:
-            _warned.add(str(endpoint))
-            _log.warning(
-                "%s %s: PLAIN sends the password and all messages in clear text; use CURVE, or a network that encrypts "
-                "(docs/security.md)",
-                spec.kind,
-                endpoint,
-            )
-    for endpoint in spec.bind:
-        everywhere = endpoint.transport == "tcp" and endpoint.host_port[0] in _ALL_INTERFACES
-        if everywhere and not security_of(options_of(spec)) and str(endpoint) not in _warned:
-            _warned.add(str(endpoint))
-            _log.warning(
-                "%s %s is bound on all interfaces without security: every program that reaches this machine may "
-                "connect. Bind one address, or set keys (docs/security.md)",
-                spec.kind,
-                endpoint,
-            )
 
 
 def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:
@@ -190,30 +130,14 @@ def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool
     for sock in socks:
         with suppress(OSError):  # the peer has hung up already
             sock.shutdown(stdlib_socket.SHUT_WR)
-    try:
-        return all(_hung_up(sock, deadline) for sock in socks)
-    except OSError:
-        return False
+    return all(ended(sock, wait=deadline - time.monotonic()) for sock in socks)
 
 
-def _hung_up(sock: stdlib_socket.socket, deadline: float) -> bool:
-    try:
-        while (left := deadline - time.monotonic()) > 0:
-            sock.settimeout(None if left == math.inf else left)
-            if not sock.recv(4096):
-                return True
-    except TimeoutError:
-        pass
-    return False
-
-
-def attach(
-    sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint], check_hosts: bool = True
-) -> None:
-    """Bind and connect a socket.
+def attach(sock: zmq.Socket[bytes], bind: Iterable[Endpoint], connect: Iterable[Endpoint]) -> None:
+    """Bind and connect a socket. libzmq resolves hosts later, and again and again.
 
     Raises:
-        EndpointError: An endpoint is in use or not an address of this machine, or its host does not resolve.
+        EndpointError: An endpoint is in use, or not an address of this machine.
     """
     for endpoint in bind:
         try:
@@ -229,10 +153,8 @@ def attach(
             hint = hints.get(e.errno or 0)
             raise EndpointError(f"binding {endpoint}: {e.strerror}{f'; {hint}' if hint else ''}") from e
     for endpoint in connect:
-        if check_hosts:
-            _refuse_unknown_host(endpoint)
         try:
-            connect_to(sock, endpoint)
+            sock.connect(str(endpoint))
         except zmq.ZMQError as e:
             raise EndpointError(f"connecting to {endpoint}: {e.strerror}; write tcp://host:port") from e
 
@@ -244,24 +166,16 @@ def bind_when_free(sock: zmq.Socket[bytes], endpoint: Endpoint) -> None:
         EndpointError: Another process listens at a path.
         ZMQError: The endpoint cannot be bound.
     """
-    deadline, warned = time.monotonic() + BIND_SECONDS, False
+    deadline = time.monotonic() + BIND_SECONDS
     while True:
         try:
             _refuse_ipc_in_use(endpoint)
-            bind_to(sock, endpoint)
+            sock.bind(str(endpoint))
             return
         except (EndpointError, zmq.ZMQError) as e:
             in_use = not isinstance(e, zmq.ZMQError) or e.errno == zmq.EADDRINUSE
             if not in_use or time.monotonic() >= deadline:
                 raise
-        if not warned:
-            warned = True
-            _log.warning(
-                "%s is in use: waiting up to %g s for the query or the program that uses it to end; a stopped query "
-                "first receives what is on its way",
-                endpoint,
-                BIND_SECONDS,
-            )
         check_signals()
         time.sleep(_BIND_TICK)
 
@@ -279,16 +193,3 @@ def _refuse_ipc_in_use(endpoint: Endpoint) -> None:
         except OSError:  # no listener, or an error that bind reports too
             return
     raise EndpointError(f"binding {endpoint}: another process listens there; use another path")
-
-
-def _refuse_unknown_host(endpoint: Endpoint) -> None:
-    if endpoint.transport != "tcp":
-        return
-    host, port = endpoint.host_port
-    try:
-        stdlib_socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_STREAM)
-    except OSError as e:
-        raise EndpointError(
-            f"connecting to {endpoint}: host {host!r} does not resolve on {stdlib_socket.gethostname()}: "
-            f"{e.strerror or e}"
-        ) from e

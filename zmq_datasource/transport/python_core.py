@@ -19,11 +19,7 @@ from zmq_datasource.transport.columns import Column
 
 _MOST_BYTES = 2**31 - 1  # the largest offset of 32 bits
 _MOST_COLUMNS = 8
-
-
 _DROPPING_SECONDS = 0.1
-_BURST = 256
-_RUN_MICROSECONDS = 1000
 
 Socket: TypeAlias = zmq.Socket[bytes]
 Taken: TypeAlias = tuple[list[tuple[int, int, int]], list[bool], int, int, int]
@@ -32,36 +28,39 @@ Taken: TypeAlias = tuple[list[tuple[int, int, int]], list[bool], int, int, int]
 class Tee:
     def __init__(self, sock: Socket, drops: bool) -> None:
         self._sock, self._drops = sock, drops
-        self._rest: list[bytes] = []  # of the message that is sent now
+        self._message: list[bytes] = []  # that is sent now
+        self.sent = 0  # how many of its frames are
         self._is_full = False
         self._waits_from = 0.0
         self.published = self.full = 0
         self.waited = 0  # microseconds
 
     @property
-    def pending(self) -> bool:
-        return bool(self._rest)
+    def frames(self) -> int:
+        return len(self._message)
 
     def send(self, message: list[bytes]) -> int:
-        self._rest = message[:]
+        self._message = message
         return self.send_on()
 
     def send_on(self) -> int:
-        while self._rest:
+        while self.sent < self.frames:
             try:
                 error = self._try(zmq.NOBLOCK) and self._insist()
             except zmq.ZMQError as e:
                 return int(e.errno or errno.EIO)
             if error:
                 return error
-            del self._rest[0]
+            self.sent += 1
+        self._message, self.sent, self._is_full = [], 0, False
         self.published += 1
-        self._is_full = False
         return 0
 
     def _try(self, flags: int) -> int:
         try:
-            self._sock.send(self._rest[0], flags | (zmq.SNDMORE if len(self._rest) > 1 else 0))
+            self._sock.send(
+                self._message[self.sent], flags | (zmq.SNDMORE if self.sent + 1 < self.frames else 0)
+            )
         except zmq.Again:
             return errno.EAGAIN
         return 0
@@ -110,24 +109,43 @@ class Inbox:
             raise ValueError(f"largest is {largest}: what offsets of 32 bits reach is possible")
         socks: list[Any] = list(waited[:sockets])
         alarms = waited[sockets:]
-        call = _Call(self, tee, [False] * sockets, most, self.size + room, largest)
-        began = time.monotonic()
+        runs: list[tuple[int, int, int]] = []
+        empty = [False] * sockets
+        began, before, enough = time.monotonic(), self.messages, self.size + room
+        excess = source = 0
+
+        def has_room() -> bool:
+            last = _MOST_BYTES - largest  # behind that a message may not fit
+            return self.messages - before < most and self.size < enough and self.size <= last
+
         while True:
-            error = tee.send_on() if tee is not None and tee.pending else 0
-            more = False
-            for _ in range(0 if error else len(socks)):
+            error = tee.send_on() if tee is not None and tee.frames else 0
+            for _ in socks:
+                if error or excess or not has_room():
+                    break
                 source = self._turn % len(socks)
                 self._turn += 1
-                error = call.take_burst(socks[source], source, began)
-                more |= not call.empty[source]
-                if error or call.excess:
-                    break
-            is_blocked = error == errno.EAGAIN
-            left = (gather if call.taken or gather > wait else wait) / 1e6 - (time.monotonic() - began)
-            if (error and not is_blocked) or call.excess or not call.has_room:
+                try:
+                    message = socks[source].recv_multipart(zmq.NOBLOCK)
+                except zmq.ZMQError as e:
+                    empty[source] = e.errno == errno.EAGAIN
+                    error = 0 if empty[source] else int(e.errno or errno.EIO)
+                    continue
+                empty[source] = False
+                size = sum(map(len, message))
+                if size > largest:
+                    excess = size
+                    continue
+                self._messages.append(message)
+                self.size += size
+                runs.append((round((time.monotonic() - began) * 1e6), 1, source))
+                error = tee.send(message) if tee is not None else 0
+            is_blocked = error == errno.EAGAIN  # a subscriber has no room
+            if (error and not is_blocked) or excess or not has_room():
                 break
-            if more and not is_blocked:
+            if not is_blocked and not all(empty):
                 continue
+            left = (gather if runs or gather > wait else wait) / 1e6 - (time.monotonic() - began)
             if left <= 0:
                 break
             try:
@@ -138,66 +156,11 @@ class Inbox:
                 break
             if any(one in ready for one in alarms):
                 break
-        return call.runs, call.empty, call.excess, call.excess_source, 0 if is_blocked else error
-
-    def add(self, message: list[bytes], size: int) -> None:
-        self._messages.append(message)
-        self.size += size
+        return runs, empty, excess, source, 0 if error == errno.EAGAIN else error
 
     def hand_over(self) -> RawMessages:
         messages, self._messages, self.size = self._messages, [], 0
         return raw_of(messages)
-
-
-class _Call:
-    """One call of ``take``."""
-
-    def __init__(
-        self, inbox: Inbox, tee: Tee | None, empty: list[bool], most: int, enough: int, largest: int
-    ) -> None:
-        self._inbox, self._tee, self._most, self._enough, self._largest = inbox, tee, most, enough, largest
-        self.empty = empty
-        self.runs: list[tuple[int, int, int]] = []
-        self._run_began = 0
-        self.taken = self.excess = self.excess_source = 0
-
-    @property
-    def has_room(self) -> bool:
-        size = self._inbox.size
-        return self.taken < self._most and size < self._enough and size <= _MOST_BYTES - self._largest
-
-    def take_burst(self, sock: Socket, source: int, began: float) -> int:
-        """Take messages from one socket, and send them on. EAGAIN if a subscriber has no room."""
-        self.empty[source] = False
-        taken = error = 0
-        while not error and taken < _BURST and self.has_room:
-            try:
-                message = sock.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self.empty[source] = True
-                break
-            except zmq.ZMQError as e:
-                error = int(e.errno or errno.EIO)
-                break
-            size = sum(map(len, message))
-            if size > self._largest:
-                self.excess, self.excess_source = size, source
-                break
-            self._inbox.add(message, size)
-            taken += 1
-            self.taken += 1
-            if self._tee is not None:
-                error = self._tee.send(message)
-        if taken:
-            self._note_run(round((time.monotonic() - began) * 1e6), taken, source)
-        return error
-
-    def _note_run(self, now: int, messages: int, source: int) -> None:
-        if self.runs and self.runs[-1][2] == source and now - self._run_began < _RUN_MICROSECONDS:
-            messages += self.runs.pop()[1]
-        else:
-            self._run_began = now
-        self.runs.append((now, messages, source))
 
 
 class Outbox:
@@ -215,14 +178,10 @@ class Outbox:
         self._check(start, end)
         return self._ends[end] - self._ends[start]
 
-    def give(
-        self, sock: zmq.Socket[bytes], start: int, end: int, wait: int, refresh_every: int
-    ) -> tuple[int, int]:
+    def give(self, sock: Socket, start: int, end: int, wait: int) -> tuple[int, int]:
         self._check(start, end)
         last = self.waited + wait
         for row in range(start, end):
-            if refresh_every > 0 and (row - start) % refresh_every == 0:
-                sock.getsockopt(zmq.EVENTS)
             try:
                 if not self._send(sock, self._messages[row], max(0, last - self.waited)):
                     return row, errno.EINTR
@@ -230,7 +189,7 @@ class Outbox:
                 return row, int(e.errno or errno.EIO)
         return end, 0
 
-    def _send(self, sock: zmq.Socket[bytes], message: list[bytes], wait: int) -> bool:
+    def _send(self, sock: Socket, message: list[bytes], wait: int) -> bool:
         """Send a message; False if its connection was lost meanwhile, so that it must be sent again.
 
         Args:

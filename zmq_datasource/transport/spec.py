@@ -8,7 +8,6 @@ there. So no key appears in a query's plan, its checkpoint, an event log or a li
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from zmq_datasource.options.socket import (
     is_server,
 )
 from zmq_datasource.transport.connections import KEEPALIVE
-from zmq_datasource.transport.peers import socket_type
 
 # libzmq#4767, #3937
 _NO_HEARTBEATS = (
@@ -38,7 +36,6 @@ _NO_HEARTBEATS = (
 # libzmq's options that are refused, with what to use instead; docs/options.md lists them.
 REFUSED = {
     "plain_server": "it is not offered, because PLAIN encrypts nothing; use zmq.curve_server and allowedClients",
-    "zap_domain": "clients are known by allowedClients",
     "rcvhwm": "use the option rcvhwm",
     "sndhwm": "use the option sndhwm of a sink; what a source sends is not limited",
     "hwm": "libzmq has no single high-water mark; use rcvhwm or sndhwm",
@@ -49,19 +46,12 @@ REFUSED = {
     "sndtimeo": "use the option sendTimeout",
     "xpub_nodrop": "it is always on, so that drops are counted",
     "xpub_verbose": "it is always on, to count subscribers",
-    "xpub_verboser": "subscribers are counted with xpub_verbose",
-    "xpub_manual": "with it no subscriber would ever be subscribed",
-    "probe_router": "the transaction protocol says hello itself, and plain sockets have no use for it",
     "routing_id": "each connection has one of its own; name a Producer with name",
     "identity": "each connection has one of its own; name a Producer with name",
-    "router_raw": "ROUTER speaks the transaction protocol only",
     "router_handover": "each connection has a routing id of its own",
     "router_mandatory": "it belongs to a ROUTER, where it is always on",
-    "xpub_manual_last_value": "with it no subscriber would ever be subscribed",
-    "only_first_subscribe": "it would hide subscribers from the count",
     "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
     "reconnect_stop": "a connection that ends for good takes along what was received and not read",
-    "ipv6": "each endpoint decides: it is on for an address such as [::1], and for a name that has only such addresses",
     "heartbeat_ivl": _NO_HEARTBEATS,
     "heartbeat_timeout": _NO_HEARTBEATS,
     "heartbeat_ttl": _NO_HEARTBEATS,
@@ -207,6 +197,8 @@ def _ours(spec: SocketSpec) -> dict[int, int]:
     ours: dict[int, int] = {
         zmq.LINGER: spec.linger,
         zmq.MAXMSGSIZE: frame_limit(spec.max_message_bytes),
+        # libzmq then asks for IPv6 addresses alone: a name that has both kinds would not reach a publisher on IPv4.
+        zmq.IPV6: any("[" in endpoint.address for endpoint in (*spec.bind, *spec.connect)),
         **KEEPALIVE,
     }
     if spec.rcvhwm is not None:
@@ -247,13 +239,14 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str) -> None:
             sock.setsockopt(option, value.encode())
         else:
             sock.setsockopt(option, int(value))
-    except ValueError:
-        raise OptionError(f"option zmq.{name}: {shown}: it takes a whole number") from None
-    except OverflowError:
-        raise OptionError(f"option zmq.{name}: {shown}: it is more than libzmq can count; set less") from None
-    except zmq.ZMQError as e:
+    except (ValueError, OverflowError):
         raise OptionError(
-            f"option zmq.{name}: {shown}: libzmq refuses it for a {socket_type(sock)} socket: {e.strerror}"
+            f"option zmq.{name}: {shown}: it takes a whole number that libzmq can count"
+        ) from None
+    except zmq.ZMQError as e:
+        kind = zmq.SocketType(int(sock.type)).name
+        raise OptionError(
+            f"option zmq.{name}: {shown}: libzmq refuses it for a {kind} socket: {e.strerror}"
         ) from e
     if name == "reconnect_ivl" and int(value) < 1:
         raise OptionError(
@@ -262,11 +255,7 @@ def _set(sock: zmq.Socket[bytes], name: str, value: str) -> None:
         )
 
 
-_log = logging.getLogger(__name__)
-
 _FILE, _VARIABLE = "@/", "env:"
-_SECRET = frozenset({"curve_secretkey", "plain_password"})
-_warned: set[Path] = set()
 
 
 def value_of(name: str, text: str) -> str:
@@ -290,45 +279,32 @@ def value_of(name: str, text: str) -> str:
             )
         return os.environ[variable]
     path = Path(text[1:])
-    is_key = name.startswith("curve_") and len(text) == CURVE_KEY_CHARACTERS and not path.exists()
+    is_curve = name.startswith("curve_")
+    is_key = is_curve and len(text) == CURVE_KEY_CHARACTERS and not path.exists()
     if not text.startswith(_FILE) or is_key:
-        if name.startswith("curve_") and text.startswith("@") and not is_key:
+        if is_curve and text.startswith("@") and not is_key:
             raise OptionError(
                 f"option zmq.{name}: a file is named by an absolute path, as in @/etc/zmq/feed.key, because each "
                 "machine that opens the socket reads it; a key as text has 40 characters"
             )
         return text
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as e:
         raise OptionError(
             f"option zmq.{name}: reading {path}: {e}; each machine that opens the socket needs this file"
         ) from e
-    if name in _SECRET:
-        _warn_of_readers(path)
-    return _key_of(name, path) if _is_certificate(content) else content.strip()
-
-
-def _is_certificate(content: str) -> bool:
-    lines = (line.strip() for line in content.splitlines())
-    return "curve" in [line for line in lines if line and not line.startswith("#")]
+    return _key_of(name, path) if is_curve and len(content) != CURVE_KEY_CHARACTERS else content
 
 
 def _key_of(name: str, path: Path) -> str:
     try:
         public, secret = zmq.auth.load_certificate(path)
     except ValueError:
-        raise OptionError(f"option zmq.{name}: {path} is no certificate: it has no public key") from None
+        raise OptionError(f"option zmq.{name}: {path} has neither a key nor a certificate with one") from None
     key = secret if name == "curve_secretkey" else public
     if key is None:
         raise OptionError(
             f"option zmq.{name}: the certificate {path} has no secret key; name the file that ends in .key_secret"
         )
     return key.decode()
-
-
-def _warn_of_readers(path: Path) -> None:
-    """Warn once of a file with a secret that other users may read."""
-    if path.stat().st_mode & 0o077 and path not in _warned:
-        _warned.add(path)
-        _log.warning("%s holds a secret, and other users may read it; chmod 600 it", path)

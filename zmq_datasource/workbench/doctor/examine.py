@@ -13,7 +13,6 @@ from zmq_datasource.options import ReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.socket import Endpoints
 from zmq_datasource.options.types import Topics
-from zmq_datasource.transport.peers import security_of
 from zmq_datasource.transport.spec import SocketSpec, check_socket_options
 from zmq_datasource.workbench.doctor.facts import Feed, Greeting, Stall, Traffic
 from zmq_datasource.workbench.doctor.greeting import ask_for_greeting
@@ -59,7 +58,10 @@ def _examine(options: ReadOptions, duration: float, wait: float, stall: float) -
     facts: dict[str, Any] = {
         "endpoint": options.endpoints,
         "socket_type": str(options.socket_type),
-        "mechanism": security_of(options.zmq) or "NULL",
+        "mechanism": next(
+            (word for word in ("CURVE", "PLAIN") if any(it.startswith(word.lower()) for it in options.zmq)),
+            "NULL",
+        ),
         "framing": options.framing,
     }
     try:

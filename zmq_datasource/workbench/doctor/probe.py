@@ -62,7 +62,7 @@ class Probe:
             OptionError, EndpointError: The socket cannot be opened with these options.
         """
         spec = SocketSpec.of_source(self._options)
-        self._opened = OpenSocket(spec, self._subscribe, check_hosts=False)
+        self._opened = OpenSocket(spec, self._subscribe)
         self._socket, self._watch = self._opened.socket, self._opened.watch
         return self
 
@@ -97,7 +97,6 @@ class Probe:
 
     def _take(self) -> None:
         taken = self._inbox.take([self._socket], _ROUND_MESSAGES, _ROUND_BYTES)
-        self._watch.redialer.messages_read += taken.messages
         if taken.empty[0]:
             self._watch.redialer.note_empty()
         if taken.messages:
