@@ -2,7 +2,7 @@
  *
  * `Inbox.take` receives messages into buffers that Arrow can use as they are: a column of first frames, one of last
  * frames, and lists of those between. With a `Tee` it also sends each message on, as it came. `Outbox.give` sends rows
- * of columns, and `Outbox.digest` hashes them. core.py documents the classes, and python_core.py has the same in Python.
+ * of columns, and `Outbox.digest` hashes them. core.py documents the classes.
  *
  * The rules:
  *
@@ -38,11 +38,7 @@ typedef struct {
 
 typedef struct {
     void *socket; /* NULL: wait for the descriptor */
-#ifdef _WIN64
-    unsigned long long descriptor;
-#else
     int descriptor;
-#endif
     short events, revents;
 } item_t; /* zmq_pollitem_t */
 

@@ -1,7 +1,6 @@
 """Rows as messages: one column for each frame of a message, or for several frames, in the order of the frames.
 
-The compiled core reads the columns' buffers (``described``), with offsets of 32 bits; the Python core reads their values
-(``frames``). Pure.
+The compiled core reads the columns' buffers (``described``), with offsets of 32 bits. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from zmq_datasource.messages.columns import FRAMES
-
-_LARGEST_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,6 @@ class FrameColumn:
         valid, offsets, data = values.buffers()
         return 0, data, offsets, valid, None, self.empty, values.offset, 0
 
-    def frames(self, rows: int) -> list[list[bytes]]:
-        """The frames of each row. Raises the errors of ``core.Outbox``."""
-        absent = [b""] if self.empty else []
-        return [absent if value is None else [value] for value in _checked(_narrow(self.values), rows)]
-
 
 @dataclass(frozen=True)
 class SameColumn:
@@ -46,9 +38,6 @@ class SameColumn:
 
     def described(self) -> tuple[Any, ...]:
         return 1, self.content, None, None, None, False, 0, 0
-
-    def frames(self, rows: int) -> list[list[bytes]]:
-        return [[self.content]] * rows
 
 
 @dataclass(frozen=True)
@@ -64,11 +53,6 @@ class NumberColumn:
     def described(self) -> tuple[Any, ...]:
         return 2, None, None, None, None, False, self.first, 0
 
-    def frames(self, rows: int) -> list[list[bytes]]:
-        if not 0 <= self.first <= _LARGEST_NUMBER - rows:
-            raise ValueError("a column has numbers below 0 or beyond 63 bits")
-        return [[number.to_bytes(8, "big")] for number in range(self.first, self.first + rows)]
-
 
 @dataclass(frozen=True)
 class FramesColumn:
@@ -82,12 +66,6 @@ class FramesColumn:
         valid, lists = messages.buffers()[:2]
         _, offsets, data = frames.buffers()
         return 3, data, offsets, valid, lists, False, messages.offset, frames.offset
-
-    def frames(self, rows: int) -> list[list[bytes]]:
-        lists: list[list[bytes]] = _checked(self._narrow(), rows)
-        if None in lists:
-            raise ValueError("a row of a column of lists is null")
-        return lists
 
     def _narrow(self) -> pa.Array:
         kind = self.messages.type
@@ -112,14 +90,3 @@ def _check_kind(kind: pa.DataType) -> None:
     is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     if not (is_binary or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise TypeError(f"frames are binary, and not {kind}")
-
-
-def _checked(column: pa.Array, rows: int) -> list[Any]:
-    """The first values of a column, after a check of its offsets."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as e:
-        raise ValueError(f"a column is damaged: {e}") from e
-    if len(column) < rows:
-        raise ValueError(f"a column has {len(column)} of {rows} rows")
-    return list(column.slice(0, rows).to_pylist())

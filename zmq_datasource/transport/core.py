@@ -1,17 +1,10 @@
-"""Moves many messages in one call between sockets and Arrow's buffers, by the compiled core or the Python core.
-
-The compiled core (``_core.c``) is built with the package where there is a C compiler. Without it ``python_core`` gives
-the same results more slowly. ``ZMQ_DATASOURCE_CORE=python`` in the environment chooses the Python core; ``NAME`` says
-which core is in use.
-"""
+"""Moves many messages in one call between sockets and Arrow's buffers, by the compiled core (``_core.c``)."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,77 +12,38 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import zmq
+from zmq.backend.cython import _zmq
 
 from zmq_datasource.messages.columns import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.messages.raw import RawMessages
-from zmq_datasource.transport import python_core
 from zmq_datasource.transport.columns import Column
 
-_log = logging.getLogger(__name__)
-
-# In the order in which _core.c takes their addresses.
-_FUNCTIONS = """
-    zmq_msg_init zmq_msg_recv zmq_msg_data zmq_msg_size zmq_msg_more zmq_msg_close zmq_msg_send zmq_send zmq_poll
-    zmq_getsockopt zmq_setsockopt zmq_errno zmq_stopwatch_start zmq_stopwatch_intermediate zmq_stopwatch_stop
-""".split()
-
-
-def _load() -> Any:
-    """The compiled core with libzmq's functions loaded, or the Python core if that is impossible."""
-    if os.environ.get("ZMQ_DATASOURCE_CORE") == "python":
-        return python_core
-    try:
-        compiled = import_module("zmq_datasource.transport._core")
-    except ModuleNotFoundError:
-        return python_core
-    except ImportError as e:
-        _log.warning("the compiled core cannot be loaded, so Python does its work, more slowly: %s", e)
-        return python_core
-    addresses = _functions_of_libzmq()
-    if addresses is None:
-        return python_core
-    try:
-        compiled.load(addresses)
-    except ValueError as e:  # it was compiled for another version of this package
-        _log.warning("the compiled core is out of date, so Python does its work, more slowly: %s", e)
-        return python_core
-    return compiled
+# The compiled core calls functions of pyzmq's own libzmq, and of the package xxhash. Neither promises its module. They
+# are linked with these libraries, so the libraries' symbols are found through them.
+_FUNCTIONS = (
+    *(
+        "zmq_msg_init",
+        "zmq_msg_recv",
+        "zmq_msg_data",
+        "zmq_msg_size",
+        "zmq_msg_more",
+        "zmq_msg_close",
+        "zmq_msg_send",
+    ),
+    *("zmq_send", "zmq_poll", "zmq_getsockopt", "zmq_setsockopt", "zmq_errno"),
+    *("zmq_stopwatch_start", "zmq_stopwatch_intermediate", "zmq_stopwatch_stop"),
+)
 
 
-def _functions_of_libzmq() -> bytes | None:
-    """The addresses of the functions of pyzmq's own libzmq that the compiled core calls; None if they are not found."""
-    if zmq.zmq_version_info()[0] != 4:  # the size of a message may differ in other versions
-        return None
-    try:
-        from zmq.backend.cython import _zmq  # noqa: PLC0415 - pyzmq on PyPy has no such module
-
-        # pyzmq does not promise this module. It is linked with libzmq, so libzmq's symbols are found through it.
-        library = ctypes.CDLL(_zmq.__file__)
-        return bytes((ctypes.c_void_p * len(_FUNCTIONS))(*(_address(library, name) for name in _FUNCTIONS)))
-    except (ImportError, AttributeError, OSError):
-        return None
+def _address(module: Any, name: str) -> int:
+    found = ctypes.cast(getattr(ctypes.CDLL(module.__file__), name), ctypes.c_void_p).value
+    assert found is not None, name
+    return found
 
 
-def _address(library: ctypes.CDLL, name: str) -> int | None:
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-
-
-def _address_of_xxh3() -> int | None:
-    """The address of the function in the package xxhash by which the compiled core hashes; None if it is not found."""
-    try:
-        module = import_module("xxhash._xxhash")  # xxhash does not promise this module
-        return _address(ctypes.CDLL(module.__file__), "XXH3_64bits_withSeed")
-    except (ImportError, AttributeError, OSError):
-        return None
-
-
-_hash_address = _address_of_xxh3()
-
-# The core in use; a test sets the other one.
-implementation: Any = _load()
-
-# Its name: "compiled" or "python".
-NAME = "python" if implementation is python_core else "compiled"
+_core: Any = import_module("zmq_datasource.transport._core")
+_core.load(bytes((ctypes.c_void_p * len(_FUNCTIONS))(*(_address(_zmq, name) for name in _FUNCTIONS))))
+_HASH = _address(import_module("xxhash._xxhash"), "XXH3_64bits_withSeed")
 
 
 def _error(number: int) -> zmq.ZMQError:
@@ -149,7 +103,7 @@ class Tee:
     def __init__(self, sock: zmq.Socket[bytes], drops: bool) -> None:
         sock.setsockopt(zmq.SNDTIMEO, _ROOM_MS)
         self._sock = sock
-        self._tee = implementation.Tee(sock, drops)
+        self._tee = _core.Tee(sock, drops)
 
     @property
     def pending(self) -> bool:
@@ -195,7 +149,7 @@ class Inbox:
     """Takes messages from sockets, and hands them over as columns. For one thread."""
 
     def __init__(self) -> None:
-        self._filled: Any = implementation.Inbox()
+        self._filled = _core.Inbox()
 
     @property
     def messages(self) -> int:
@@ -260,8 +214,6 @@ class Inbox:
 
     def hand_over(self) -> RawMessages:
         """Return the messages, and empty the inbox."""
-        if isinstance(self._filled, python_core.Inbox):
-            return self._filled.hand_over()
         count = self.messages
         buffers = [pa.foreign_buffer(*filled) for filled in self._filled.hand_over()]
         first, middle, last = (_column(*buffers[at : at + 2]) for at in (0, 2, 4))
@@ -285,10 +237,11 @@ def digest(columns: Sequence[Column], rows: int) -> int:
     The digest of a row is a chain over its frames: XXH3-64 of each frame, seeded with the hash of the frame before it,
     and with 0 for the first.
     """
-    if implementation is python_core or _hash_address is None:
-        return python_core.Outbox(columns, rows).digest()
-    described = tuple(column.described() for column in columns)
-    return int(implementation.Outbox(described, rows).digest(_hash_address))
+    return int(_outbox(columns, rows).digest(_HASH))
+
+
+def _outbox(columns: Sequence[Column], rows: int) -> Any:
+    return _core.Outbox(tuple(column.described() for column in columns), rows)
 
 
 class Outbox:
@@ -304,11 +257,7 @@ class Outbox:
     """
 
     def __init__(self, columns: Sequence[Column], rows: int) -> None:
-        self._rows: Any
-        if implementation is python_core:
-            self._rows = python_core.Outbox(columns, rows)
-        else:
-            self._rows = implementation.Outbox(tuple(column.described() for column in columns), rows)
+        self._rows = _outbox(columns, rows)
 
     def size(self, start: int, end: int) -> int:
         """The bytes of all frames of the rows from ``start`` up to ``end``."""
