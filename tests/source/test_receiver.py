@@ -118,7 +118,7 @@ def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
 def test_a_frame_over_the_limit_ends_only_its_connection(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.lost_seconds", 0.2)
+    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.seconds", 0.2)
     publisher, endpoint = bound(context, zmq.XPUB)
     options = stream_options(connect=endpoint, zmq_maxmsgsize=100)
     with Receiver(options, SourceCounters()) as receiver:
@@ -215,10 +215,11 @@ def test_a_sub_receives_again_after_a_publisher_restarts(context: Context) -> No
 
 
 def test_a_replay_socket_that_cannot_be_opened_leaves_no_socket_open() -> None:
-    options = stream_options(
-        connect=free_endpoint(), replayEndpoint="tcp://no-host.invalid:5559", framing="vllm"
-    )
+    options = stream_options(connect=free_endpoint(), replayEndpoint="tcp://*:5559", framing="vllm")
     before = connections.threads()
-    with pytest.raises(EndpointError, match=r"no-host\.invalid"), Receiver(options, SourceCounters()):
+    with (
+        pytest.raises(EndpointError, match=r"connecting to tcp://\*:5559"),
+        Receiver(options, SourceCounters()),
+    ):
         pass
     wait_for(lambda: connections.threads() <= before, "the end of libzmq's threads")

@@ -18,9 +18,9 @@ For an executor a name is any text that the driver has given. The server opens a
 chunk, so no name leads out of the log.
 
 The server's thread, in the driver's source runner, sleeps until a request comes, and keeps nothing between two of them.
-A client's queue has room for one answer (SNDHWM 1). The server takes this place before it reads, and drops the request
-if the place is taken; the client repeats it. So memory is bounded by ``MOST_BYTES`` for each client, and no client is
-waited for. If a client takes no byte for 30 s, the system ends its connection, and libzmq frees its answer."""
+A client's queue has room for one answer (SNDHWM 1). The server drops a second one; the client asks again. So memory is
+bounded by ``MOST_BYTES`` for each client, and no client is waited for. If a client takes no byte for 30 s, the system
+ends its connection, and libzmq frees its answer."""
 
 from __future__ import annotations
 
@@ -202,6 +202,5 @@ class ChunkServer:
 
     def _answer(self, client: bytes, *frames: bytes) -> None:
         request = read_request(frames, self.access.secret)
-        if self._answers.begin(client):
-            self._answers.finish(client, answer(self._storage, self._log_id, request))
+        if self._answers.send(client, answer(self._storage, self._log_id, request)):
             failpoints.reach("source.chunk.after_answer")

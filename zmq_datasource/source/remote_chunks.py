@@ -135,14 +135,20 @@ class _Asking(RequestSession):
         super().__init__(math.inf, again)
         self._give_up, self._act, self._driver = give_up, act, driver
         self._number, self._frames = -1, [b""]
+        self._last_word = 0.0  # of the driver; a new connection does not change it
         self.answer = Answer(number=-1), b""
 
     def ask(self, request: Request, now: float) -> None:
         """Send a request. ``waiting`` is true until its answer has come."""
         self._number, self._frames = request.number, PROTOCOL.encode(request)
+        self._last_word = now
         self.outbox.clear()
         self._mark_asked(now)
         self._repeat(now)
+
+    def _mark_heard(self, now: float) -> None:
+        super()._mark_heard(now)
+        self._last_word = now
 
     def _repeat(self, now: float) -> None:
         if self.waiting:

@@ -31,62 +31,41 @@ class _Sent(NamedTuple):
 
 
 class Answers:
-    """Sends answers by a ROUTER. For one thread. Between ``begin`` and ``finish`` nothing else may be sent.
-
-    Attributes:
-        stuck: Whether a client's queue had no room for ``begin``; the caller resets it.
-    """
+    """Sends answers by a ROUTER. For one thread."""
 
     def __init__(self, sock: zmq.Socket[bytes]) -> None:
         self._socket = sock
         self._sent: dict[Hashable, list[_Sent]] = {}
-        self.stuck = False
 
-    def begin(self, peer: bytes) -> bool:
-        """Take a place in the queue of a client; ``finish`` must follow. Return False if the queue is full.
-
-        Raises:
-            zmq.ZMQError: EHOSTUNREACH: the client is gone.
-        """
-        for _ in range(2):
-            try:
-                # Only the first frame of a message can be refused.
-                self._socket.send(peer, zmq.SNDMORE | zmq.NOBLOCK)
-                return True
-            except zmq.Again:
-                self._socket.getsockopt(zmq.EVENTS)  # makes libzmq check again whether there is room
-        self.stuck = True
-        return False
-
-    def finish(self, peer: bytes, frames: Sequence[Any], owner: Hashable = None) -> None:
-        """Send the frames of an answer after ``begin``. Large frames are not copied.
+    def send(self, peer: bytes, frames: Sequence[Any], owner: Hashable = None) -> bool:
+        """Send an answer; return False if the client's queue is full. Large frames are not copied.
 
         Args:
             owner: The answer counts for this owner until libzmq has sent its last frame; None does not count it.
-        """
-        *parts, last = frames
-        for part in parts:
-            self._socket.send(part, zmq.SNDMORE, copy=False)
-        if owner is None:
-            self._socket.send(last)
-            return
-        # libzmq releases frames in their order, so the last one is enough to track.
-        frame = zmq.Frame(last, track=True, copy=False, copy_threshold=0)
-        self._socket.send(frame, copy=False)
-        assert isinstance(frame.tracker, zmq.MessageTracker)
-        size = sum(memoryview(each).nbytes for each in frames)
-        self._sent.setdefault(owner, []).append(_Sent(peer, frame.tracker, size))
-
-    def send(self, peer: bytes, frames: Sequence[Any], owner: Hashable = None) -> bool:
-        """Send an answer; return False if the client's queue is full.
 
         Raises:
             zmq.ZMQError: EHOSTUNREACH: the client is gone.
         """
-        has_place = self.begin(peer)
-        if has_place:
-            self.finish(peer, frames, owner)
-        return has_place
+        try:
+            # Only the first frame of a message can be refused.
+            self._socket.send(peer, zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.Again:
+            self._socket.getsockopt(zmq.EVENTS)  # makes libzmq check again whether there is room
+            try:
+                self._socket.send(peer, zmq.SNDMORE | zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+        *parts, last = frames
+        for part in parts:
+            self._socket.send(part, zmq.SNDMORE, copy=False)
+        # libzmq releases frames in their order, so the last one is enough to track.
+        frame = zmq.Frame(last, track=True, copy=False, copy_threshold=0)
+        self._socket.send(frame, copy=False)
+        if owner is not None:
+            assert isinstance(frame.tracker, zmq.MessageTracker)
+            size = sum(memoryview(each).nbytes for each in frames)
+            self._sent.setdefault(owner, []).append(_Sent(peer, frame.tracker, size))
+        return True
 
     def connections_of(self, owner: Hashable) -> list[bytes]:
         """The clients to which answers of an owner are on their way, one entry for each answer."""

@@ -17,7 +17,6 @@ import os
 import select
 import socket as stdlib_socket
 import stat
-import struct
 import sys
 import termios
 import time
@@ -39,7 +38,6 @@ KEEPALIVE: dict[int, int] = {
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 9,
 }
-_UNACKNOWLEDGED_MS = 30_000
 
 
 def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
@@ -47,7 +45,7 @@ def find_dead_peers(sock: zmq.Socket[bytes]) -> None:
 
     Only for conversations whose peers always read. Elsewhere a peer may pause for longer.
     """
-    sock.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
+    sock.setsockopt(zmq.TCP_MAXRT, 30_000)  # milliseconds
 
 
 # How often the queues are looked at. They count as empty after so many looks in a row that find them empty, because
@@ -115,19 +113,14 @@ def unwritten(sock: stdlib_socket.socket) -> int:
     """Bytes in the kernel's send queue; 0 after a reset and where the system does not say."""
     if ended(sock, events=0):  # Linux still counts the bytes that the reset has discarded
         return 0
-    return _queued(sock, termios.TIOCOUTQ) or 0
+    return _queued(sock, termios.TIOCOUTQ)
 
 
-def unread(sock: stdlib_socket.socket) -> int | None:
-    """Bytes in the kernel's receive queue; None if the system does not say."""
-    return _queued(sock, termios.FIONREAD)
-
-
-def _queued(sock: stdlib_socket.socket, request: int) -> int | None:
+def _queued(sock: stdlib_socket.socket, request: int) -> int:
+    """Bytes in one of the kernel's queues; 0 where the system does not say."""
     with suppress(OSError):  # the peer is gone, or this system has no such call
-        (queued,) = struct.unpack("i", fcntl.ioctl(sock, request, bytes(4)))
-        return int(queued)
-    return None
+        return int.from_bytes(fcntl.ioctl(sock, request, bytes(4)), sys.byteorder)
+    return 0
 
 
 def ended_in_order(held: Sequence[Handle], ends: int) -> bool:
@@ -214,7 +207,7 @@ class Connections:
     def current(self) -> list[Connection]:
         """The state of all connections."""
         return [
-            Connection(each.inode, _peer_name(each), _received(each), unread(each.sock) or 0)
+            Connection(each.inode, _peer_name(each), _received(each), _queued(each.sock, termios.FIONREAD))
             for each in self._each()
         ]
 

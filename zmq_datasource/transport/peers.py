@@ -144,8 +144,9 @@ class PeerWatch:
         self._kind = zmq.SocketType(int(sock.type)).name
         self._only_receives = self._kind in ("SUB", "XSUB", "PULL")
         self._connect = connect
+        self._ours = [str(endpoint) for endpoint in connect]
         self._bound = bound
-        self._names = {str(endpoint): str(endpoint) for endpoint in connect}
+        self._names = {endpoint: endpoint for endpoint in self._ours}
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         sock.monitor(address, _EVENTS)
         self.monitor = context.socket(zmq.PAIR)
@@ -215,7 +216,7 @@ class PeerWatch:
 
     def _why_failed(self, event: int, endpoint: str, value: int) -> str:
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            if self._is_ours(endpoint):
+            if endpoint in self._ours:
                 return "the peer refused our credentials"
             return "its credentials were refused (option allowedClients)"
         if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
@@ -223,10 +224,6 @@ class PeerWatch:
         if value in (zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC):
             return _OTHER_SECURITY
         return "the peer speaks another protocol, or its socket type does not match ours"
-
-    def _is_ours(self, endpoint: str) -> bool:
-        """Whether we connect to an endpoint; otherwise its peers connect to us."""
-        return any(str(one) == endpoint for one in self._connect)
 
     def _come_up(self, endpoint: str) -> None:
         self.up[endpoint] = self.up.get(endpoint, 0) + 1
@@ -248,7 +245,7 @@ class PeerWatch:
     def _refuse(self, endpoint: str, reason: str) -> None:
         if self.refused.get(endpoint) != reason:
             # Strangers may connect to a bound endpoint as often as they like, so these lines are limited.
-            warn = _log.warning if self._is_ours(endpoint) else self._refusals.warn
+            warn = _log.warning if endpoint in self._ours else self._refusals.warn
             warn("no handshake with %s: %s", endpoint, reason)
         self.refused[endpoint] = reason
         self._answered.add(endpoint)
@@ -263,7 +260,7 @@ class PeerWatch:
     def report_absent(self, seconds: float = 5.0) -> None:
         """Warn once of each endpoint that has not answered after ``seconds``; libzmq tries it for ever in silence."""
         waited = time.monotonic() - self._since
-        for endpoint in map(str, self._connect if waited >= seconds else ()):
+        for endpoint in self._ours if waited >= seconds else ():
             if endpoint not in self._answered:
                 self._answered.add(endpoint)
                 _log.warning(

@@ -45,7 +45,7 @@ class Session:
         """libzmq has connected again: the peer may not know this session, and messages that were sent may be lost."""
 
     def bytes_arrived(self, now: float) -> None:
-        """The peer has sent more bytes than heartbeats have, perhaps a part of a large message."""
+        """The peer has sent bytes, perhaps a part of a large message."""
 
     def blocked(self) -> None:
         """The socket has no room at present. The link keeps ``outbox`` and tries again."""
@@ -78,7 +78,6 @@ class RequestSession(Session):
         self.repeat_after, self.redial_after = repeat_after, redial_after
         self.waiting = False
         self._asked = self._heard = 0.0
-        self._last_word = 0.0  # like _heard, but a new connection does not change it
 
     def _step(self, event: str) -> None:
         """Go to the next state."""
@@ -87,7 +86,7 @@ class RequestSession(Session):
     def _mark_asked(self, now: float) -> None:
         """A request is sent, for the first time or again."""
         if not self.waiting:  # before the request the peer had nothing to say, so its silence begins now
-            self._heard, self._last_word = max(self._heard, now), max(self._last_word, now)
+            self._heard = max(self._heard, now)
         self.waiting, self._asked = True, now
 
     def _mark_answered(self) -> None:
@@ -96,7 +95,7 @@ class RequestSession(Session):
 
     def _mark_heard(self, now: float) -> None:
         """The peer has sent something."""
-        self._heard = self._last_word = now
+        self._heard = now
 
     def _repeat(self, now: float) -> None:
         """Send the open request again, if there is one."""
