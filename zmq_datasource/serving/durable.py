@@ -54,7 +54,7 @@ _MOST_BATCH_BYTES = 4 << 20
 _TURN_SECONDS = 0.005
 # How long there may be nothing to do; how soon to check again whether an answer has left (no event says so).
 _WAIT_MS, _RECHECK_MS = 100, 10
-_HOUSEKEEPING_SECONDS = 0.1
+_HOUSEKEEPING_SECONDS, _UNUSED_SECONDS = 0.1, 1.0
 _DISK_THREADS = 8
 # How long the end waits for calls of the disk.
 _END_SECONDS = 10.0
@@ -88,7 +88,7 @@ class DurableServer:
         self._reads: dict[str, Read] = {}
         self._jobs: queue.SimpleQueue[Do | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._next_housekeeping = 0.0
+        self._next_housekeeping = self._next_closing = 0.0
         self._used_bytes = 0
         self._stopping = False
         self._failure: Exception | None = None
@@ -221,6 +221,9 @@ class DurableServer:
         self._unfinished.check_connections()
         self._server.wake(now)
         self._server.look(self._contents.leases, now)
+        if now >= self._next_closing:
+            self._next_closing = now + _UNUSED_SECONDS
+            self._rows.close_unused()
 
     def _act(self) -> None:
         """Do what the server has decided."""

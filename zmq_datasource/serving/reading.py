@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,14 @@ class LogRows:
 
     def __init__(self, storage: LogStorage, contents: LogWriter) -> None:
         self._storage, self._contents = storage, contents
+        # Where reads have stopped: finding the place in a chunk again takes longer than an answer. The older ones were
+        # not used for a second or two, and are closed next: a deleted file needs room on the disk while it is open.
+        self._stopped: dict[int, Iterator[pa.RecordBatch]] = {}
+        self._older: dict[int, Iterator[pa.RecordBatch]] = {}
+
+    def close_unused(self) -> None:
+        """Close files that were not used since the last call."""
+        self._stopped, self._older = {}, self._stopped
 
     def _batches(self, start: int, end: int, fails: bool) -> Iterator[pa.RecordBatch]:
         """The rows from ``start`` to before ``end``.
@@ -67,19 +76,25 @@ class LogRows:
         deadline = time.monotonic() + _TURN_SECONDS
         found: list[pa.RecordBatch] = []
         at, size = read.start, 0
-        for batch in self._batches(at, read.end, fails=True):
+        stopped = self._stopped.pop(at, None) or self._older.pop(at, None)
+        batches = stopped or self._batches(at, read.end, fails=True)
+        for batch in batches:
             part = _first_rows(batch, most_bytes) if at == read.start else batch
-            if found and (
-                4 * (size + part.nbytes) > 5 * most_bytes or at + len(part) - read.start > _MOST_ROWS
+            if at > read.start and (
+                size + part.nbytes > most_bytes or at + len(part) - read.start > _MOST_ROWS
             ):
-                break  # a divided batch is read and copied twice
+                part = batch.slice(0, 0)
             at += part.num_rows
             wanted = _without_superseded(_matching(part, read.topics), read)
             if wanted.num_rows:
                 found.append(wanted)
                 size += wanted.nbytes
             if part.num_rows < batch.num_rows or time.monotonic() >= deadline:
+                rest = [batch.slice(part.num_rows)] if part.num_rows < batch.num_rows else []
+                self._stopped[at] = chain(rest, batches)
                 break
+        if at == read.start and stopped is not None:
+            return self.read(read, most_bytes)  # there was nothing more when it stopped
         if at == read.start:
             raise DataLossError(f"reading id {at} for a durable subscriber: it is deleted")
         if len(found) < 2:
