@@ -22,6 +22,7 @@ from benchmarks.measure import Measurement, Times, temporary_directory
 from benchmarks.queries import spark_session
 from benchmarks.report import page, read_results, write_results
 from zmq_datasource.spark.worker import LOGGING_VARIABLE
+from zmq_datasource.transport import core
 
 # In the order of RESULTS.md.
 SECTIONS = tuple(
@@ -95,7 +96,7 @@ def _machine() -> dict[str, str]:
         "pyspark": version("pyspark"),
         "pyzmq": f"{zmq.pyzmq_version()} with libzmq {zmq.zmq_version()}",
         "pyarrow": version("pyarrow"),
-        "zmq_datasource": version("zmq_datasource"),
+        "zmq_datasource": f"{version('zmq_datasource')}, {core.NAME} core",
     }
 
 

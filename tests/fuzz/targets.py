@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from unittest import mock
 
 import pyarrow as pa
 import zmq
@@ -26,7 +27,7 @@ from zmq_datasource.options.parser import parse
 from zmq_datasource.serving import protocol as fetch_protocol
 from zmq_datasource.source import chunk_server
 from zmq_datasource.source.intake import Arrival, Intake
-from zmq_datasource.transport.core import Inbox
+from zmq_datasource.transport import core, python_core
 
 __all__ = ["FRAMINGS", "TARGETS"]
 
@@ -217,19 +218,21 @@ def _pair(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[tuple[zmq.Socket[
 
 
 def filling(data: bytes) -> None:
-    """The core takes any messages as they were sent, whatever the bounds."""
+    """The cores take any messages as they were sent, whatever the bounds."""
     most, room = 1 + (data[0] if data else 0), 1 + int.from_bytes(data[1:3], "big")
     messages = messages_of(data[3:])[:500]
-    with zmq.Context() as context, _pair(context) as (sender, receiver):
-        for message in messages:
-            sender.send_multipart(message)
-        inbox = Inbox()
-        while (before := inbox.messages) < len(messages):
-            inbox.take((receiver,), most, room)
-            assert inbox.messages > before, "nothing is taken though something is there"
-        taken = inbox.hand_over().lists()
-        taken.validate(full=True)
-        assert taken.to_pylist() == messages
+    for implementation in {core.implementation, python_core}:
+        with zmq.Context() as context, _pair(context) as (sender, receiver):
+            for message in messages:
+                sender.send_multipart(message)
+            with mock.patch.object(core, "implementation", implementation):
+                inbox = core.Inbox()
+            while (before := inbox.messages) < len(messages):
+                inbox.take((receiver,), most, room)
+                assert inbox.messages > before, "nothing is taken though something is there"
+            taken = inbox.hand_over().lists()
+            taken.validate(full=True)
+            assert taken.to_pylist() == messages
 
 
 TARGETS: dict[str, Target] = {

@@ -28,6 +28,7 @@ from zmq_datasource.monitoring.source import SOURCE, SourceMonitor
 from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.query_log import QueryLog
 from zmq_datasource.spark.listener import QueryEvents
+from zmq_datasource.transport import core
 
 Context = zmq.Context[Socket]
 
@@ -63,6 +64,7 @@ def test_the_backlog_is_what_is_in_no_finished_batch(context: Context, tmp_path:
             lambda: metrics if (metrics := monitor.metrics())["backlogAgeMs"] >= 20 else None, "an age"
         )
         assert shown["backlogMessages"] == shown["messagesReceived"] == 100
+        assert shown["core"] == core.NAME
         assert 100_000 < shown["backlogBytes"] == shown["logBytes"] < 150_000
         assert shown["backlogAgeMs"] <= (time.time() - began) * 1000 + 1
         monitor.mark_finished(60)

@@ -1,18 +1,20 @@
-"""Helpers of the core's tests: pairs of sockets, and columns with any offsets, also wrong ones."""
+"""Helpers of the tests of both cores: pairs of sockets, and columns with any offsets, also wrong ones."""
 
 from __future__ import annotations
 
 import itertools
 from array import array
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 import zmq
 
 from tests.support import Socket
 from zmq_datasource.messages.columns import FRAMES
-from zmq_datasource.transport import core
+from zmq_datasource.transport import core, python_core
 from zmq_datasource.transport.columns import Column
 
 Context = zmq.Context[Socket]
@@ -20,7 +22,22 @@ Frames = list[list[bytes]]
 MIB = 1 << 20
 LARGEST = 2**31 - 1  # what offsets of 32 bits reach
 
+_IN_USE: ModuleType = core.implementation
 _numbers = itertools.count()
+
+
+def implementation(name: str) -> ModuleType:
+    """The core of this name; skips the test if the compiled core is not there."""
+    if name == "python":
+        return python_core
+    if core.NAME != "compiled":
+        pytest.skip("the compiled core is not in use")
+    return _IN_USE
+
+
+def use(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Use the core of this name; skips the test if the compiled core is not there."""
+    monkeypatch.setattr(core, "implementation", implementation(name))
 
 
 def pair(

@@ -1,13 +1,17 @@
-"""How the compiled core receives."""
+"""The compiled core and the Python core: which one is in use, and how they receive."""
 
 from __future__ import annotations
 
 import ctypes
+import shutil
 import signal
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import environ
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,15 +31,20 @@ from tests.transport.cores import (
     Got,
     give_all,
     handed_over,
+    implementation,
     lists,
     pair,
     read_all,
     send,
     take,
     take_all,
+    use,
 )
+from zmq_datasource.transport import core
 from zmq_datasource.transport.columns import FramesColumn, NumberColumn, SameColumn
 from zmq_datasource.transport.core import Inbox, Outbox
+
+pytestmark = pytest.mark.usefixtures("core_name")
 
 
 @contextmanager
@@ -55,6 +64,26 @@ class HandlerError(Exception):
 
 def interrupt(*_: object) -> None:
     raise HandlerError
+
+
+# Which core is in use.
+
+
+def test_where_there_is_a_compiler_the_compiled_core_is_in_use() -> None:
+    if environ.get("ZMQ_DATASOURCE_CORE") == "python":
+        pytest.skip("the core in Python was asked for")
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("there is nothing to compile it with")
+    assert core.NAME == "compiled", "pip install -e . builds it"
+
+
+def test_wrong_addresses_of_libzmq_are_refused() -> None:
+    compiled = implementation("compiled")
+    with pytest.raises(ValueError, match="addresses of 128 bytes"):
+        compiled.load(bytes(120))
+    with pytest.raises(TypeError):
+        compiled.load((1,) * 15)
 
 
 # Taking.
@@ -241,7 +270,9 @@ def test_a_handler_that_raises_ends_the_waiting_and_loses_nothing(context: Conte
     assert read_all(pull) == [[b"row", b"whole"]] * start
 
 
-def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context) -> None:
+def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context, core_name: str) -> None:
+    if core_name == "python":
+        pytest.skip("in Python a handler runs between any two steps, so that one message may be gone with it")
     count = 30_000
     push, pull = pair(context)
     give_all(push, [NumberColumn(0)], count)
@@ -294,7 +325,9 @@ def test_a_terminated_context_ends_the_waiting_and_keeps_the_messages() -> None:
     assert 1 <= len(handed_over(inbox)) <= 100
 
 
-def test_two_threads_cannot_fill_one_inbox(context: Context) -> None:
+def test_two_threads_cannot_fill_one_inbox(context: Context, core_name: str) -> None:
+    if core_name == "python":
+        pytest.skip("the core in Python relies on its callers")
     push, pull = pair(context)
     inbox = Inbox()
     waiting = threading.Thread(target=take, args=(inbox, pull, 1, MIB), kwargs={"wait": 20})
@@ -315,23 +348,32 @@ def test_two_threads_cannot_fill_one_inbox(context: Context) -> None:
     assert handed_over(inbox) == [[b"for the thread"]]
 
 
+# Both.
+
+
 @given(
     messages=st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=6), max_size=30),
     skip=st.integers(0, 3),
     most=st.integers(1, 7),
     room=st.integers(1, 200),
+    cores=st.tuples(*[st.sampled_from(sorted({core.NAME, "python"}))] * 2),
 )
-def test_what_was_sent_is_received(messages: Frames, skip: int, most: int, room: int) -> None:
+def test_one_core_receives_what_the_other_sends(
+    messages: Frames, skip: int, most: int, room: int, cores: tuple[str, str]
+) -> None:
     context = zmq.Context[zmq.Socket[bytes]]()
     push, pull = pair(context)
     try:
-        part = lists(messages)[skip:]
-        give_all(push, [FramesColumn(part)], len(part))
-        inbox = Inbox()
-        taken = []
-        while not (done := take(inbox, pull, most, room)).empty:
-            assert done.messages <= most
-            taken += handed_over(inbox)
-        assert taken + handed_over(inbox) == messages[skip:]
+        with pytest.MonkeyPatch.context() as patch:
+            use(patch, cores[0])
+            part = lists(messages)[skip:]
+            give_all(push, [FramesColumn(part)], len(part))
+            use(patch, cores[1])
+            inbox = Inbox()
+            taken = []
+            while not (done := take(inbox, pull, most, room)).empty:
+                assert done.messages <= most
+                taken += handed_over(inbox)
+            assert taken + handed_over(inbox) == messages[skip:]
     finally:
         context.destroy(linger=0)

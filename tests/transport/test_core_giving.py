@@ -1,4 +1,4 @@
-"""How the compiled core sends rows."""
+"""The compiled core and the Python core: how they send rows."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.transport.cores import (
 from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.transport.columns import Column, FrameColumn, FramesColumn, NumberColumn, SameColumn
 from zmq_datasource.transport.core import Outbox
+
+pytestmark = pytest.mark.usefixtures("core_name")
 
 
 def test_columns_make_the_frames_of_a_message(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""How a tee sends on what an inbox takes."""
+"""The compiled core and the Python core: how a tee sends on what an inbox takes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import Socket, wait_for
-from tests.transport.cores import MIB, Context, Frames, handed_over, pair, read_all, send
+from tests.transport.cores import MIB, Context, Frames, handed_over, pair, read_all, send, use
 from zmq_datasource.host.wake_pipe import WakePipe
+from zmq_datasource.transport import core
 from zmq_datasource.transport.core import Inbox, Tee
+
+pytestmark = pytest.mark.usefixtures("core_name")
 
 _MOST = 100_000
 
@@ -256,20 +259,23 @@ def test_a_closed_or_ended_socket_is_an_error_and_what_was_taken_stays(context: 
     messages=st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=6), max_size=30),
     most=st.integers(1, 7),
     hwm=st.integers(0, 3),
+    name=st.sampled_from(sorted({core.NAME, "python"})),
 )
-def test_subscribers_see_what_the_log_gets(messages: Frames, most: int, hwm: int) -> None:
+def test_subscribers_see_what_the_log_gets(messages: Frames, most: int, hwm: int, name: str) -> None:
     context = zmq.Context[zmq.Socket[bytes]]()
     push, pull = pair(context)
     try:
-        publisher, subscriber = published_to(context, hwm)
-        inbox, tee = Inbox(), Tee(publisher, drops=False)
-        send(push, messages)
-        kept: Frames = []
-        got: Frames = []
-        while len(got) < len(messages):
-            inbox.take([pull], most, MIB, tee=tee)
-            got += read_all(subscriber)
-            kept += handed_over(inbox)
-        assert kept == got == messages
+        with pytest.MonkeyPatch.context() as patch:
+            use(patch, name)
+            publisher, subscriber = published_to(context, hwm)
+            inbox, tee = Inbox(), Tee(publisher, drops=False)
+            send(push, messages)
+            kept: Frames = []
+            got: Frames = []
+            while len(got) < len(messages):
+                inbox.take([pull], most, MIB, tee=tee)
+                got += read_all(subscriber)
+                kept += handed_over(inbox)
+            assert kept == got == messages
     finally:
         context.destroy(linger=0)

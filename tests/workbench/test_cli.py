@@ -22,6 +22,7 @@ from zmq_datasource.cli import main
 from zmq_datasource.cli.types import given_options, option_of, other_options
 from zmq_datasource.options import ProxyOptions, ReadOptions, ReceiveOptions
 from zmq_datasource.options.parser import describe
+from zmq_datasource.transport import core
 
 
 @click.command()
@@ -37,9 +38,10 @@ def run(*arguments: str) -> str:
     return " ".join(result.output.split())
 
 
-def test_the_version_names_libzmq() -> None:
+def test_the_version_names_the_core_and_libzmq() -> None:
     told = CliRunner().invoke(main, ["--version"], prog_name="zmq-datasource").output
-    assert told == f"zmq-datasource, version {zmq_datasource.__version__} (libzmq {zmq.zmq_version()})\n"
+    libraries = f"{core.NAME} core, libzmq {zmq.zmq_version()}"
+    assert told == f"zmq-datasource, version {zmq_datasource.__version__} ({libraries})\n"
 
 
 def test_help_describes_each_command_in_a_whole_sentence() -> None:

@@ -23,8 +23,10 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     import zmq  # noqa: PLC0415 - only for this
 
     from zmq_datasource import __version__  # noqa: PLC0415
+    from zmq_datasource.transport import core  # noqa: PLC0415
 
-    click.echo(f"{context.info_name}, version {__version__} (libzmq {zmq.zmq_version()})")
+    libraries = f"{core.NAME} core, libzmq {zmq.zmq_version()}"
+    click.echo(f"{context.info_name}, version {__version__} ({libraries})")
     context.exit()
 
 
@@ -64,7 +66,7 @@ class _Commands(click.Group):
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Show the version, and libzmq's.",
+    help="Show the version, which core is in use, and libzmq's version.",
 )
 def main() -> None:
     """ZeroMQ as a source and sink of Spark Structured Streaming."""

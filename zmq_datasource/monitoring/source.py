@@ -15,6 +15,7 @@ from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log import Deletions, read_slices, slices
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.sequences import Totals
+from zmq_datasource.transport import core
 
 if TYPE_CHECKING:
     from zmq_datasource.log import LogStorage
@@ -43,6 +44,15 @@ class _Momentary:
         "The name under which the query reads the log: its option `reader`, or a name of this run.",
         type="text",
         series=None,
+        initial=None,
+    )
+    core: str | None = state(
+        "core",
+        "",
+        "Which core takes messages from the socket: `compiled`, or `python` where the compiled core was not built.",
+        type="text",
+        label="core",
+        keys=("compiled", "python"),
         initial=None,
     )
     messages_per_second: float = state(
@@ -101,7 +111,7 @@ def own_figures(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
 
     So a sum over all sources of a log counts each lost message once.
     """
-    if "rcvhwm" in metrics:  # only a source that receives has it
+    if metrics.get("core") is not None:  # only a source that receives has a core
         return metrics
     return {name: value for name, value in metrics.items() if name not in _OF_RECEIVER}
 
@@ -143,6 +153,7 @@ class SourceMonitor:
         now = _Momentary(
             source=self._name,
             reader=self._source.reader_name,
+            core=core.NAME if facts.receives else None,
             messages_per_second=self._rate.of(facts.received, time.monotonic()),
             backlog_messages=end - start + max(0, log.unsealed),
             backlog_bytes=log.size_of(start, end) + log.unsealed_bytes,

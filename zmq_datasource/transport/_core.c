@@ -2,7 +2,7 @@
  *
  * `Inbox.take` receives messages into buffers that Arrow can use as they are: a column of first frames, one of last
  * frames, and lists of those between. With a `Tee` it also sends each message on, as it came. `Outbox.give` sends rows
- * of columns, and `Outbox.digest` hashes them. core.py documents the classes.
+ * of columns, and `Outbox.digest` hashes them. core.py documents the classes, and python_core.py has the same in Python.
  *
  * The rules:
  *
@@ -59,6 +59,7 @@ static struct {
     void *(*stopwatch_start)(void);
     unsigned long (*stopwatch_now)(void *); /* microseconds */
     unsigned long (*stopwatch_stop)(void *);
+    uint64_t (*hash)(const void *, size_t, uint64_t); /* XXH3_64bits_withSeed of the package xxhash */
 } zmq;
 
 static PyObject *load(PyObject *module, PyObject *addresses)
@@ -802,16 +803,13 @@ static int is_valid(const Column *column, int64_t i)
 
 static const Frame nothing = {"", 0};
 
-/* XXH3_64bits_withSeed of the package xxhash. */
-typedef uint64_t (*hash_t)(const void *, size_t, uint64_t);
-
 /* Sends the frames of a message, each when the next one is known: libzmq must be told whether another follows. */
 typedef struct {
     void *sock;    /* NULL: only count */
     int64_t *left; /* how many microseconds the first frame may still wait for room */
     int64_t count;
     size_t size; /* of all frames */
-    hash_t hash; /* of each frame, with the hash of the frame before as its seed; NULL: none is wanted */
+    int hashes;      /* whether a digest is wanted: the hash of each frame, with that of the frame before as its seed */
     uint64_t digest;
     int error, lost;
     Frame last;
@@ -852,8 +850,8 @@ static void add_frame(Message *message, Frame frame)
         pass(message, SNDMORE);
     message->count++;
     message->size += frame.size;
-    if (message->hash != NULL)
-        message->digest = message->hash(frame.content, frame.size, message->digest);
+    if (message->hashes)
+        message->digest = zmq.hash(frame.content, frame.size, message->digest);
     message->last = frame;
 }
 
@@ -1026,18 +1024,14 @@ static PyObject *outbox_size(PyObject *self, PyObject *args)
     return PyLong_FromSize_t(message.size);
 }
 
-static PyObject *outbox_digest(PyObject *self, PyObject *address)
+static PyObject *outbox_digest(PyObject *self, PyObject *nothing)
 {
     Outbox *outbox = (Outbox *)self;
-    void *found = PyLong_AsVoidPtr(address);
-    hash_t hash;
     uint64_t digest = 0;
-    if (found == NULL)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the address is null");
-    memcpy(&hash, &found, sizeof hash);
+    (void)nothing;
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t row = 0; row < outbox->rows; row++) {
-        Message message = {.hash = hash};
+        Message message = {.hashes = 1};
         for (int i = 0; i < outbox->count; i++)
             add_row(&message, &outbox->columns[i], row);
         digest += message.digest;
@@ -1073,7 +1067,7 @@ static PyObject *outbox_give(PyObject *self, PyObject *args)
 
 static PyMethodDef outbox_methods[] = {
     {"give", outbox_give, METH_VARARGS, "give(socket, start, end, microseconds to wait) -> (position, errno)"},
-    {"digest", outbox_digest, METH_O, "digest(address of XXH3_64bits_withSeed) -> sum of all rows' digests"},
+    {"digest", outbox_digest, METH_NOARGS, "digest() -> sum of all rows' digests"},
     {"size", outbox_size, METH_VARARGS, "size(start, end) -> bytes of all frames"},
     {0},
 };

@@ -1,6 +1,6 @@
 """Rows as messages: one column for each frame of a message, or for several frames, in the order of the frames.
 
-The compiled core reads the columns' buffers (``described``), with offsets of 32 bits. Pure.
+Each core reads the columns' buffers (``described``), with offsets of 32 bits. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FrameColumn:
     empty: bool = False
 
     def described(self) -> tuple[Any, ...]:
-        """The column as ``_core.c`` takes it."""
+        """The column as the cores take it."""
         values = _narrow(self.values)
         valid, offsets, data = values.buffers()
         return 0, data, offsets, valid, None, self.empty, values.offset, 0

@@ -1,10 +1,17 @@
-"""Moves many messages in one call between sockets and Arrow's buffers, by the compiled core (``_core.c``)."""
+"""Moves many messages in one call between sockets and Arrow's buffers, by the compiled core or the Python core.
+
+The compiled core (``_core.c``) is built with the package where there is a C compiler. Without it ``python_core`` gives
+the same results more slowly. ``ZMQ_DATASOURCE_CORE=python`` in the environment chooses the Python core; ``NAME`` says
+which core is in use.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,14 +19,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import zmq
-from zmq.backend.cython import _zmq
 
 from zmq_datasource.messages.columns import FRAMES, MAX_MESSAGE_BYTES
 from zmq_datasource.messages.raw import RawMessages
+from zmq_datasource.transport import python_core
 from zmq_datasource.transport.columns import Column
 
-# The compiled core calls functions of pyzmq's own libzmq, and of the package xxhash. Neither promises its module. They
-# are linked with these libraries, so the libraries' symbols are found through them.
+_log = logging.getLogger(__name__)
+
+# The functions of libzmq that the compiled core calls, in the order in which it takes their addresses.
 _FUNCTIONS = (
     *(
         "zmq_msg_init",
@@ -35,15 +43,37 @@ _FUNCTIONS = (
 )
 
 
-def _address(module: Any, name: str) -> int:
-    found = ctypes.cast(getattr(ctypes.CDLL(module.__file__), name), ctypes.c_void_p).value
-    assert found is not None, name
-    return found
+def _addresses(module: str, names: Sequence[str]) -> bytes:
+    """The addresses of functions of a library, found through a module that is linked with it. None promises that."""
+    library = ctypes.CDLL(import_module(module).__file__)
+    return bytes(
+        (ctypes.c_void_p * len(names))(*(ctypes.cast(library[name], ctypes.c_void_p) for name in names))
+    )
 
 
-_core: Any = import_module("zmq_datasource.transport._core")
-_core.load(bytes((ctypes.c_void_p * len(_FUNCTIONS))(*(_address(_zmq, name) for name in _FUNCTIONS))))
-_HASH = _address(import_module("xxhash._xxhash"), "XXH3_64bits_withSeed")
+def _load() -> Any:
+    """The compiled core, with pyzmq's own libzmq and xxhash loaded, or the Python core if that is impossible."""
+    # In other versions of libzmq the size of a message may differ.
+    if os.environ.get("ZMQ_DATASOURCE_CORE") != "python" and zmq.zmq_version_info()[0] == 4:
+        try:
+            compiled = import_module("zmq_datasource.transport._core")
+            compiled.load(
+                _addresses("zmq.backend.cython._zmq", _FUNCTIONS)
+                + _addresses("xxhash._xxhash", ["XXH3_64bits_withSeed"])
+            )
+            return compiled
+        except ModuleNotFoundError:  # it was not built
+            pass
+        except (ImportError, AttributeError, OSError, ValueError) as e:
+            _log.warning("the compiled core cannot be used, so Python does its work, more slowly: %s", e)
+    return python_core
+
+
+# The core in use; a test sets the other one.
+implementation: Any = _load()
+
+# Its name: "compiled" or "python".
+NAME = "python" if implementation is python_core else "compiled"
 
 
 def _error(number: int) -> zmq.ZMQError:
@@ -103,7 +133,7 @@ class Tee:
     def __init__(self, sock: zmq.Socket[bytes], drops: bool) -> None:
         sock.setsockopt(zmq.SNDTIMEO, _ROOM_MS)
         self._sock = sock
-        self._tee = _core.Tee(sock, drops)
+        self._tee = implementation.Tee(sock, drops)
 
     @property
     def pending(self) -> bool:
@@ -149,7 +179,7 @@ class Inbox:
     """Takes messages from sockets, and hands them over as columns. For one thread."""
 
     def __init__(self) -> None:
-        self._filled = _core.Inbox()
+        self._filled = implementation.Inbox()
 
     @property
     def messages(self) -> int:
@@ -214,6 +244,8 @@ class Inbox:
 
     def hand_over(self) -> RawMessages:
         """Return the messages, and empty the inbox."""
+        if isinstance(self._filled, python_core.Inbox):
+            return self._filled.hand_over()
         count = self.messages
         buffers = [pa.foreign_buffer(*filled) for filled in self._filled.hand_over()]
         first, middle, last = (_column(*buffers[at : at + 2]) for at in (0, 2, 4))
@@ -237,11 +269,11 @@ def digest(columns: Sequence[Column], rows: int) -> int:
     The digest of a row is a chain over its frames: XXH3-64 of each frame, seeded with the hash of the frame before it,
     and with 0 for the first.
     """
-    return int(_outbox(columns, rows).digest(_HASH))
+    return int(_outbox(columns, rows).digest())
 
 
 def _outbox(columns: Sequence[Column], rows: int) -> Any:
-    return _core.Outbox(tuple(column.described() for column in columns), rows)
+    return implementation.Outbox(tuple(column.described() for column in columns), rows)
 
 
 class Outbox:
