@@ -60,14 +60,13 @@ class Host:
     def restart(self) -> None:
         """Forget everything that is not on the disk."""
         self.server = Server(self._log_id, EXPIRY)
-        self.see_leases()
         self.answers.clear()
         self._jobs: list[tuple[float, Do]] = []
         self._reads: dict[str, Read] = {}
+        self._wake()
 
-    def see_leases(self) -> None:
-        """Let the server see all leases, as it does all the time; here only when a lease was dropped."""
-        self.server.look([(lease, 0.0) for lease in self.leases.values()], self.now)
+    def _wake(self) -> None:
+        self.server.wake([(lease, 0.0) for lease in self.leases.values()], self.now)
 
     def delete(self, before: int) -> None:
         self.earliest = max(self.earliest, before)
@@ -99,7 +98,7 @@ class Host:
         """Let time pass, and do what is due."""
         self.now = now
         self.server.grew(self.earliest, len(self.log), now)
-        self.server.wake(now)
+        self._wake()
         while self._act() or self._work():
             pass
 
@@ -122,11 +121,11 @@ class Host:
     def _work(self) -> bool:
         """Do operations and reads that are due."""
         for job in self._jobs:
-            at, (name, verb, arguments) = job
+            at, (name, (verb, *arguments)) = job
             if at <= self.now:
                 self._jobs.remove(job)
                 try:
-                    result = getattr(self, f"_{verb}")(*arguments)
+                    result = getattr(self, "_" + verb.replace(" ", "_"))(*arguments)
                 except LogWriteError as e:
                     result = e
                 self.server.done(name, result, self.now)
@@ -138,12 +137,13 @@ class Host:
         return False
 
     def _read(self, read: Read) -> None:
-        end = min(read.end, read.start + (100 if self.is_calm else self._random.randint(1, 8)))
+        start, topics = read.waiting.at, tuple(read.notes.topics)
+        end = min(read.end, start + (100 if self.is_calm else self._random.randint(1, 8)))
         found = [
             n
-            for n in range(read.start, end)
-            if (not read.topics or self.log[n].startswith(read.topics))
-            and (n >= read.snapshot or n in read.newest.to_pylist())
+            for n in range(start, end)
+            if (not topics or self.log[n].startswith(topics))
+            and (n >= read.notes.snapshot or n in read.newest.to_pylist())
         ]
         rows = rows_of(found, [self.log[n] for n in found])
         self.server.read(read, pack_rows(rows) if found else None, end, self.now)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import batch_of
-from zmq_datasource.log import LogStorage, LogWriter
+from zmq_datasource.log import LogStorage, LogWriter, SubscriberNotes
 from zmq_datasource.serving import reading
+from zmq_datasource.serving.protocol import Fetch
 from zmq_datasource.serving.reading import LogRows
-from zmq_datasource.serving.server import Read
+from zmq_datasource.serving.server import Read, Waiting
 
 
 @pytest.mark.parametrize("most_bytes", [1, 200, 1 << 20])
@@ -28,7 +29,8 @@ def test_answers_follow_each_other_also_while_the_log_grows(
             log.append(batch_of([b"%d" % i for i in range(first, min(first + 5, end))]))
         log.cut().result(30)
         while len(got) < end:
-            wanted = Read("me", b"", len(got), end, most_bytes, (), 0, None)
+            fetch = Fetch(name="me", session=1, first=len(got), done=0)
+            wanted = Read("me", Waiting(b"", fetch, 0.0, len(got)), end, SubscriberNotes(1, []), None)
             batch, next_id = rows.read(wanted, most_bytes)
             assert batch is not None
             got += batch.column("id").to_pylist()

@@ -27,7 +27,7 @@ import zmq
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.wake_pipe import WakePipe
-from zmq_datasource.log import Lease, LeaseFiles, LogStorage, LogWriter, read_head
+from zmq_datasource.log import LeaseFiles, LogStorage, LogWriter, read_head
 from zmq_datasource.serving.protocol import MOST_FRAMES, PackedRows, encode, pack_rows
 from zmq_datasource.serving.reading import LogRows
 from zmq_datasource.serving.server import AwaitRows, Do, Read, Reply, Server
@@ -54,7 +54,7 @@ _MOST_BATCH_BYTES = 4 << 20
 _TURN_SECONDS = 0.005
 # How long there may be nothing to do; how soon to check again whether an answer has left (no event says so).
 _WAIT_MS, _RECHECK_MS = 100, 10
-_HOUSEKEEPING_SECONDS, _UNUSED_SECONDS = 0.1, 1.0
+_HOUSEKEEPING_SECONDS = 0.1
 _DISK_THREADS = 8
 # How long the end waits for calls of the disk.
 _END_SECONDS = 10.0
@@ -79,16 +79,16 @@ class DurableServer:
         await_rows: Callable[[int], None],
         expiry: float,
     ) -> None:
-        self._spec, self._contents = spec, contents
+        self._spec, self._storage, self._contents = spec, storage, contents
         self._await_rows = await_rows
         self._rows = LogRows(storage, contents)
-        self._operations = Operations(storage, self._rows)
+        self._files = LeaseFiles(storage)
         self._server = Server(contents.log_id, expiry)
         self._rights = NameRights(spec.allowed_clients)
         self._reads: dict[str, Read] = {}
         self._jobs: queue.SimpleQueue[Do | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._next_housekeeping = self._next_closing = 0.0
+        self._next_housekeeping = 0.0
         self._used_bytes = 0
         self._stopping = False
         self._failure: Exception | None = None
@@ -118,7 +118,7 @@ class DurableServer:
             self._poller.register(self._wakes.descriptor, zmq.POLLIN)
             self._stack = stack.pop_all()
         self._contents.on_sealed = self._wakes.wake
-        self._server.look(self._contents.leases, time.monotonic())
+        self._server.wake(self._contents.leases, time.monotonic())
         for thread in self._threads:
             thread.start()
         return self
@@ -160,12 +160,23 @@ class DurableServer:
 
     def _use_disk(self) -> None:
         while (job := self._jobs.get()) is not None:
+            result: Any
             try:
-                result = getattr(self._operations, job.verb)(*job.arguments)
+                result = self._operate(*job.operation)
             except Exception as e:
                 result = e
             self._results.put((job.name, result))
             self._wakes.wake()
+
+    def _operate(self, verb: str, *arguments: Any) -> int | None:
+        """Do what a job of the server needs of the disk. Called in several threads."""
+        if verb == "find newest":
+            return self._rows.find_newest(*arguments)
+        (lease,) = arguments
+        if verb == "begin":
+            self._files.read(lease.key)  # one that is damaged must be restored or dropped
+        self._files.write(lease)
+        return read_head(self._storage.store).announced if verb == "begin" else None
 
     def _round(self) -> None:
         """Wait until there is something to do, and do it."""
@@ -191,7 +202,7 @@ class DurableServer:
     def _must_wait(self, read: Read) -> bool:
         """Whether answers of this name are still on their way."""
         on_the_way = self._answers.connections_of(read.name)
-        return read.peer in on_the_way or len(on_the_way) > 1
+        return read.waiting.peer in on_the_way or len(on_the_way) > 1
 
     def _follow(self) -> None:
         self._server.grew(self._contents.earliest, self._contents.durable_end, time.monotonic())
@@ -219,11 +230,8 @@ class DurableServer:
         self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
         self._opened.watch.update()
         self._unfinished.check_connections()
-        self._server.wake(now)
-        self._server.look(self._contents.leases, now)
-        if now >= self._next_closing:
-            self._next_closing = now + _UNUSED_SECONDS
-            self._rows.close_unused()
+        self._server.wake(self._contents.leases, now)
+        self._rows.close_files()
 
     def _act(self) -> None:
         """Do what the server has decided."""
@@ -239,9 +247,11 @@ class DurableServer:
                     self._await_rows(end)
 
     def _read(self, read: Read) -> None:
-        room = min(read.most_bytes, _MOST_BATCH_BYTES, max(_LEAST_BYTES, _MOST_BYTES - self._used_bytes))
+        room = min(
+            read.waiting.fetch.max_bytes, _MOST_BATCH_BYTES, max(_LEAST_BYTES, _MOST_BYTES - self._used_bytes)
+        )
         found: PackedRows | Exception | None = None
-        next_id = read.start
+        next_id = read.waiting.at
         try:
             batch, next_id = self._rows.read(read, room)
             if batch is not None:
@@ -260,24 +270,6 @@ class DurableServer:
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
-
-
-class Operations:
-    """What the server's jobs need of the disk, for several threads. Each may raise LogError."""
-
-    def __init__(self, storage: LogStorage, rows: LogRows) -> None:
-        self._storage, self._files = storage, LeaseFiles(storage)
-        self.find_newest = rows.find_newest
-
-    def begin(self, lease: Lease) -> int:
-        """Write the first lease of a name; return the id at which a new reader begins, or later."""
-        self._files.read(lease.key)  # one that is damaged must be restored or dropped
-        self._files.write(lease)
-        return read_head(self._storage.store).announced
-
-    def write(self, lease: Lease) -> None:
-        """Write the lease of a name."""
-        self._files.write(lease)
 
 
 def _prepare(sock: zmq.Socket[bytes]) -> None:

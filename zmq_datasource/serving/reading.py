@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import pyarrow as pa
@@ -30,14 +30,12 @@ class LogRows:
 
     def __init__(self, storage: LogStorage, contents: LogWriter) -> None:
         self._storage, self._contents = storage, contents
-        # Where reads have stopped: finding the place in a chunk again takes longer than an answer. The older ones were
-        # not used for a second or two, and are closed next: a deleted file needs room on the disk while it is open.
+        # Where reads have stopped: finding the place in a chunk again takes longer than an answer.
         self._stopped: dict[int, Iterator[pa.RecordBatch]] = {}
-        self._older: dict[int, Iterator[pa.RecordBatch]] = {}
 
-    def close_unused(self) -> None:
-        """Close files that were not used since the last call."""
-        self._stopped, self._older = {}, self._stopped
+    def close_files(self) -> None:
+        """Close all files: one that is deleted needs room on the disk while it is open. Called ten times a second."""
+        self._stopped.clear()
 
     def _batches(self, start: int, end: int, fails: bool) -> Iterator[pa.RecordBatch]:
         """The rows from ``start`` to before ``end``.
@@ -75,17 +73,17 @@ class LogRows:
         """
         deadline = time.monotonic() + _TURN_SECONDS
         found: list[pa.RecordBatch] = []
-        at, size = read.start, 0
-        stopped = self._stopped.pop(at, None) or self._older.pop(at, None)
+        at, size = read.waiting.at, 0
+        stopped = self._stopped.pop(at, None)
         batches = stopped or self._batches(at, read.end, fails=True)
         for batch in batches:
-            part = _first_rows(batch, most_bytes) if at == read.start else batch
-            if at > read.start and (
-                size + part.nbytes > most_bytes or at + len(part) - read.start > _MOST_ROWS
+            part = _first_rows(batch, most_bytes) if at == read.waiting.at else batch
+            if at > read.waiting.at and (
+                size + part.nbytes > most_bytes or at + len(part) - read.waiting.at > _MOST_ROWS
             ):
                 part = batch.slice(0, 0)
             at += part.num_rows
-            wanted = _without_superseded(_matching(part, read.topics), read)
+            wanted = _without_superseded(_matching(part, read.notes.topics), read)
             if wanted.num_rows:
                 found.append(wanted)
                 size += wanted.nbytes
@@ -93,9 +91,9 @@ class LogRows:
                 rest = [batch.slice(part.num_rows)] if part.num_rows < batch.num_rows else []
                 self._stopped[at] = chain(rest, batches)
                 break
-        if at == read.start and stopped is not None:
+        if at == read.waiting.at and stopped is not None:
             return self.read(read, most_bytes)  # there was nothing more when it stopped
-        if at == read.start:
+        if at == read.waiting.at:
             raise DataLossError(f"reading id {at} for a durable subscriber: it is deleted")
         if len(found) < 2:
             return (found[0] if found else None), at
@@ -120,7 +118,7 @@ def _topics_of(batch: pa.RecordBatch) -> pa.Array:
     return pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
 
 
-def _matching(batch: pa.RecordBatch, prefixes: tuple[bytes, ...]) -> pa.RecordBatch:
+def _matching(batch: pa.RecordBatch, prefixes: Sequence[bytes]) -> pa.RecordBatch:
     """The rows with a topic that begins with one of the prefixes; all rows if there are no prefixes."""
     if not prefixes or b"" in prefixes:
         return batch
@@ -133,8 +131,8 @@ def _matching(batch: pa.RecordBatch, prefixes: tuple[bytes, ...]) -> pa.RecordBa
 
 def _without_superseded(batch: pa.RecordBatch, read: Read) -> pa.RecordBatch:
     """Leave out the rows below the snapshot that are not the newest of their topic."""
-    if not batch.num_rows or batch.column("id")[0].as_py() >= read.snapshot:
+    if not batch.num_rows or batch.column("id")[0].as_py() >= read.notes.snapshot:
         return batch
     ids = batch.column("id")
-    is_behind_snapshot = pc.greater_equal(ids, number(read.snapshot))
+    is_behind_snapshot = pc.greater_equal(ids, number(read.notes.snapshot))
     return batch.filter(pc.or_(is_behind_snapshot, pc.is_in(ids, value_set=read.newest)))

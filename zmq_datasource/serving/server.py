@@ -49,8 +49,6 @@ from zmq_datasource.serving.protocol import (
 
 # How often a position that moves is written, and one that does not, as a sign that its client is there.
 _WRITE_SECONDS, _BEAT_SECONDS = 1.0, 10.0
-# How soon the receiver is asked again to seal for topics of which its last chunk had none.
-_OTHER_TOPICS_SECONDS = 0.25
 _GONE = (
     "the subscription is not known: its log was replaced, or it was removed or has expired. Messages that were not "
     "acknowledged by then may be lost. Open the subscriber again: it begins at its start"
@@ -59,36 +57,32 @@ _GONE = (
 
 # How long after its last request a client is present; and how many names there may be.
 PRESENT_SECONDS, MOST_NAMES = 5.0, 1000
-# The name of an operation (a method of ``durable.Operations``), and its arguments.
+# An operation on the disk:
+#     "begin", lease: write the first lease of a name; the result is the id at which a new reader begins, or later
+#     "write", lease: write the lease of a name
+#     "find newest", start, end, newest: note the ids of the newest messages (``reading.LogRows.find_newest``)
 _Call: TypeAlias = tuple[Any, ...]
 _Job: TypeAlias = Generator[_Call, Any, None]
 
 
 class Do(NamedTuple):
-    """Call a method of ``durable.Operations`` for a name; then call ``done`` with its result or its LogError."""
+    """Do an operation for a name; then call ``done`` with its result or its LogError."""
 
     name: str
-    verb: str
-    arguments: tuple[Any, ...]
+    operation: _Call
 
 
 class Read(NamedTuple):
-    """Read rows for a FETCH; then call ``read``. A newer one of a name replaces it.
+    """Read rows for a FETCH from ``waiting.at`` on, as far as there is time; then call ``read``.
 
-    Attributes:
-        start, end: The ids to read; an answer need not have all of them.
-        most_bytes: About how many bytes the answer has. It has one row at least, if there is any.
-        topics: Only rows with these prefixes; all of them if there are none.
-        snapshot, newest: Below the id ``snapshot``, only the rows with these ids.
+    A newer one of a name replaces it. Its ids end before ``end``. Below the id ``notes.snapshot`` it wants only those
+    in ``newest``.
     """
 
     name: str
-    peer: bytes
-    start: int
+    waiting: Waiting
     end: int
-    most_bytes: int
-    topics: tuple[bytes, ...]
-    snapshot: int
+    notes: SubscriberNotes
     newest: pa.Array | None
 
 
@@ -126,13 +120,12 @@ class _Opening(NamedTuple):
 
 
 @dataclass
-class _Waiting:
+class Waiting:
     """A FETCH that is not answered yet.
 
     Attributes:
         at: All ids from ``fetch.first`` to before this one are of other topics.
         read: What is being read.
-        await_at: When the receiver may be asked to seal, after rows of other topics.
     """
 
     peer: bytes
@@ -140,7 +133,6 @@ class _Waiting:
     deadline: float
     at: int
     read: Read | None = None
-    await_at: float = 0.0
 
 
 @dataclass
@@ -167,7 +159,7 @@ class _Name:
     newest: pa.Array | None = None
     written_at: float = -math.inf
     request: _Opening | None = None
-    waiting: _Waiting | None = None
+    waiting: Waiting | None = None
     job: _Job | None = None
 
 
@@ -215,13 +207,15 @@ class Server:
         except Exception as e:
             self._refuse(peer, session, e)
 
-    def look(self, leases: Iterable[tuple[Lease, float]], now: float) -> None:
-        """Take over the positions of an earlier server, and forget those that were dropped.
+    def wake(self, leases: Iterable[tuple[Lease, float]], now: float) -> None:
+        """Do what is due, take over the positions of an earlier server, and forget those that were dropped.
+
+        Called before all else, and then about ten times a second.
 
         Args:
             leases: Those of the log, as seen a moment ago, and for how many seconds each has been silent.
         """
-        found = set()
+        self._now, found = now, set()
         for lease, silent in leases:
             if lease.subscriber is not None and not lease.begins:  # otherwise an OPEN was not finished
                 found.add(lease.name)
@@ -230,9 +224,11 @@ class Server:
                     self._all[lease.name] = _Name(lease.name, now - silent, lease.subscriber, *position)
                 self._all[lease.name].is_listed = True
         for it in list(self._all.values()):
+            self._advance(it)
             is_idle = it.job is None and now - it.asked >= PRESENT_SECONDS
             if it.is_listed and it.name not in found and is_idle:
                 del self._all[it.name]
+        self._faults.flush()
 
     def grew(self, earliest: int, end: int, now: float) -> None:
         """The log now has the ids from ``earliest`` to before ``end``."""
@@ -245,15 +241,15 @@ class Server:
 
     def read(self, read: Read, rows: PackedRows | Exception | None, next_id: int, now: float) -> None:
         """A Read has found these rows below ``next_id``, none so far, or an error."""
-        self._now, it = now, self._all.get(read.name)
-        if it is None or (waiting := it.waiting) is None or waiting.read is not read:
-            return
+        self._now, it, waiting = now, self._all.get(read.name), read.waiting
+        if it is None or it.waiting is not waiting:
+            return  # there is a newer FETCH
         waiting.read = None
         if isinstance(rows, DiskFaultError):
             self._faults.warn("durable subscriber %r: %s", it.name, rows)
             return  # ``wake`` repeats it
         if not isinstance(rows, Exception):
-            waiting.at, waiting.await_at = next_id, now + _OTHER_TOPICS_SECONDS
+            waiting.at = next_id
             if rows is not None:
                 self._answer(it, waiting, next_id, rows)
         elif waiting.at >= self._earliest:  # otherwise its rows are deleted
@@ -265,13 +261,6 @@ class Server:
         self._now, it = now, self._all[name]
         assert it.job is not None
         self._run_job(it, it.job, result)
-
-    def wake(self, now: float) -> None:
-        """Do what is due at this time. Called about ten times a second."""
-        self._now = now
-        for it in list(self._all.values()):
-            self._advance(it)
-        self._faults.flush()
 
     # What to do.
 
@@ -324,7 +313,7 @@ class Server:
         if fetch.first > self._end:
             raise self._another_log(f"the id {fetch.first} is beyond its end, {self._end}")
         deadline = self._now + (MOST_WAIT_SECONDS if fetch.max_bytes else 0.0)
-        it.asked, it.waiting = self._now, _Waiting(peer, fetch, deadline, fetch.first)
+        it.asked, it.waiting = self._now, Waiting(peer, fetch, deadline, fetch.first)
         self._advance(it)
 
     # Answers.
@@ -339,7 +328,7 @@ class Server:
         if it.job is None and it.notes is None and it.request is None:
             self._all.pop(it.name, None)
 
-    def _try_to_answer(self, it: _Name, waiting: _Waiting, notes: SubscriberNotes) -> None:
+    def _try_to_answer(self, it: _Name, waiting: Waiting, notes: SubscriberNotes) -> None:
         fetch, now, at = waiting.fetch, self._now, waiting.at
         if notes.session != fetch.session:
             self._refuse_fetch(it, _taken(fetch))
@@ -354,19 +343,18 @@ class Server:
             self._answer(it, waiting, self._earliest, lost=self._earliest - at)
         elif fetch.max_bytes and at < self._end and not (is_over and at > fetch.first):
             if at >= notes.snapshot or it.newest is not None:
-                wanted = self._end, fetch.max_bytes, tuple(notes.topics), notes.snapshot, it.newest
-                waiting.read = Read(it.name, waiting.peer, at, *wanted)
+                waiting.read = Read(it.name, waiting, self._end, notes, it.newest)
                 self._actions.append(waiting.read)
         elif is_over:
             # Without rows, so that the client goes on from ``next``. If it repeated this FETCH instead, the search for
             # its topics would begin again.
             self._answer(it, waiting, at)
-        elif fetch.max_bytes and self._awaited < self._end and now >= waiting.await_at:
+        elif fetch.max_bytes and self._awaited < self._end:
             self._awaited = self._end
             self._actions.append(AwaitRows(self._end))
 
     def _answer(
-        self, it: _Name, waiting: _Waiting, next_id: int, rows: PackedRows = _NO_ROWS, lost: int = 0
+        self, it: _Name, waiting: Waiting, next_id: int, rows: PackedRows = _NO_ROWS, lost: int = 0
     ) -> None:
         message = Batch(
             session=waiting.fetch.session,
@@ -426,7 +414,7 @@ class Server:
     def _run_job(self, it: _Name, job: _Job, result: Any) -> None:
         """Go on with a job, with the result of its last operation."""
         try:
-            verb, *arguments = job.throw(result) if isinstance(result, Exception) else job.send(result)
+            operation = job.throw(result) if isinstance(result, Exception) else job.send(result)
         except StopIteration:
             it.job = None
             self._advance(it)
@@ -437,7 +425,7 @@ class Server:
             else:
                 self._faults.fault("durable subscriber %r: %r", it.name, e, error=e)
         else:
-            self._actions.append(Do(it.name, verb, tuple(arguments)))
+            self._actions.append(Do(it.name, operation))
 
     def _open(self, it: _Name, request: _Opening) -> _Job:
         """Give a name to the client that has sent this OPEN, and write its lease."""
@@ -476,7 +464,7 @@ class Server:
     def _search(self, it: _Name, snapshot: int) -> _Job:
         at, newest = it.next, dict[bytes | None, int]()
         while at < snapshot:
-            at = yield "find_newest", at, snapshot, newest
+            at = yield "find newest", at, snapshot, newest
         it.newest = integers_of(sorted(newest.values()))
 
     def _write(self, it: _Name, notes: SubscriberNotes) -> _Job:
